@@ -1,0 +1,61 @@
+# What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint test-crash test-big bench lock
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+UV_VERSION := 0.13.9
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP) ## .venv with exactly what requirements.lock names, and lakeupsert itself
+
+# The stamp comes last, so an install that broke off is taken up again by the next call.
+$(STAMP): requirements.lock pyproject.toml
+	@for python in python3 python3.11 python3.12 python3.13 python3.14; do \
+	    if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
+	    python=; \
+	done; \
+	if [ -z "$$python" ]; then \
+	    echo "No Python 3.11 or newer with venv was found. Install one, such as: apt-get install python3 python3-venv" >&2; \
+	    exit 2; \
+	fi; \
+	echo "Installing into .venv with $$python (the first time takes a few minutes)" >&2; \
+	$$python -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --use-pep517 -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup ## a season of real receipts through the whole flow, checked row by row; DEMO_ARGS="--nights 30"
+	@$(BIN)/lakeupsert demo $(DEMO_ARGS)
+
+test: setup ## all tests but those of `make test-crash` and `make test-big`
+	@$(BIN)/pytest -m "not crash and not big"
+
+lint: setup ## style, types, and the direction of imports
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+test-crash: setup ## kills real processes at every step; many minutes
+	@$(BIN)/pytest -m crash
+
+test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; several minutes, 8 GB of disk
+	@$(BIN)/pytest -m big -s
+
+bench: setup ## one night against the plain Spark window; writes benchmarks/results/
+	@$(BIN)/python -m benchmarks.night $(BENCH_ARGS)
+
+# `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
+# hatchling asks for as soon as an install is editable.
+lock: ## resolve requirements.lock anew, with uv in an environment of its own
+	@python3 -m venv build/lock
+	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@build/lock/bin/python -c 'import tomllib; \
+	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")' \
+	    | build/lock/bin/uv pip compile --quiet --upgrade --all-extras --universal --python-version 3.11 \
+	        --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	        --output-file requirements.lock pyproject.toml -

@@ -1,0 +1,226 @@
+"""`lakeupsert.Table`: everything that the command line does, from Python."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from lakeupsert import clock
+from lakeupsert.config import TableSettings, load
+from lakeupsert.engine.local import LocalHost
+from lakeupsert.engine.merge import Engine
+from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.pipeline.append import AppendResult, append
+from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.workers import drain_in_processes
+from lakeupsert.queue import QueueStats
+from lakeupsert.read.arrow import to_arrow
+from lakeupsert.read.export import export
+from lakeupsert.read.view import View, ViewFile
+from lakeupsert.table.chain import Link
+from lakeupsert.table.snapshot import Snapshot
+
+HostName = Literal["spark", "local"]
+EngineName = Literal["arrow", "spark"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The three steps of a night; ``append`` is None where nothing was new."""
+
+    append: AppendResult | None
+    dedupe: list[PartitionResult]
+    publish: PublishResult
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is and what is still to do; ``dirty`` partitions have batches that are not merged."""
+
+    snapshot: int | None
+    published_at: str | None
+    batch: int
+    partitions: int
+    dirty: int
+    lagging: tuple[str, ...]
+    queue: QueueStats
+    rows: int
+    bytes: int
+    quarantined: int
+
+
+class Table:
+    """A configured table. Opening reads the configuration alone; the first `append` creates the table."""
+
+    def __init__(self, name: str, settings: TableSettings) -> None:
+        self.name = name
+        self.settings = settings
+        self._table = OpenTable(name, settings)
+
+    @classmethod
+    def open(cls, config: str | Path, name: str | None = None) -> "Table":
+        """The table ``name`` of a `lakeupsert.toml` (the only one there, if no name is given)."""
+        return cls(*load(str(config)).table(name))
+
+    @property
+    def requests(self) -> dict[str, int]:
+        """How often each kind of call reached the processed zone's store through this object and its workers."""
+        return self._table.store.requests.as_dict()
+
+    def append(
+        self,
+        *,
+        host: HostName = "spark",
+        batch_id: str | None = None,
+        received: tuple[date | None, date | None] = (None, None),
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> AppendResult | None:
+        """Phase one: commit all new landing files as one batch; None where there is none."""
+        return append(self._table, _host(host), batch_id=batch_id, received=received, progress=progress)
+
+    def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:
+        """Send a message for every selected partition that the ledger is ahead of; how many were sent."""
+        return send_missing(self._table, selected)
+
+    def dedupe(
+        self,
+        *,
+        workers: int = 1,
+        engine: EngineName | None = None,
+        until_empty: bool = True,
+        max_seconds: float | None = None,
+        stop: threading.Event | None = None,
+        progress: Callable[[int], None] = lambda left: None,
+    ) -> list[PartitionResult]:
+        """Phase two: work on the queue, until it is empty or (``until_empty=False``) until stopped.
+
+        More than one worker means processes; a script that asks for them needs the usual `if __name__ == "__main__":`.
+        """
+        stop = stop or threading.Event()
+        begun = clock.elapsed()
+        while self._table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
+            if until_empty or (max_seconds is not None and clock.elapsed() - begun >= max_seconds) or stop.wait(1.0):
+                return []
+        if max_seconds is not None:
+            max_seconds = max(0.0, max_seconds - (clock.elapsed() - begun))
+        if (engine or self.settings.engine) == "spark":
+            return drain(
+                self._table,
+                _spark_engine(),
+                until_empty=until_empty,
+                stop=stop,
+                max_seconds=max_seconds,
+                progress=progress,
+            )
+        return drain_in_processes(
+            self._table, workers, until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress
+        )
+
+    def publish(self) -> PublishResult:
+        """Show readers the newest batch that is whole in every partition."""
+        return publish(self._table)
+
+    def run(
+        self,
+        *,
+        host: HostName = "spark",
+        workers: int = 1,
+        engine: EngineName | None = None,
+        batch_id: str | None = None,
+        stop: threading.Event | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> RunResult:
+        """A night: send what an earlier run left, append, dedupe, publish. Safe to repeat; after a crash it finishes."""
+        self.send_missing()
+        appended, refused = None, None
+        try:
+            appended = self.append(host=host, batch_id=batch_id, progress=progress)
+        except (ConfigurationError, RefusedError) as e:
+            refused = e  # what was committed before is finished all the same
+        deduped = self.dedupe(
+            workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to merge")
+        )
+        progress("publishing")
+        published = self.publish()
+        if refused is not None:
+            raise refused
+        return RunResult(appended, deduped, published)
+
+    def status(self) -> Status:
+        """Counts from the newest snapshot, the ledger and the queue."""
+        snapshot = self._table.last_snapshot()
+        head = self._table.objects.ledger.head()
+        body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
+        entries = self._table.entries(-1, head.number) if head else []
+        behind = self._table.unpublished(snapshot.body if snapshot else None, head.number) if head else {}
+        dirty = [p for p, b in behind.items() if not self._table.merged(p, b)]
+        return Status(
+            snapshot=snapshot.number if snapshot else None,
+            published_at=snapshot.written_at if snapshot else None,
+            batch=body.batch,
+            partitions=len(body.partitions),
+            dirty=len(dirty),
+            lagging=body.lagging,
+            queue=self._table.queue.stats() if head else QueueStats(0, 0, 0),
+            rows=body.rows,
+            bytes=body.bytes,
+            quarantined=sum(link.body.rows_quarantined for link in entries),
+        )
+
+    def snapshots(self) -> list[Link[Snapshot]]:
+        """Every snapshot that there is, newest first."""
+        head = self._table.objects.snapshots.head()
+        if head is None:
+            return []
+        return [*self._table.objects.snapshots.between(-1, head.number)][::-1]
+
+    def view(self, snapshot: str | int | datetime = "published") -> View:
+        """The table as of a snapshot: ``"published"``, a snapshot's number, or a time."""
+        return View.open(self._table.objects, self._table.existing_spec(), snapshot)
+
+    def files(self, snapshot: str | int | datetime = "published", where: str | None = None) -> Sequence[ViewFile]:
+        """The files that a reader of the snapshot opens for the filter."""
+        return list(self.view(snapshot).files(where))
+
+    def to_arrow(self, snapshot: str | int | datetime = "published", where: str | None = None) -> Any:
+        """A ``pyarrow.RecordBatchReader``, ordered by partition and key; Polars and DuckDB take it as it is."""
+        return to_arrow(self.view(snapshot), where)
+
+    def to_spark(self, spark: Any, snapshot: str | int | datetime = "published", where: str | None = None) -> Any:
+        """A Spark DataFrame: a native Parquet scan, with filters and columns pushed down."""
+        from lakeupsert.read.spark import to_spark
+
+        return to_spark(spark, self.view(snapshot), where)
+
+    def export(
+        self,
+        output: str | Path,
+        *,
+        snapshot: str | int | datetime = "published",
+        where: str | None = None,
+        overwrite: bool = False,
+    ) -> int:
+        """Write the rows to one file (.parquet, .csv, .jsonl), or a Hive folder where ``output`` ends in `/`; how many."""
+        return export(self.view(snapshot), str(output), where=where, overwrite=overwrite)
+
+    def close(self) -> None:
+        """Let go of the queue."""
+        self._table.close()
+
+
+def _host(name: HostName) -> Any:
+    if name == "local":
+        return LocalHost()
+    from lakeupsert.engine.spark import SparkHost
+
+    return SparkHost()
+
+
+def _spark_engine() -> Engine:
+    from lakeupsert.engine.spark import SparkEngine
+
+    return SparkEngine()

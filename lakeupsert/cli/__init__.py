@@ -1,0 +1,5 @@
+"""The command line. `main` is the program: call it without arguments, or run it with click's test runner."""
+
+from lakeupsert.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,392 @@
+"""The commands: each calls `lakeupsert.Table` and says what happened. What brings Arrow is imported inside."""
+
+import os
+import sys
+from contextlib import redirect_stdout
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert import clock
+from lakeupsert.cli import output
+from lakeupsert.cli.example import EXAMPLE
+from lakeupsert.cli.frame import Answer, Call, Program, common, json_option
+from lakeupsert.cli.shared import append_warnings, each, lagging, merge, need_spark, selection, trouble, waiting
+from lakeupsert.errors import ConfigurationError, RefusedError
+
+if TYPE_CHECKING:
+    from lakeupsert.api import EngineName, HostName, Table
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_host = click.option(
+    "--host",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="Where landing files are read and split: in Spark tasks, or in this process.",
+)
+_batch_id = click.option(
+    "--batch-id", metavar="ID", help="Your name for the batch; files that come again under it are recognised."
+)
+_workers = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=_cores,
+    metavar="N",
+    help="Processes that merge partitions, with engine arrow; by default as many as there are cores.",
+)
+_engine = click.option(
+    "--engine",
+    type=click.Choice(["arrow", "spark"]),
+    help="What merges: Arrow in worker processes, or Spark. By default what the configuration says.",
+)
+_where = click.option("--where", metavar="SQL", help='Only what holds rows of this condition, such as "store = 7".')
+_snapshot = click.option(
+    "--snapshot",
+    metavar="ID|TIME",
+    default="published",
+    show_default=True,
+    help="A snapshot's number, or a time: the newest one published until then.",
+)
+
+
+@click.group(cls=Program)
+@common
+def main() -> None:
+    """Upserts for plain Parquet data lakes: newest record wins, per partition and key.
+
+    \b
+    Example:
+      lakeupsert config --example > lakeupsert.toml
+      lakeupsert run
+    """
+
+
+@main.command()
+@_host
+@_workers
+@_engine
+@_batch_id
+@common
+@click.pass_obj
+def run(call: Call, host: "HostName", workers: int, engine: "EngineName | None", batch_id: str | None) -> Answer:
+    """Append what is new, merge what is dirty, publish.
+
+    Each step looks at the table's state, so a run also finishes what an earlier one left. Takes all tables of the file.
+
+    \b
+    Example:
+      lakeupsert run --host local --workers 4
+    """
+
+    def one(table: "Table") -> Answer:
+        need_spark(table, host=host, engine=engine)
+        begun = clock.elapsed()
+        with call.progress(table.name) as progress, call.stoppable() as stop:
+            ran = table.run(host=host, workers=workers, engine=engine, batch_id=batch_id, stop=stop, progress=progress)
+        requests = table.requests
+        facts = [
+            *output.append_facts(ran.append, table.settings),
+            *output.dedupe_facts(ran.dedupe),
+            *output.publish_facts(ran.publish),
+            output.took_fact(clock.elapsed() - begun, requests),
+        ]
+        warnings, told = append_warnings(table, ran.append)
+        return Answer(
+            output.run_result(ran, requests),
+            output.block(f"Table {table.name}", facts),
+            (*warnings, *waiting(ran.publish)),
+            told,
+            trouble(call, table, ran.dedupe, ran.publish),
+        )
+
+    return each(call, one)
+
+
+@main.command()
+@_host
+@click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to take.")
+@click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to take.")
+@_batch_id
+@common
+@click.pass_obj
+def append(
+    call: Call,
+    host: "HostName",
+    received_from: datetime | None,
+    received_to: datetime | None,
+    batch_id: str | None,
+) -> Answer:
+    """Append all new landing files as one batch.
+
+    The partitions that it touches are queued for `dedupe` and `worker`.
+
+    \b
+    Example:
+      lakeupsert append --host local --received-from 2020-01-01 --received-to 2020-01-31
+    """
+    received = (
+        received_from.date() if received_from else None,
+        received_to.date() if received_to else None,
+    )
+    with call.open_table() as table:
+        if any(received) and not table.settings.landing_dates:
+            raise ConfigurationError(
+                "no-landing-dates",
+                f"Table {table.name!r} has no `landing_dates`, so no landing file has a date to select it by.",
+                next=f'set `landing_dates` in [tables.{table.name}], such as "%Y-%m-%d", or leave out --received-from '
+                "and --received-to",
+            )
+        need_spark(table, host=host)
+        with call.progress(table.name) as progress, call.stoppable():  # it ends with the batch, all of it
+            appended = table.append(host=host, batch_id=batch_id, received=received, progress=progress)
+        warnings, told = append_warnings(table, appended)
+        text = output.block(f"Table {table.name}", output.append_facts(appended, table.settings))
+        return Answer(output.append_result(appended), text, warnings, told)
+
+
+@main.command()
+@click.option("--from", "first", metavar="V", help="First partition value, inclusive.")
+@click.option("--to", "last", metavar="V", help="Last partition value, inclusive.")
+@click.option(
+    "--partition",
+    "partitions",
+    metavar="V",
+    multiple=True,
+    help="One partition: 2020-01-01, or its folder; repeatable.",
+)
+@_workers
+@_engine
+@common
+@click.pass_obj
+def dedupe(
+    call: Call,
+    first: str | None,
+    last: str | None,
+    partitions: tuple[str, ...],
+    workers: int,
+    engine: "EngineName | None",
+) -> Answer:
+    """Merge the queued partitions once, then try to publish.
+
+    With partitions given, messages for those of them that the ledger is ahead of are sent first.
+
+    \b
+    Example:
+      lakeupsert dedupe --from 2020-01-01 --to 2020-01-31
+    """
+    if partitions and (first or last):
+        raise click.UsageError("Give --partition, or --from and --to.")
+    with call.open_table() as table:
+        need_spark(table, engine=engine)
+        if partitions or first or last:
+            table.send_missing(selection(table, first, last, partitions))
+        return merge(call, table, workers, engine, until_empty=True)
+
+
+@main.command()
+@_workers
+@click.option("--until-empty", is_flag=True, help="End when the queue is empty, instead of waiting for more.")
+@click.option(
+    "--max-seconds", type=click.FloatRange(min=0), metavar="S", help="Take no more work after so many seconds."
+)
+@_engine
+@common
+@click.pass_obj
+def worker(
+    call: Call, workers: int, until_empty: bool, max_seconds: float | None, engine: "EngineName | None"
+) -> Answer:
+    """Merge queued partitions as they come.
+
+    On SIGTERM it finishes those at hand. Before it ends by itself it tries to publish. Takes all tables of the file.
+
+    \b
+    Example:
+      lakeupsert worker --workers 2 --until-empty
+    """
+    begun = clock.elapsed()
+
+    def one(table: "Table") -> Answer:
+        need_spark(table, engine=engine)
+        left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
+        return merge(call, table, workers, engine, until_empty, left)
+
+    return each(call, one, at_once=not until_empty)
+
+
+@main.command()
+@common
+@click.pass_obj
+def publish(call: Call) -> Answer:
+    """Show readers the newest batch that is whole in every partition.
+
+    \b
+    Example:
+      lakeupsert publish
+    """
+    with call.open_table() as table:
+        published = table.publish()
+        text = output.block(f"Table {table.name}", output.publish_facts(published))
+        error = trouble(call, table, [], published)
+        return Answer(output.publish_result(published), text, waiting(published), error=error)
+
+
+@main.command()
+@common
+@click.pass_obj
+def status(call: Call) -> Answer:
+    """Tell what readers see and what is still to do. Takes all tables of the file.
+
+    \b
+    Example:
+      lakeupsert status --json
+    """
+
+    def one(table: "Table") -> Answer:
+        found = table.status()
+        error = None
+        warnings: tuple[str, ...] = ()
+        dead = output.count(found.queue.dead, "dead letter")
+        if found.lagging:
+            error = lagging(table, found.lagging)
+        elif found.queue.dead and found.dirty:
+            error = RefusedError(
+                "dead-letters",
+                f"Table {table.name!r}: {dead}: these messages failed at every try, and "
+                f"{output.count(found.dirty, 'partition')} still to be merged.",
+                next="`lakeupsert run` tries partitions that are not merged again, and tells why one fails",
+            )
+        elif found.queue.dead:
+            warnings = (f"{dead} in the queue, and every partition is merged: they are out of date",)
+        text = output.block(f"Table {table.name}", output.status_facts(found))
+        return Answer(output.status_result(found), text, warnings, error=error)
+
+    return each(call, one)
+
+
+@main.command()
+@common
+@click.pass_obj
+def history(call: Call) -> Answer:
+    """List the snapshots, newest first.
+
+    \b
+    Example:
+      lakeupsert history
+    """
+    with call.open_table() as table:
+        snapshots = table.snapshots()
+        return Answer(output.history_result(snapshots), output.history_text(snapshots))
+
+
+@main.command()
+@click.option(
+    "--output",
+    "target",
+    required=True,
+    metavar="X",
+    help="A file ending in .parquet, .csv or .jsonl, or a path ending in / for a Hive folder.",
+)
+@_snapshot
+@_where
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@common
+@click.pass_obj
+def export(call: Call, target: str, snapshot: str, where: str | None, overwrite: bool) -> Answer:
+    """Write the rows of a snapshot to a file or folder.
+
+    They are ordered by partition and key. The file appears when it is whole.
+
+    \b
+    Example:
+      lakeupsert export --output january.csv --where "transaction_date < '2020-02-01'"
+    """
+    with call.open_table() as table, call.progress(table.name) as progress:
+        number = table.view(snapshot).number
+        progress(f"writing {target}")
+        chosen = "published" if number is None else number
+        rows = table.export(target, snapshot=chosen, where=where, overwrite=overwrite)
+        of = "there is no snapshot yet" if number is None else f"snapshot {number}"
+        text = f"{output.count(rows, 'row')} to {target} ({of})"
+        return Answer({"snapshot": number, "output": target, "rows": rows}, text)
+
+
+@main.command()
+@_snapshot
+@_where
+@common
+@click.pass_obj
+def files(call: Call, snapshot: str, where: str | None) -> Answer:
+    """List the files that a reader of a snapshot opens.
+
+    One path a line.
+
+    \b
+    Example:
+      lakeupsert files --where "transaction_date = '2020-01-01'" | xargs ls -l
+    """
+    with call.open_table() as table:
+        view = table.view(snapshot)
+        found = [
+            {"partition": f.partition, "path": f.path, "rows": f.rows, "bytes": f.bytes} for f in view.files(where)
+        ]
+        return Answer({"snapshot": view.number, "files": found}, "\n".join(str(f["path"]) for f in found))
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@json_option
+@click.pass_obj
+def demo(call: Call, arguments: tuple[str, ...]) -> Answer:
+    """Load real purchases night by night, and check every row.
+
+    `lakeupsert demo -- --help` lists its own options.
+
+    \b
+    Example:
+      lakeupsert demo --nights 30
+    """
+    from lakeupsert.demo import main as demonstrate  # brings Arrow and the data
+
+    try:
+        with redirect_stdout(sys.stderr if call.as_json else sys.stdout):
+            code = demonstrate(list(arguments))
+    except SystemExit as e:  # it parses its own arguments
+        if not e.code:
+            raise
+        raise click.UsageError("The demonstration does not take these arguments.") from e
+    error = None
+    if code:
+        error = RefusedError(
+            "demo-failed",
+            "The demonstration did not end exact; what it printed tells where.",
+            next="report what it printed as a bug of lakeupsert",
+        )
+    return Answer({"exact": not code}, error=error)
+
+
+@main.command()
+@click.option("--example", is_flag=True, help="Print a commented file to begin from, instead.")
+@common
+@click.pass_obj
+def config(call: Call, example: bool) -> Answer:
+    """Print the effective settings, and where each came from.
+
+    Of all tables of the file, or the one of --table.
+
+    \b
+    Example:
+      lakeupsert config --example > lakeupsert.toml
+    """
+    if example:
+        return Answer({"example": EXAMPLE}, EXAMPLE.rstrip("\n"))
+    found = call.config()
+    if call.table is not None or len(found.tables) == 1:
+        call.table, _ = found.table(call.table)
+    names = list(found.tables) if call.table is None else [call.table]
+    return Answer(output.config_result(found, names), output.config_text(found, names))

@@ -1,0 +1,35 @@
+"""What `lakeupsert config --example` prints: a configuration to begin from. A test reads it back."""
+
+EXAMPLE = """\
+# lakeupsert.toml: found upward from the working directory, or given with --config.
+# Relative paths are relative to this file. An environment variable wins over it:
+#   LAKEUPSERT__TABLES__SALES__ENGINE=spark
+# Credentials are never written here: they come from the default chains of boto3 and DefaultAzureCredential.
+
+[tables.sales]
+# Four settings are required.
+landing      = "landing/sales"         # where files arrive
+processed    = "processed/sales"       # the table: Hive-style folders of plain Parquet
+key          = ["order_id", "line_no"] # of the rows with one key in a partition the newest stays
+partition_by = ["transaction_date"]
+
+# The others, with their defaults. Remove the # to set one.
+# order_by            = ["record_timestamp"]  # what is newest; stamped on receipt where landing has no such column
+# format              = "auto"     # by file name; or "parquet", "csv", "jsonl"
+# landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
+# queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file
+# engine              = "arrow"    # or "spark"
+# strategy            = "auto"     # or "rewrite"
+# on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip" lists it as lagging
+# quarantine_limit    = "1%"       # or a number of rows; above it a batch is refused as a whole
+# keep_snapshots      = 7
+# superseded_retention = "24h"
+
+# [tables.sales.schema]            # optional; otherwise the first batch infers and records it
+# order_id = "string"
+
+# [tables.sales.delete]            # optional: these rows delete their key
+# column = "op"
+# values = ["D"]
+# keep   = false                   # keep that column in the table
+"""

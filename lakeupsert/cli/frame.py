@@ -1,0 +1,348 @@
+"""The frame around every command: its common options, what it prints, its exit code, signals.
+
+A command returns an `Answer` or raises; only `Program.main` prints and exits. So there is exactly one JSON object on
+standard output however a command ends, and one text for people: results on standard output, the rest on standard error.
+Importing this brings no Arrow and no Spark: `lakeupsert --help` is instant.
+"""
+
+import errno
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from lakeupsert import clock
+from lakeupsert.config import Config, load
+from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+
+SCHEMA_VERSION = 1
+INTERRUPTED = 130
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command has to say.
+
+    Attributes:
+        result: the `result` of the JSON object.
+        text: the same for people.
+        warnings: what is not as it should be and stops nothing.
+        told: warnings that ``text`` has already; only the JSON object repeats them.
+        error: what is wrong although there is a result.
+    """
+
+    result: Any
+    text: str = ""
+    warnings: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    error: LakeupsertError | None = None
+
+
+class InterruptError(LakeupsertError):
+    """Somebody pressed Ctrl-C."""
+
+    exit_code = INTERRUPTED
+
+
+class Terminated(BaseException):
+    """SIGTERM, while nothing runs that could be asked to stop, or for the second time."""
+
+
+class Call:
+    """One call of the program: its common options, and what is known of it before it ends."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+        self.config_path: str | None = None
+        self.table: str | None = None
+        self.command: str | None = None
+        self.changed = False
+        """Whether readers see something new since this call began."""
+        self.stop = threading.Event()
+        self.terminated = False
+        self._stoppable = False
+
+    def config(self) -> Config:
+        return load(self.config_path)
+
+    @contextmanager
+    def open_table(self) -> "Iterator[Table]":
+        """The table that the command is about: the only one of the file, or the one of `--table`."""
+        from lakeupsert.api import Table  # brings Arrow, which usage errors and help need not wait for
+
+        self.table, settings = self.config().table(self.table)
+        table = Table(self.table, settings)
+        try:
+            yield table
+        finally:
+            table.close()
+
+    @contextmanager
+    def open_tables(self) -> "Iterator[list[Table]]":
+        """All tables of the file in its order, or the one of `--table`."""
+        from lakeupsert.api import Table  # as above
+
+        config = self.config()
+        if self.table is not None or len(config.tables) == 1:
+            self.table, _ = config.table(self.table)
+        names = list(config.tables) if self.table is None else [self.table]
+        tables = [Table(name, config.tables[name]) for name in names]
+        try:
+            yield tables
+        finally:
+            for table in tables:
+                table.close()
+
+    @contextmanager
+    def stoppable(self) -> Iterator[threading.Event]:
+        """SIGTERM in the block sets the event and leaves it to the block to end soon; a second one ends it at once."""
+        before, self._stoppable = self._stoppable, True
+        try:
+            yield self.stop
+        finally:
+            self._stoppable = before
+
+    def on_sigterm(self, number: int, frame: object) -> None:
+        if not self._stoppable or self.terminated:
+            raise Terminated
+        self.terminated = True
+        self.stop.set()
+
+    @contextmanager
+    def progress(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Tells people at a terminal what is going on; silent where nobody looks on, or several would talk."""
+        if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
+            yield lambda text: None
+            return
+        from rich.console import Console  # slow to import, and most calls have nobody who looks on
+        from rich.text import Text
+
+        with Console(stderr=True).status(Text(what)) as status:
+            yield lambda text: status.update(Text(f"{what}: {text}"))
+
+
+class Program(click.Group):
+    """The group of all commands; running it prints, and ends the process with the contract's exit codes."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run ``args``, by default the process's own. What else click and its test runner may pass changes nothing."""
+        args = list(sys.argv[1:] if args is None else args) or ["--help"]
+        call = Call(as_json="--json" in args)
+        started_at, begun = clock.now().isoformat(), clock.elapsed()
+        with _handler(signal.SIGTERM, call.on_sigterm), _logged():
+            try:
+                answer = self._answer(args, call)
+            except click.exceptions.Exit as e:
+                sys.exit(e.exit_code)
+            except (Exception, KeyboardInterrupt, Terminated) as e:
+                if _debugging():
+                    traceback.print_exc()
+                answer = Answer(None, error=as_ours(e, call))
+            # What is left is to say it: a late signal must not cut the one object in two.
+            with _handler(signal.SIGTERM, signal.SIG_IGN), _handler(signal.SIGINT, signal.SIG_IGN), _closed_pipe():
+                if call.as_json:
+                    print(json.dumps(_object(call, answer, started_at, clock.elapsed() - begun)), flush=True)
+                else:
+                    _tell(answer)
+        sys.exit(answer.error.exit_code if answer.error else 0)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # as they are used, not by the alphabet
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        ctx.obj.command = name
+        return name, command, rest
+
+    def _answer(self, args: list[str], call: Call) -> Answer:
+        with self.make_context("lakeupsert", args, obj=call) as context:
+            answer: Answer = self.invoke(context)
+        if call.terminated:
+            return Answer(answer.result, answer.text, answer.warnings, answer.told, as_ours(Terminated(), call))
+        return answer
+
+
+json_option = click.option("--json", is_flag=True, expose_value=False, help="Print one JSON object on standard output.")
+"""`Program.main` looks for it itself, since also a command line that can't be parsed is answered in JSON."""
+
+
+def common(command: Function) -> Function:
+    """The options that the program and every command take, so that they may stand before the command or after it."""
+
+    def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            setattr(context.obj, str(parameter.name), value)
+
+    for option in (
+        json_option,
+        click.option("--table", metavar="NAME", expose_value=False, callback=keep, help="Which table of the file."),
+        click.option(
+            "--config",
+            "config_path",
+            metavar="FILE",
+            expose_value=False,
+            callback=keep,
+            help="The configuration; by default the first lakeupsert.toml upward from here.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def as_ours(e: BaseException, call: Call) -> LakeupsertError:
+    """Whatever ended a command, as an error that says what to do next."""
+    if isinstance(e, LakeupsertError) and not (call.terminated and isinstance(e, TryAgainError)):
+        return e
+    if isinstance(e, click.ClickException):
+        path = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "lakeupsert"
+        return ConfigurationError("usage", e.format_message(), next=f"see `{path} --help`")
+    if isinstance(e, KeyboardInterrupt):
+        return InterruptError(
+            "interrupted",
+            "Interrupted. What was committed stands; the next call goes on from there.",
+            data_changed=call.changed,
+            next="run the same command again when you like",
+        )
+    if isinstance(e, Terminated) or call.terminated:  # Spark and worker processes may have been told to end too
+        return TryAgainError(
+            "terminated",
+            "Stopped by SIGTERM. What was committed stands, and unfinished messages were given back.",
+            data_changed=call.changed,
+            next="run the same command again; it goes on from there",
+        )
+    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+        return TryAgainError(
+            "disk-full",
+            f"No room is left: {e}.",
+            data_changed=call.changed,
+            next="free space there, then run the same command again",
+        )
+    if isinstance(e, PermissionError):
+        return ConfigurationError(
+            "not-permitted",
+            f"User {os.geteuid()} may not do this: {e}.",
+            data_changed=call.changed,
+            next="give this user the right to, or name another path",
+        )
+    return LakeupsertError(
+        "internal-error",
+        f"Something that lakeupsert did not foresee: {type(e).__name__}: {_in_short(e)}",
+        data_changed=call.changed,
+        next="run it again with LAKEUPSERT_DEBUG=1 and report what it prints as a bug of lakeupsert",
+    )
+
+
+def _in_short(e: BaseException) -> str:
+    """What it says; of one that quotes a traceback, as Spark's do, the last line, which says what it was."""
+    text = str(e).strip()
+    return text.splitlines()[-1] if "Traceback (most recent call last)" in text else text
+
+
+def _object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict[str, Any]:
+    error = answer.error
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "command": call.command,
+        "table": call.table,
+        "ok": error is None,
+        "exit_code": error.exit_code if error else 0,
+        "started_at": started_at,
+        "seconds": round(seconds, 3),
+        "result": answer.result,
+        "warnings": [*answer.warnings, *answer.told],
+        "error": error
+        and {
+            "code": error.code,
+            "message": error.message,
+            "data_changed": error.data_changed,
+            "next": error.next,
+            "partition": error.partition,
+        },
+    }
+
+
+def _tell(answer: Answer) -> None:
+    if answer.text:
+        print(answer.text, flush=True)
+    if not answer.warnings and answer.error is None:
+        return
+    from rich.console import Console  # knows NO_COLOR, and whether anybody sees colours
+    from rich.text import Text
+
+    console = Console(stderr=True, soft_wrap=True)
+    for warning in answer.warnings:
+        console.print(Text.assemble(("Warning: ", "yellow"), warning))
+    if answer.error is not None:
+        error = answer.error
+        console.print(Text.assemble(("Error: ", "bold red"), error.message))
+        console.print(Text(f"Data changed: {'yes' if error.data_changed else 'no'}"))
+        console.print(Text(f"Next: {error.next}"))
+
+
+@contextmanager
+def _handler(number: signal.Signals, handler: Any) -> Iterator[None]:
+    """Handle the signal so while the block runs; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+class _Log(logging.Handler):
+    """Warnings of the libraries below, a line each, to wherever standard error goes by then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # py4j logs each call that an interrupt breaks off, with a traceback, before it raises the interrupt anyway.
+        if _debugging() or "py4j" not in record.pathname:
+            print(self.format(record) if _debugging() else record.getMessage(), file=sys.stderr)
+
+
+@contextmanager
+def _logged() -> Iterator[None]:
+    handler = _Log(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+
+
+def _debugging() -> bool:
+    return os.environ.get("LAKEUPSERT_DEBUG") == "1"
+
+
+@contextmanager
+def _closed_pipe() -> Iterator[None]:
+    """Who reads our output may have had enough (`| head`): then the rest goes nowhere."""
+    try:
+        yield
+    except BrokenPipeError:
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for the flush when Python ends

@@ -1,0 +1,254 @@
+"""Results as JSON (docs: interface, "Output") and as text for people. Nothing is read or printed here."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from lakeupsert.api import RunResult, Status
+    from lakeupsert.config import Config, TableSettings
+    from lakeupsert.pipeline.append import AppendResult
+    from lakeupsert.pipeline.dedupe import PartitionResult
+    from lakeupsert.pipeline.publish import PublishResult
+    from lakeupsert.table.chain import Link
+    from lakeupsert.table.snapshot import Snapshot
+
+LABEL = 13
+NAMED = 3
+"""How many partitions a text names before it only counts the others."""
+
+
+# ---------------------------------------------------------------- shapes of `result`
+
+
+def append_result(appended: "AppendResult | None") -> dict[str, Any]:
+    if appended is None:
+        return {"batches": []}
+    entry = appended.entry
+    return {
+        "batches": [
+            {
+                "number": appended.number,
+                "id": entry.batch_id,
+                "files": len(entry.files),
+                "rows_read": entry.rows_read,
+                "rows_appended": entry.rows_appended,
+                "rows_superseded": entry.rows_superseded,
+                "rows_quarantined": entry.rows_quarantined,
+                "bytes_written": sum(t.bytes for t in entry.touched.values()),
+                "touched_partitions": list(entry.touched),
+            }
+        ]
+    }
+
+
+def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, Any]:
+    def shape(result: "PartitionResult") -> dict[str, Any]:
+        fields = dataclasses.asdict(result)
+        del fields["error"]  # it is part of the call's error
+        return {**fields, "seconds": round(result.seconds, 3)}
+
+    return {"partitions": [shape(r) for r in results]}
+
+
+def publish_result(published: "PublishResult") -> dict[str, Any]:
+    return {
+        "snapshot": published.snapshot,
+        "batch": published.batch,
+        "partitions_changed": published.partitions_changed,
+        "rows": published.rows,
+        "lagging": list(published.lagging),
+    }
+
+
+def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
+    return {
+        "append": append_result(ran.append),
+        "dedupe": dedupe_result(ran.dedupe),
+        "publish": publish_result(ran.publish),
+        "requests": requests,
+    }
+
+
+def status_result(status: "Status") -> dict[str, Any]:
+    fields = {f.name: getattr(status, f.name) for f in dataclasses.fields(status)}
+    return {**fields, "lagging": list(status.lagging), "queue": msgspec.structs.asdict(status.queue)}
+
+
+def history_result(snapshots: "Sequence[Link[Snapshot]]") -> dict[str, Any]:
+    return {
+        "snapshots": [
+            {
+                "number": link.number,
+                "batch": link.body.batch,
+                "published_at": link.written_at,
+                "partitions": len(link.body.partitions),
+                "rows": link.body.rows,
+                "bytes": link.body.bytes,
+                "lagging": list(link.body.lagging),
+            }
+            for link in snapshots
+        ]
+    }
+
+
+def config_result(config: "Config", names: Sequence[str]) -> dict[str, Any]:
+    """Every setting of these tables, and where it came from (a setting that is not named there has its default)."""
+    return {
+        "path": config.path,
+        "tables": {
+            name: {"settings": msgspec.to_builtins(config.tables[name]), "origins": config.origins[name]}
+            for name in names
+        },
+    }
+
+
+# ---------------------------------------------------------------- text for people
+
+Fact = tuple[str, str]
+"""A label and what is to be said under it."""
+
+
+def block(heading: str, facts: Sequence[Fact]) -> str:
+    return "\n".join([heading, *(f"  {label:<{LABEL}}{text}" for label, text in facts)])
+
+
+def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> list[Fact]:
+    if appended is None:
+        return [("appended", f"nothing: no new file in {settings.landing}")]
+    entry = appended.entry
+    facts = [
+        (
+            "appended",
+            f"batch {appended.number}: {count(len(entry.files), 'file')}, {count(entry.rows_appended, 'row')}"
+            + (f", {entry.rows_superseded:,} of them superseded in the batch" if entry.rows_superseded else ""),
+        ),
+        ("", f"touching {count(len(entry.touched), 'partition')}: {named(list(entry.touched))}"),
+    ]
+    if entry.rows_quarantined:
+        facts.append(("quarantined", quarantined(appended)))
+        facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
+    return facts
+
+
+def quarantined(appended: "AppendResult") -> str:
+    entry = appended.entry
+    reasons = ", ".join(f"{rows:,} {reason}" for reason, rows in entry.quarantined.items())
+    return f"{entry.rows_quarantined:,} of {count(entry.rows_read, 'row')}: {reasons}"
+
+
+def quarantine_places(appended: "AppendResult", settings: "TableSettings") -> list[str]:
+    """The quarantine file, or the folder where a batch has several."""
+    names = [f.name for f in appended.entry.quarantine]
+    folder = settings.processed.rstrip("/")
+    return [f"{folder}/{names[0] if len(names) == 1 else names[0].rpartition('/')[0]}"] if names else []
+
+
+def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
+    merged = [r for r in results if r.status == "merged"]
+    if not merged:
+        return [("merged", "nothing: no partition was dirty" if not results else "nothing")]
+    rows_in, written = sum(r.rows_in for r in merged), sum(r.bytes_written for r in merged)
+    rows_out = {r.partition: r.rows_out for r in merged}
+    return [
+        (
+            "merged",
+            f"{count(len(rows_out), 'partition')}: {count(rows_in, 'row')} in, {sum(rows_out.values()):,} out, "
+            f"{size(written)} written",
+        )
+    ]
+
+
+def publish_facts(published: "PublishResult") -> list[Fact]:
+    if published.snapshot is None:
+        return [("published", "nothing yet: there is no snapshot")]
+    what = f"snapshot {published.snapshot}: {count(published.rows, 'row')}"
+    if not published.partitions_changed:
+        return [("published", f"{what}, as before")]
+    return [("published", f"{what}, {count(published.partitions_changed, 'partition')} changed")]
+
+
+def took_fact(seconds: float, requests: dict[str, int]) -> Fact:
+    each = ", ".join(f"{n:,} {call}" for call, n in requests.items() if n)
+    return ("took", f"{seconds:.1f} s, {count(sum(requests.values()), 'request')}{f' ({each})' if each else ''}")
+
+
+def status_facts(status: "Status") -> list[Fact]:
+    if status.snapshot is None or status.published_at is None:
+        snapshot = "none yet"
+    else:
+        snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
+    queue = status.queue
+    return [
+        ("snapshot", snapshot),
+        ("rows", f"{status.rows:,} in {count(status.partitions, 'partition')}, {size(status.bytes)}"),
+        ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
+        ("lagging", named(status.lagging) if status.lagging else "none"),
+        ("queue", f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"),
+        ("quarantined", f"{count(status.quarantined, 'row')} so far"),
+    ]
+
+
+def history_text(snapshots: "Sequence[Link[Snapshot]]") -> str:
+    if not snapshots:
+        return "No snapshot yet."
+    rows = [("snapshot", "batch", "published", "partitions", "rows", "size", "lagging")]
+    for link in snapshots:
+        body = link.body
+        numbers = (f"{len(body.partitions):,}", f"{body.rows:,}", size(body.bytes), f"{len(body.lagging):,}")
+        rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers))
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def config_text(config: "Config", names: Sequence[str]) -> str:
+    """TOML that reads back as the same settings; the comments say where each came from."""
+    lines = [f"# effective settings; file: {config.path}"]
+    for name in names:
+        settings = msgspec.to_builtins(config.tables[name])
+        origins = config.origins[name]
+        parts = {key: value for key, value in settings.items() if isinstance(value, dict)}
+        plain = {key: _toml(value) for key, value in settings.items() if key not in parts and value is not None}
+        width = max(len(key) + len(value) for key, value in plain.items()) + 3
+        lines += ["", f"[tables.{_key(name)}]"]
+        for key, value in plain.items():
+            lines.append(f"{f'{key} = {value}':<{width}}  # {origins.get(key, 'default')}")
+        for part, values in parts.items():
+            if values:
+                lines += ["", f"[tables.{_key(name)}.{part}]  # {origins.get(part, 'default')}"]
+                lines += [f"{_key(key)} = {_toml(value)}" for key, value in values.items()]
+    return "\n".join(lines)
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def size(n: float) -> str:
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while n >= 1000 and len(units) > 1:
+        n, _ = n / 1000, units.pop()
+    return f"{n:,.{0 if units[-1] == 'B' else 1}f} {units[-1]}"
+
+
+def named(partitions: Sequence[str]) -> str:
+    """The first partitions by name, the others by number."""
+    more = len(partitions) - NAMED
+    return ", ".join(partitions[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def when(written_at: str) -> str:
+    return f"{datetime.fromisoformat(written_at):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _key(text: str) -> str:
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists of them: the same in both

@@ -1,0 +1,280 @@
+"""`lakeupsert.toml`, parsed once into frozen types. Flag > environment > file > default.
+
+Unknown keys are refused with a suggestion, since a typo must not become a default. Credentials are never read here.
+"""
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from lakeupsert.errors import ConfigurationError
+
+FILE_NAME = "lakeupsert.toml"
+ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
+
+_SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
+
+Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME.delete]``: which rows delete their key."""
+
+    column: str
+    values: Names
+    keep: bool = False
+    """Keep the operation column in base rows."""
+
+
+class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME]``: four settings are required, the rest have the defaults that most tables want."""
+
+    landing: str
+    processed: str
+    key: Names
+    partition_by: Names
+    order_by: Names = ("record_timestamp",)
+    """Newest last; stamped on receipt where landing has no such column."""
+    format: Literal["auto", "parquet", "csv", "jsonl"] = "auto"
+    landing_dates: str = ""
+    """strftime pattern of the first folders below landing, such as ``%m/%d/%Y``; empty: every file below."""
+    queue: str = "auto"
+    engine: Literal["arrow", "spark"] = "arrow"
+    strategy: Literal["auto", "rewrite"] = "auto"
+    on_failed_partition: Literal["hold", "skip"] = "hold"
+    """``hold`` publishes nothing newer while a partition fails; ``skip`` publishes and lists it as lagging."""
+    quarantine_limit: str | int = "1%"
+    keep_snapshots: Annotated[int, msgspec.Meta(ge=1)] = 7
+    superseded_retention: str = "24h"
+    schema: dict[str, str] = {}
+    delete: DeleteSettings | None = None
+
+    def within_limit(self, quarantined: int, rows_read: int) -> bool:
+        """Whether that many refused rows of a batch are acceptable; a share counts only above 1,000 refused rows."""
+        if isinstance(self.quarantine_limit, int):
+            return quarantined <= self.quarantine_limit
+        share = float(self.quarantine_limit.rstrip("%")) / 100
+        return quarantined <= 1000 or quarantined <= share * rows_read
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration file with the environment laid over it; relative local paths are made absolute."""
+
+    path: str
+    tables: dict[str, TableSettings]
+    origins: dict[str, dict[str, str]]
+    """By table and setting: ``file``, or the environment variables; a setting that is not here has its default."""
+
+    def table(self, name: str | None) -> tuple[str, TableSettings]:
+        """One table by name; by None the only one there is."""
+        if name is None:
+            if len(self.tables) == 1:
+                return next(iter(self.tables.items()))
+            raise ConfigurationError(
+                "which-table",
+                f"{self.path} has {len(self.tables)} tables: {', '.join(self.tables)}.",
+                next="say which one with --table NAME",
+            )
+        if name not in self.tables:
+            raise ConfigurationError(
+                "unknown-table",
+                f"{self.path} has no table {name!r}.{_did_you_mean(name, self.tables)} It has "
+                f"{', '.join(self.tables)}.",
+                next="give one of these names with --table",
+            )
+        return name, self.tables[name]
+
+
+def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Config:
+    """Read ``path``, or else the first `lakeupsert.toml` upward from the working directory."""
+    if path and "://" in path:
+        raise ConfigurationError(
+            "unknown-store",
+            "A remote --config can't be read yet: this version of lakeupsert takes the path of a local file.",
+            next=f"copy the file here and name it, or run where a {FILE_NAME} is",
+        )
+    found = Path(path).expanduser().absolute() if path else _search()
+    try:
+        document = tomllib.loads(found.read_text(encoding="utf-8"))
+    except FileNotFoundError as e:
+        raise ConfigurationError("no-configuration", f"There is no {found}.", next="give the file with --config") from e
+    except OSError as e:
+        raise ConfigurationError(
+            "unreadable-configuration",
+            f"{found} can't be read: {e.strerror}.",
+            next="give a readable file with --config",
+        ) from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise ConfigurationError(
+            "unreadable-configuration", f"{found} is not TOML: {e}.", next="correct that line"
+        ) from e
+    for key in document:
+        if key != "tables":
+            raise _unknown(found, "", key, {"tables"})
+    tables: dict[str, TableSettings] = {}
+    origins: dict[str, dict[str, str]] = {}
+    for name, given in document.get("tables", {}).items():
+        if not isinstance(given, dict):
+            raise ConfigurationError(
+                "bad-setting", f"{found}: [tables] holds {name!r}, which is no table.", next="write [tables.NAME]"
+            )
+        merged, variables = _overlay(found, given, name, environment)
+        tables[name] = _settings(found, name, merged)
+        origins[name] = {setting: ", ".join(sorted(variables.get(setting, ["file"]))) for setting in merged}
+    if not tables:
+        raise ConfigurationError(
+            "no-table", f"{found} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"
+        )
+    _refuse_overlaps(found, tables)
+    return Config(path=str(found), tables=tables, origins=origins)
+
+
+def _search() -> Path:
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / FILE_NAME).is_file():
+            return folder / FILE_NAME
+    raise ConfigurationError(
+        "no-configuration",
+        f"There is no {FILE_NAME} in {here} or above it.",
+        next=f"write one (`lakeupsert config --example > {FILE_NAME}`), or give one with --config",
+    )
+
+
+def _overlay(
+    path: Path, given: dict[str, Any], name: str, environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, list[str]]]:
+    """Settings with ``LAKEUPSERT__TABLES__<NAME>__<SETTING>[__<PART>]`` laid over, and the variables behind each.
+
+    Values are TOML, or plain text.
+    """
+    merged = dict(given)
+    variables: dict[str, list[str]] = {}
+    prefix = f"{ENVIRONMENT_PREFIX}{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}__"
+    for variable, text in environment.items():
+        if variable.upper().startswith(prefix):
+            setting, _, part = variable[len(prefix) :].lower().partition("__")
+            try:
+                value = tomllib.loads(f"value = {text}")["value"]
+            except tomllib.TOMLDecodeError:
+                value = text
+            merged[setting] = {**_part(path, name, merged, setting), part: value} if part else value
+            variables.setdefault(setting, []).append(variable)
+    return merged, variables
+
+
+def _part(path: Path, name: str, given: dict[str, Any], part: str) -> dict[str, Any]:
+    """``[tables.NAME.PART]``, empty where it is not there."""
+    found = given.get(part, {})
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            "bad-setting",
+            f"{path}: [tables.{name}]: {part} is {found!r}; it is a table of its own.",
+            next=f"write [tables.{name}.{part}] above its settings",
+        )
+    return found
+
+
+def _settings(path: Path, name: str, given: dict[str, Any]) -> TableSettings:
+    where = f"[tables.{name}]"
+    for part, type_ in (("", TableSettings), ("delete", DeleteSettings)):
+        known = {f.name for f in msgspec.structs.fields(type_)}
+        for key in _part(path, name, given, part) if part else given:
+            if key not in known:
+                raise _unknown(path, f"[tables.{name}{'.' + part if part else ''}]", key, known)
+    missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in given]
+    if missing:
+        raise ConfigurationError(
+            "missing-setting", f"{path}: {where} lacks {', '.join(missing)}.", next=f"add it to {where}"
+        )
+    try:
+        settings = msgspec.convert(given, TableSettings)
+    except msgspec.ValidationError as e:
+        setting = re.search(r"\$\.(\w+)", str(e))
+        value = f" (found {given[setting[1]]!r})" if setting and setting[1] in given else ""
+        raise ConfigurationError(
+            "bad-setting", f"{path}: {where}: {e}{value}.", next=f"correct that setting in {where}"
+        ) from e
+    _check_values(path, where, settings)
+    return msgspec.structs.replace(
+        settings,
+        landing=_absolute(path, settings.landing),
+        processed=_absolute(path, settings.processed),
+        queue=settings.queue if settings.queue == "auto" else _absolute(path, settings.queue),
+    )
+
+
+def _check_values(path: Path, where: str, settings: TableSettings) -> None:
+    """Refuse what no type shows. Addresses are checked first, so that no credential gets into a later message."""
+    for setting in ("landing", "processed", "queue"):
+        address = getattr(settings, setting)
+        parts = urlsplit(address) if "://" in address else None
+        if parts and (parts.password is not None or _SECRET.search(parts.query)):
+            raise ConfigurationError(
+                "credential-in-configuration",
+                f"{path}: {where}: {setting} holds a credential, and those are never taken from this file.",
+                next="remove it there; credentials come from the default chains of boto3 and DefaultAzureCredential",
+            )
+
+    def refuse(setting: str, found: object, expected: str) -> None:
+        raise ConfigurationError(
+            "bad-setting", f"{path}: {where}: {setting} is {found!r}; {expected}.", next=f"correct {setting} in {where}"
+        )
+
+    if len(settings.partition_by) > 1:
+        refuse("partition_by", list(settings.partition_by), "this version takes one partition column")
+    if isinstance(settings.quarantine_limit, str) and not re.fullmatch(r"\d+(\.\d+)?%", settings.quarantine_limit):
+        refuse("quarantine_limit", settings.quarantine_limit, 'expected a share such as "1%" or a number of rows')
+    if not re.fullmatch(r"\d+(s|m|h|d)", settings.superseded_retention):
+        refuse("superseded_retention", settings.superseded_retention, 'expected a duration such as "24h" or "0s"')
+    for setting in ("key", "order_by", "partition_by"):
+        names = getattr(settings, setting)
+        if len(set(names)) < len(names):
+            refuse(setting, list(names), "a column is named twice")
+
+
+def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
+    """Two tables in one place would merge each other's rows; a table inside its landing zone would append itself."""
+    owners: dict[str, str] = {}
+    for name, settings in tables.items():
+        landing, processed = settings.landing.rstrip("/") + "/", settings.processed.rstrip("/") + "/"
+        if landing.startswith(processed) or processed.startswith(landing):
+            raise ConfigurationError(
+                "overlapping-zones",
+                f"{path}: [tables.{name}]: one of landing, {settings.landing}, and processed, {settings.processed}, "
+                "lies in the other.",
+                next="give landing and processed folders side by side",
+            )
+        other = owners.setdefault(settings.processed.rstrip("/"), name)
+        if other != name:
+            raise ConfigurationError(
+                "shared-processed",
+                f"{path}: tables {other!r} and {name!r} have one processed path, {settings.processed}.",
+                next="give each table a processed path of its own",
+            )
+
+
+def _absolute(path: Path, address: str) -> str:
+    if urlsplit(address).scheme and "://" in address:
+        return address
+    return os.path.normpath(path.parent / Path(address).expanduser())
+
+
+def _unknown(path: Path, where: str, key: str, known: set[str]) -> ConfigurationError:
+    return ConfigurationError(
+        "unknown-setting",
+        f"{path}: {where or 'the file'} has an unknown key {key!r}.{_did_you_mean(key, known)}",
+        next=f"correct or remove it; known are {', '.join(sorted(known))}",
+    )
+
+
+def _did_you_mean(found: str, known: Any) -> str:
+    close = difflib.get_close_matches(found, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

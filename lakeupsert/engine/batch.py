@@ -1,0 +1,247 @@
+"""Phase one's row work, the same for every host: landing files in, appended files and reports out. Commits nothing.
+
+    read (landing) -> quarantine what is refused -> split by partition -> | shuffle | -> settle by G1, sort by key -> write
+
+A host runs `split` on groups of landing files and `settle_and_write` on all rows of a partition, or of a range of its keys.
+What both return are small reports; rows never reach the caller.
+"""
+
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine.convert import plain
+from lakeupsert.engine.datafiles import DataFileWriter, Footer
+from lakeupsert.engine.landing import (
+    PARTITION,
+    ChangedFileError,
+    LandingInput,
+    RowRules,
+    Survey,
+    UnreadableFileError,
+    content_hash,
+    read_rows,
+)
+from lakeupsert.engine.rank import latest
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.ledger import AppendedFile, QuarantineFile
+from lakeupsert.table.spec import FILE, PLACE, TableSpec
+
+QUARANTINE_SCHEMA = pa.schema(
+    [
+        pa.field("reason_code", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("position", pa.int64()),
+        pa.field("raw", pa.string()),
+        pa.field("batch", pa.string(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class AppendJob:
+    """Everything that a task needs, wherever it runs; picklable."""
+
+    landing: ObjectStore
+    store: ObjectStore
+    inputs: tuple[LandingInput, ...]
+    format: str
+    rules: RowRules
+    batch_id: str
+    spec_version: int
+
+    @property
+    def spec(self) -> TableSpec:
+        return self.rules.spec
+
+
+class FileRead(msgspec.Struct, frozen=True, tag=True):
+    """A landing file, or its part, was read to the end; the part that begins the file knows the content's hash."""
+
+    path: str
+    rows: int
+    sha256: str | None
+
+
+class FileFailed(msgspec.Struct, frozen=True, tag=True):
+    """A landing file can't be taken: ``changed`` while it was read (next batch), or unreadable (quarantine)."""
+
+    path: str
+    changed: bool
+    reason: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A quarantine file and the reasons of its rows."""
+
+    file: QuarantineFile
+    reasons: dict[str, int]
+
+
+class Written(msgspec.Struct, frozen=True, tag=True):
+    """Rows of one partition went through: ``rows`` in, ``superseded`` lost among themselves, the rest is in ``files``."""
+
+    partition: str
+    rows: int
+    superseded: int
+    files: tuple[AppendedFile, ...]
+
+
+Report = FileRead | FileFailed | Refused | Written
+
+
+class Host(Protocol):
+    """Where the row work runs."""
+
+    def survey(
+        self,
+        landing: ObjectStore,
+        inputs: Sequence[LandingInput],
+        format: str,
+        known: Any,
+        text_columns: frozenset[str],
+    ) -> list[Survey]:
+        """`landing.survey` of each file."""
+
+    def run(self, job: AppendJob) -> list[Report]:
+        """The row work of the whole batch, once."""
+
+
+def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | Any]:
+    """Read landing files: reports, and accepted rows as tables of the ranked schema and `PARTITION`."""
+    with _QuarantineWriter(job) as quarantine:
+        for given in inputs:
+            rows_read = 0
+            try:
+                for rows in read_rows(job.landing, given, job.format, job.rules):
+                    rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
+                    quarantine.write(rows.quarantined)
+                    place = pa.array(np.full(rows.accepted.num_rows, given.place, np.int32))
+                    yield rows.accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
+                begins = given.row_groups is None or given.row_groups[0] == 0
+                yield FileRead(given.path, rows_read, _hash(job, given) if begins else None)
+            except UnreadableFileError as e:
+                yield FileFailed(given.path, changed=False, reason=e.reason)
+            except ChangedFileError:
+                yield FileFailed(given.path, changed=True, reason="it changed or vanished while it was read")
+    yield from quarantine.report()
+
+
+def _hash(job: AppendJob, given: LandingInput) -> str:
+    """The content's hash; ChangedFileError where it may be that of another content than the rows came from."""
+    found = content_hash(job.landing, given.path)
+    now = job.landing.head(given.path)
+    if now is None or now.etag != given.etag:
+        raise ChangedFileError(given.path)
+    return found
+
+
+def quarantine_files(job: AppendJob, unreadable: dict[str, str]) -> Iterator[Report]:
+    """One quarantine row for each file that can't be read at all: path and reason."""
+    with _QuarantineWriter(job) as quarantine:
+        n = len(unreadable)
+        columns = [["unreadable_file"] * n, list(unreadable.values()), list(unreadable), [None] * n, [None] * n]
+        quarantine.write(pa.table(columns, schema=QUARANTINE_SCHEMA.remove(5)))
+    yield from quarantine.report()
+
+
+def by_partition(rows: Any) -> Iterator[tuple[str, Any]]:
+    """``rows`` cut into one table for each partition, the order of rows kept."""
+    encoded = rows[PARTITION].combine_chunks().dictionary_encode()
+    order = pc.sort_indices(pa.table({"code": encoded.indices}), sort_keys=[("code", "ascending")])
+    sorted_rows = rows.take(order)
+    at = 0
+    for code, count in enumerate(np.bincount(encoded.indices.to_numpy(), minlength=len(encoded.dictionary))):
+        yield encoded.dictionary[code].as_py(), sorted_rows.slice(at, int(count))
+        at += int(count)
+
+
+def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]:
+    """One appended file (more where it grows large) for each partition in ``tables``: one row per key, sorted by key."""
+    spec = job.spec
+    rows = pa.concat_tables(tables)
+    if rows.num_rows == 0:
+        return
+    # Partition names are long and few; their numbers sort faster.
+    encoded = rows[PARTITION].combine_chunks().dictionary_encode()
+    n = len(encoded.dictionary)
+    rows = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
+    order, wins = latest(rows, (PARTITION, *spec.stored_key), spec.order_by, (FILE, PLACE))
+    winners = rows.take(order.filter(wins))
+    came = np.bincount(encoded.indices.to_numpy(), minlength=n)
+    stayed = np.bincount(winners[PARTITION].to_numpy(), minlength=n)
+    footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version)
+    at = 0
+    for code in range(n):
+        partition, kept = encoded.dictionary[code].as_py(), int(stayed[code])
+        new_name = partial(TableObjects.new_appended, partition)
+        with DataFileWriter(job.store, new_name, spec.ranked_schema, footer, spec.stored_key) as out:
+            out.write(winners.slice(at, kept))
+        at += kept
+        files = tuple(AppendedFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in out.files)
+        yield Written(partition, int(came[code]), int(came[code]) - kept, files)
+
+
+def key_range(rows: Any, spec: TableSpec, ranges: int) -> Any:
+    """A number below ``ranges`` for each row, equal for equal keys; it spreads work and is never stored."""
+    total = np.zeros(rows.num_rows, np.uint64)
+    for name in spec.stored_key:
+        codes = rows[name].combine_chunks().dictionary_encode()
+        hashes = [zlib.crc32(str(v).encode()) for v in plain(codes.dictionary)]
+        total = total * np.uint64(31) + np.asarray(hashes, np.uint64)[codes.indices.to_numpy()]
+    return (total % np.uint64(ranges)).astype(np.int32)
+
+
+def to_bytes(table: Any) -> bytes:
+    """A table as an Arrow IPC stream. (Pickling a slice would carry its whole parent along.)"""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def from_bytes(data: Any) -> Any:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+class _QuarantineWriter:
+    """Collects refused rows of one task in one file, which appears when the task is done with its landing files."""
+
+    def __init__(self, job: AppendJob) -> None:
+        footer = Footer(job.spec.table_id, "quarantine", job.batch_id, job.spec_version)
+        self._out = DataFileWriter(job.store, TableObjects.new_quarantine, QUARANTINE_SCHEMA, footer, ())
+        self._batch_id = job.batch_id
+        self._reasons: Counter[str] = Counter()
+
+    def __enter__(self) -> "_QuarantineWriter":
+        self._out.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._out.__exit__(*error)
+
+    def write(self, rows: Any) -> None:
+        if rows.num_rows:
+            counts = pc.value_counts(rows["reason_code"].combine_chunks()).to_pylist()
+            self._reasons.update({c["values"]: c["counts"] for c in counts})
+            batch = pa.array([self._batch_id] * rows.num_rows)
+            self._out.write(rows.append_column("batch", batch).cast(QUARANTINE_SCHEMA))
+
+    def report(self) -> Iterator[Refused]:
+        """One report a file; the reasons of all of them stand in the first."""
+        reasons = dict(self._reasons)
+        for file in self._out.files:
+            yield Refused(QuarantineFile(name=file.name, rows=file.rows), reasons)
+            reasons = {}

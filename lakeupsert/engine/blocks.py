@@ -1,0 +1,154 @@
+"""What the readers of landing files (`parquetfile`, `csvfile`, `jsonlines`) share: a file comes as blocks of rows.
+
+A row's place is its index in the file for Parquet and the byte at which its record begins for text: increasing in file
+order, and the same however the file is cut into blocks.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from lakeupsert.engine.convert import convert, plain
+from lakeupsert.storage import NotFoundError
+
+BLOCK_ROWS = 1 << 16
+"""Most rows of a Parquet block. More: fewer and larger kernel calls, and memory to hold them."""
+BLOCK_BYTES = 1 << 24
+"""About how many bytes of a file are in memory at once (its rows, decoded, take a few times that)."""
+LONGEST_RECORD = 1 << 26
+"""Bytes of the longest record of a text file. A quote that is never closed makes a record of the rest of its file."""
+
+
+class UnreadableFileError(Exception):
+    """The file as a whole can't be read: it is set aside with this reason, and the others go on without it."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+
+class ChangedFileError(NotFoundError):
+    """The listed file is not there any more, or another one is: the attempt is repeated without it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+@dataclass(frozen=True)
+class LandingInput:
+    """One landing file as the driver hands it to a task.
+
+    Attributes:
+        path: name in the landing store.
+        size: bytes, as listed.
+        etag: as listed; another one now means another file.
+        place: index in the batch, whose files are in the order of their relative paths.
+        row_groups: of a Parquet file, the half-open range to read, so that several tasks share a big file; None = all.
+    """
+
+    path: str
+    size: int
+    etag: str
+    place: int
+    row_groups: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Malformed:
+    """A record that can't be split into columns."""
+
+    place: int
+    reason: str
+    raw: bytes
+
+
+class Block(Protocol):
+    """Some rows of one file, in file order. Masks are numpy booleans, rows are numbers within the block."""
+
+    @property
+    def places(self) -> Any:
+        """int64 (numpy) of every row, increasing."""
+
+    @property
+    def malformed(self) -> Sequence[Malformed]:
+        """Records between these rows that became no row."""
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The columns that rows of this block have."""
+
+    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+        """See `engine.convert.convert`. A column that a row lacks is null in it."""
+
+    def brings(self, name: str) -> Any:
+        """A mask of the rows that have this column, by name alone where the file has a header or a schema."""
+
+    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
+        """The values as they came, for a reason that a person reads."""
+
+    def raw(self, rows: Sequence[int]) -> list[str]:
+        """The rows, whole, as they go to quarantine."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file whose columns are known and whose blocks are yet to be read.
+
+    Attributes:
+        missing: those of the required columns that the file, as a whole, lacks.
+    """
+
+    missing: frozenset[str]
+    blocks: Iterator[Block]
+
+
+@dataclass(frozen=True)
+class ArrowBlock:
+    """A block that came as Arrow arrays (`engine.convert.decoded`): Parquet, and CSV with every column as text."""
+
+    columns: dict[str, Any]
+    places: Any
+    malformed: Sequence[Malformed] = field(default=())
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self.columns.keys()
+
+    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+        if name not in self.columns:
+            return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
+        return convert(self.columns[name], type_)
+
+    def brings(self, name: str) -> Any:
+        return np.full(len(self.places), name in self.columns)
+
+    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return plain(self.columns[name].take(pa.array(rows, pa.int64())))
+
+    def raw(self, rows: Sequence[int]) -> list[str]:
+        if not self.columns:
+            return ["{}"] * len(rows)
+        columns = [self.found(name, rows) for name in self.columns]
+        encode = msgspec.json.Encoder().encode
+        return [encode(dict(zip(self.columns, row, strict=True))).decode() for row in zip(*columns, strict=True)]
+
+
+def check_names(path: str, names: Sequence[str]) -> None:
+    """Raise UnreadableFileError where columns could not be told apart, or have no name to call them by."""
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise UnreadableFileError(path, f"The file has more than one column named {twice[0]!r}.")
+    blank = [i + 1 for i, name in enumerate(names) if not name.strip()]
+    if blank:
+        raise UnreadableFileError(path, f"Column {blank[0]} of {len(names)} has no name.")
+
+
+def given_types(known: Any, text_columns: frozenset[str]) -> dict[str, Any]:
+    """Types of text columns that are not inferred: the table's (``pyarrow.Schema`` or None), and text by decision."""
+    return dict.fromkeys(text_columns, pa.string()) | ({f.name: f.type for f in known} if known is not None else {})

@@ -1,0 +1,413 @@
+"""Values of one type as values of another, where nothing of them is lost; and as plain text, where all else failed.
+
+Arrow's own "safe" casts are not enough: some lose digits, fractions or hours without a word (each is named where we
+guard against it). Whole columns are cast at once; a value is looked at alone only where its column failed.
+"""
+
+import base64
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.table.spec import normal
+
+_FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, as days since 1970
+_FORMS = {
+    "int": r"^-?[0-9]+$",
+    "float": r"^[+-]?([0-9.][0-9.eE+-]*$|(?i:inf|nan))",
+    "decimal": r"^[+-]?[0-9.][0-9.eE+-]*$",
+    "date": r"^\d{4}-\d{2}-\d{2}$",
+    "timestamp": r"^\d{4}-\d{2}-\d{2}([T ]|$)",
+}
+"""What text needs, at the least, to convert; rules out most bad values before they are looked for one by one."""
+_ZONED = r"^.{11}[^Z+-]*[Z+-]"  # a zone can only follow the time: the date has a `-` of its own
+
+
+def decoded(array: Any) -> Any:
+    """The same values without dictionaries, runs and views, which many kernels of pyarrow can't take."""
+    type_ = array.type
+    if pa.types.is_run_end_encoded(type_):
+        return decoded(pc.run_end_decode(array))
+    plain_type = normal(type_)
+    if plain_type.equals(type_):
+        return array
+    return _without_list_views(array, plain_type) if _has_list_view(type_) else array.cast(plain_type)
+
+
+def _has_list_view(type_: Any) -> bool:
+    t = pa.types
+    if t.is_list_view(type_) or t.is_large_list_view(type_):
+        return True
+    return t.is_nested(type_) and any(_has_list_view(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def _without_list_views(array: Any, plain_type: Any) -> Any:
+    """The same lists as lists: pyarrow 26's own cast loses values, without a word, where a list is null."""
+    t, type_ = pa.types, array.type
+    absent = array.is_null()
+    if t.is_struct(type_):
+        children = [decoded(child) for child in array.flatten()]
+        return pa.StructArray.from_arrays(children, fields=list(plain_type), mask=absent)
+    if t.is_map(type_) or t.is_fixed_size_list(type_):
+        return pa.array(array.to_pylist(), plain_type)
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    large = t.is_large_list(plain_type)
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64 if large else np.int32)
+    kind = pa.LargeListArray if large else pa.ListArray
+    return kind.from_arrays(pa.array(ends), decoded(array.flatten()), type=plain_type, mask=absent)
+
+
+def convert(array: Any, type_: Any) -> tuple[Any, Any]:
+    """Values of ``array`` in ``type_``, and which of them have none there.
+
+    n values in, n out, and a mask (numpy, n booleans) of the bad ones, which are null in the output. A value is bad
+    where the type can't hold exactly what was written: a fraction in an integer, nanoseconds in microseconds, a time in
+    a date, a number beyond the range, text that does not parse, text that is not UTF-8. Text to float, alone, takes the
+    nearest. A float means the shortest decimal that reads back as it. Text without a zone, and a timestamp without
+    one, is UTC. A number is never a date, and a boolean never a number.
+
+    Checked by tests/property/test_conversion.py, against a slow oracle that looks at one value at a time.
+    """
+    array = decoded(array)
+    if array.null_count == len(array):
+        return pa.nulls(len(array), type_), _none_bad(array)
+    source, target = _family(array.type), _family(type_)
+    if array.type.equals(type_, check_metadata=True):
+        return _validated(array) if target in ("text", "nested") else (array, _none_bad(array))
+    if source == target == "nested":
+        if not array.type.equals(normal(type_)):
+            return _all_bad(array, type_)
+        array, bad = _validated(array)
+        return array.cast(type_), bad
+    step = _STEPS.get((source, target))
+    return step(array, type_) if step else _all_bad(array, type_)
+
+
+def true(condition: Any) -> Any:
+    """A mask (numpy) of where a boolean array is true; null is not."""
+    return pc.fill_null(condition, False).to_numpy(zero_copy_only=False)
+
+
+def plain(array: Any) -> list[Any]:
+    """Every value as what JSON has: numbers, booleans, text, lists, objects. Never fails, whatever the type.
+
+    Dates, times, timestamps (UTC), decimals and floats that JSON lacks are text, bytes are base64; a date, time or
+    timestamp that has no text (year 30000) is the integer that stands in the file. A map is a list of objects.
+    """
+    t, type_ = pa.types, array.type
+    if t.is_dictionary(type_):
+        return plain(array.dictionary_decode())
+    if t.is_run_end_encoded(type_):
+        return plain(pc.run_end_decode(array))
+    if isinstance(type_, pa.BaseExtensionType):
+        return plain(array.storage)
+    if t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_):
+        return [None if v is None else v.decode("utf-8", "backslashreplace") for v in _bytes(array)]
+    if _family(type_) == "binary" or t.is_binary_view(type_):
+        return [None if v is None else base64.b64encode(v).decode() for v in _bytes(array)]
+    if t.is_floating(type_):
+        return [v if v is None or math.isfinite(v) else str(v) for v in array.cast(pa.float64()).to_pylist()]
+    if t.is_decimal(type_):
+        return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
+    if t.is_temporal(type_):
+        return _time_texts(array)
+    if t.is_struct(type_):
+        children = [plain(child) for child in array.flatten()]  # unlike field(i), carries the struct's own nulls
+        names = [field.name for field in type_]
+        valid = array.is_valid().to_pylist()
+        return [{n: c[i] for n, c in zip(names, children, strict=True)} if ok else None for i, ok in enumerate(valid)]
+    if t.is_nested(type_):
+        return [plain(v.values) if v.is_valid else None for v in array]
+    return array.to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
+
+
+# -- by families of types
+
+
+def _family(type_: Any) -> str:
+    t = pa.types
+    for name, is_one in (
+        ("text", lambda x: t.is_string(x) or t.is_large_string(x)),
+        ("int", t.is_integer),
+        ("float", t.is_floating),
+        ("decimal", t.is_decimal),
+        ("date", t.is_date),
+        ("timestamp", t.is_timestamp),
+        ("bool", t.is_boolean),
+        ("binary", lambda x: t.is_binary(x) or t.is_large_binary(x) or t.is_fixed_size_binary(x)),
+        ("time", t.is_time),
+        ("nested", t.is_nested),
+    ):
+        if is_one(type_):
+            return name
+    return "other"
+
+
+def _cast(array: Any, type_: Any) -> tuple[Any, Any]:
+    """Arrow's safe cast; where it fails, parts are tried again until the bad values stand alone."""
+    bad = _none_bad(array)
+    try:
+        return array.cast(type_), bad
+    except _FAILURES:
+        form = _FORMS.get(_family(type_)) if _family(array.type) == "text" else None
+        if form:
+            bad = true(pc.invert(pc.match_substring_regex(array, form)))
+    pieces, waiting = [], list(reversed(_parts(0, _without(array, bad))))
+    while waiting:
+        start, part = waiting.pop()
+        try:
+            pieces.append(part.cast(type_))
+        except _FAILURES:
+            if len(part) == 1:
+                bad[start] = True
+                pieces.append(pa.nulls(1, type_))
+            else:
+                waiting += reversed(_parts(start, part))
+    return pa.concat_arrays(pieces), bad
+
+
+def _validated(array: Any) -> tuple[Any, Any]:
+    """The array itself; bad are values with text inside that is not UTF-8, which Parquet's reader lets through."""
+    bad, waiting = _none_bad(array), [(0, array)]
+    while waiting:
+        start, part = waiting.pop()
+        try:
+            part.validate(full=True)
+        except pa.ArrowInvalid:
+            if len(part) == 1:
+                bad[start] = True
+            else:
+                waiting += _parts(start, part)
+    return _without(array, bad), bad
+
+
+def _parts(start: int, array: Any) -> list[tuple[int, Any]]:
+    """Sixteenths: a failing cast costs a microsecond for every bad value, and halves would repeat it more often."""
+    size = -(-len(array) // 16)
+    return [(start + at, array.slice(at, size)) for at in range(0, len(array), size)]
+
+
+def _via_text(array: Any, type_: Any) -> tuple[Any, Any]:
+    text, unreadable = _cast(array, pa.string())
+    out, bad = convert(text, type_)
+    return out, bad | unreadable
+
+
+def _float_to_float(array: Any, type_: Any) -> tuple[Any, Any]:
+    out = array.cast(type_)  # rounds, and makes infinity of what is too large, without a word
+    before, after = array.cast(pa.float64()), out.cast(pa.float64())
+    return _checked(out, true(pc.and_not(pc.not_equal(before, after), pc.is_nan(before))))
+
+
+def _decimal_to_decimal(array: Any, type_: Any) -> tuple[Any, Any]:
+    array = _wide(array)
+    digits = type_.precision - type_.scale
+    if array.type.precision - array.type.scale <= digits:
+        return _cast(array, type_)
+    # pyarrow 26: rescaling upwards overflows 128 bits silently, 123456789012345678901234567890 as decimal(38,18) is
+    # 46509284486016680345.84. So values too large by their own type go first.
+    limit = pa.scalar(Decimal(10**digits), array.type)
+    too_large = true(pc.greater_equal(pc.abs(array), limit))
+    out, bad = _cast(_without(array, too_large), type_)
+    return out, bad | too_large
+
+
+def _decimal_to_int(array: Any, type_: Any) -> tuple[Any, Any]:
+    out, bad = _cast(_wide(array), type_)
+    if bad.any():  # pyarrow 26 says "data loss" of decimal(38,18) 18446744073709551615 to uint64: once more, as text
+        text = _without(array.cast(pa.string()), ~bad)
+        again, bad = convert(pc.replace_substring_regex(text, r"\.0+$", ""), type_)
+        out = pc.coalesce(out, again)
+    return out, bad
+
+
+def _decimal_to_float(array: Any, type_: Any) -> tuple[Any, Any]:
+    # Through text: pyarrow 26 casts decimal 8.70 to the double 8.700000000000001.
+    array = _wide(array)
+    out, bad = _via_text(array, type_)
+    back, lost = _via_text(out, array.type)
+    return _checked(out, bad | lost | true(pc.not_equal(array, back)))
+
+
+def _text_to_int(array: Any, type_: Any) -> tuple[Any, Any]:
+    out, bad = _cast(array, type_)
+    hexadecimal = pc.or_(pc.starts_with(array, "0x"), pc.starts_with(array, "0X"))  # Arrow takes 0x1F for 31
+    return _checked(out, bad | true(hexadecimal))
+
+
+def _text_to_float(array: Any, type_: Any) -> tuple[Any, Any]:
+    out, bad = _cast(array, type_)
+    too_large = true(pc.is_inf(out.cast(pa.float64())))
+    if too_large.any():  # 1e999 is beyond the range, "inf" was meant
+        too_large &= ~true(pc.match_substring(array, "inf", ignore_case=True))
+    return _checked(out, bad | too_large)
+
+
+def _text_to_decimal(array: Any, type_: Any) -> tuple[Any, Any]:
+    out, bad = _cast(array, type_)
+    # pyarrow 26 rescales by wrapping round 128 bits, and far below the point it loses all: "1e30" as decimal(38,18) is
+    # 18960114910927365649.47, "4e-68" is 0. A double is near enough to tell.
+    about, unfit = _cast(array, pa.float64())
+    distance = pc.abs(pc.subtract(_wide(out).cast(pa.float64()), about))
+    return _checked(out, bad | unfit | true(pc.greater(distance, pc.multiply(pc.abs(about), 1e-9))))
+
+
+def _text_to_bool(array: Any, type_: Any) -> tuple[Any, Any]:
+    place = pc.index_in(pc.utf8_lower(array), pa.array(["false", "true"], array.type))  # Arrow's cast takes 0 and 1 too
+    return pc.equal(place, 1), true(pc.and_(pc.is_null(place), array.is_valid()))
+
+
+def _text_to_date(array: Any, type_: Any) -> tuple[Any, Any]:
+    out, bad = _cast(array, type_)
+    return _checked(out, bad | ~_in_our_years(out))
+
+
+def _text_to_timestamp(array: Any, type_: Any) -> tuple[Any, Any]:
+    zoned_type, plain_type = pa.timestamp(type_.unit, "UTC"), pa.timestamp(type_.unit)
+    first = array.slice(pc.index(array.is_valid(), True).as_py(), 1)  # a cast of the wrong form fails at every value
+    has_zone = true(pc.match_substring_regex(first, _ZONED)).any()
+    with suppress(pa.ArrowInvalid):
+        out = array.cast(zoned_type if has_zone else plain_type).view(plain_type)
+        return _checked(out.view(type_), ~_in_our_years(out))
+    # Text with and without a zone, or more digits than the unit has, which is harmless where they are zeros.
+    text = pc.replace_substring_regex(array, r"(\.\d*?)0+(\D.*)?$", r"\1\2")
+    text = pc.replace_substring_regex(text, r"\.(\D.*)?$", r"\1")
+    zoned = true(pc.match_substring_regex(text, _ZONED))
+    with_zone, bad = _cast(_without(text, ~zoned), zoned_type)
+    without_zone, unfit = _cast(_without(text, zoned), plain_type)
+    out = pc.coalesce(with_zone.view(plain_type), without_zone)
+    return _checked(out.view(type_), bad | unfit | ~_in_our_years(out))
+
+
+def _text_to_time(array: Any, type_: Any) -> tuple[Any, Any]:
+    moments, bad = _cast(pc.binary_join_element_wise("1970-01-01T", array, ""), pa.timestamp(type_.unit))
+    bad |= ~true(pc.or_kleene(pc.match_substring(array, ":"), array.is_null()))  # Arrow takes "10" for ten o'clock
+    return _checked(moments.cast(type_), bad)
+
+
+def _date_to_timestamp(array: Any, type_: Any) -> tuple[Any, Any]:
+    out, bad = _cast(array, pa.timestamp(type_.unit))
+    return out.view(type_), bad
+
+
+def _timestamp_to_timestamp(array: Any, type_: Any) -> tuple[Any, Any]:
+    out, bad = _cast(_utc(array), pa.timestamp(type_.unit))
+    return out.view(type_), bad
+
+
+def _timestamp_to_date(array: Any, type_: Any) -> tuple[Any, Any]:
+    array = _utc(array)
+    out, bad = _cast(array, type_)  # cuts off the hours, and wraps round far years, without a word
+    back, lost = _cast(out, array.type)
+    return _checked(out, bad | lost | true(pc.not_equal(array, back)))
+
+
+def _moment_to_text(array: Any, type_: Any) -> tuple[Any, Any]:
+    far = ~_in_our_years(array)  # Arrow writes "<value out of range>"
+    out, bad = _cast(_without(array, far), type_)
+    return out, bad | far
+
+
+_STEPS: dict[tuple[str, str], Callable[[Any, Any], tuple[Any, Any]]] = {
+    ("int", "int"): _cast,
+    ("int", "float"): _cast,
+    ("int", "decimal"): _via_text,  # Arrow wants room for all int64 before it looks at the values
+    ("int", "text"): _cast,
+    ("float", "float"): _float_to_float,
+    ("float", "int"): _cast,
+    ("float", "decimal"): _via_text,  # Arrow rounds
+    ("float", "text"): _cast,
+    ("decimal", "decimal"): _decimal_to_decimal,
+    ("decimal", "int"): _decimal_to_int,
+    ("decimal", "float"): _decimal_to_float,
+    ("decimal", "text"): _cast,
+    ("bool", "text"): _cast,
+    ("text", "int"): _text_to_int,
+    ("text", "float"): _text_to_float,
+    ("text", "decimal"): _text_to_decimal,
+    ("text", "bool"): _text_to_bool,
+    ("text", "date"): _text_to_date,
+    ("text", "timestamp"): _text_to_timestamp,
+    ("text", "time"): _text_to_time,
+    ("text", "text"): _cast,
+    ("text", "binary"): _cast,
+    ("binary", "binary"): _cast,
+    ("binary", "text"): _cast,
+    ("date", "date"): _cast,
+    ("date", "timestamp"): _date_to_timestamp,
+    ("date", "text"): _moment_to_text,
+    ("timestamp", "timestamp"): _timestamp_to_timestamp,
+    ("timestamp", "date"): _timestamp_to_date,
+    ("timestamp", "text"): _moment_to_text,
+    ("time", "time"): _cast,
+    ("time", "text"): _cast,
+}
+
+
+# -- small things
+
+
+def _none_bad(array: Any) -> Any:
+    return np.zeros(len(array), bool)
+
+
+def _all_bad(array: Any, type_: Any) -> tuple[Any, Any]:
+    return pa.nulls(len(array), type_), true(array.is_valid())
+
+
+def _checked(out: Any, bad: Any) -> tuple[Any, Any]:
+    return _without(out, bad), bad
+
+
+def _without(array: Any, bad: Any) -> Any:
+    """``array`` with nulls where ``bad``."""
+    if not bad.any():
+        return array
+    return array.take(pa.array(np.arange(len(array)), mask=bad))
+
+
+def _wide(array: Any) -> Any:
+    """A decimal of at least 128 bits: kernels are missing, and pyarrow 26 can't cast decimal32 8.00 to int64."""
+    type_ = array.type
+    return array if type_.bit_width >= 128 else array.cast(pa.decimal128(type_.precision, type_.scale))
+
+
+def _utc(array: Any) -> Any:
+    return array.view(pa.timestamp(array.type.unit))
+
+
+def _in_our_years(array: Any) -> Any:
+    """A mask of values in the years 1 to 9999, and of nulls: beyond them is no date that other tools can read."""
+    type_ = array.type
+    if pa.types.is_date32(type_):
+        first, last, number = _FIRST_DAY, _LAST_DAY, array.view(pa.int32())
+    else:
+        per_second = 1000 if pa.types.is_date64(type_) else _PER_SECOND[type_.unit]
+        first, last = _FIRST_DAY * 86_400 * per_second, (_LAST_DAY + 1) * 86_400 * per_second - 1
+        first, last, number = max(first, -(2**63)), min(last, 2**63 - 1), array.view(pa.int64())
+    return ~true(pc.or_(pc.less(number, first), pc.greater(number, last)))
+
+
+def _bytes(array: Any) -> list[bytes | None]:
+    wide = array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary())
+    return wide.to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
+
+
+def _time_texts(array: Any) -> list[str | int | None]:
+    type_ = array.type
+    numbers = array.view(pa.int32() if type_.bit_width == 32 else pa.int64()).to_pylist()
+    if pa.types.is_duration(type_):
+        return numbers  # type: ignore[no-any-return]  # pyarrow ships no types
+    zone = "Z" if pa.types.is_timestamp(type_) and type_.tz else ""
+    texts = (_utc(array) if zone else array).cast(pa.string()).to_pylist()
+    is_time = pa.types.is_time(type_)
+    has_text = [not t.startswith("<") if t else False for t in texts] if is_time else _in_our_years(array)
+    return [t + zone if t and ok else n for t, n, ok in zip(texts, numbers, has_text, strict=True)]

@@ -1,0 +1,191 @@
+"""Parquet files of a table: written with field ids and footer keys, read back under the spec of today."""
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
+from lakeupsert.table.manifest import DataFile
+
+ROW_GROUP_BYTES = 32 << 20
+"""Uncompressed bytes of a row group, and of what is held of a base file while it streams through a merge."""
+FILE_BYTES = 512 << 20
+"""Compressed bytes after which a base file is closed and the next one begun."""
+SAMPLED_ROWS = 1000
+FOOTER = "lakeupsert."
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The keys in the footer of every file we write; they say where a file belongs, should the metadata be lost."""
+
+    table: str
+    kind: str
+    batch: str
+    spec_version: int
+    buckets: int = 1
+
+    def metadata(self, name: str) -> dict[str, str]:
+        values = {
+            "table": self.table,
+            "file": name,
+            "kind": self.kind,
+            "batch": self.batch,
+            "buckets": str(self.buckets),
+            "spec": str(self.spec_version),
+        }
+        return {FOOTER + k: v for k, v in values.items()}
+
+
+class DataFileWriter:
+    """Writes tables, given in key order, to as many files as ``FILE_BYTES`` asks for; ``files`` is complete after the block.
+
+    A file appears in the store when it is closed; where the block ends by an error, the open one never does.
+    """
+
+    def __init__(
+        self, store: ObjectStore, new_name: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]
+    ) -> None:
+        self.files: list[DataFile] = []
+        self._store = store
+        self._new_name = new_name
+        self._schema = schema
+        self._footer = footer
+        # Sorting columns are leaves by number; where a column has several, the key's number is not its place.
+        flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
+        self._sorting = [pq.SortingColumn(schema.get_field_index(n)) for n in sorted_by] if flat else []
+        self._held: list[Any] = []
+        self._held_bytes = 0
+        self._open: tuple[str, ExitStack, Any, Any] | None = None
+        self._rows = 0
+
+    def __enter__(self) -> "DataFileWriter":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if error is None:
+                self._flush()
+                self._close()
+        except BaseException:
+            kind, error, trace = sys.exc_info()
+            raise
+        finally:
+            if self._open is not None:
+                self._open[1].__exit__(kind, error, trace)  # the store drops what is unfinished
+
+    def write(self, table: Any) -> None:
+        """Take rows that have the file's columns, and perhaps others; they are written when a row group is full."""
+        if table.num_rows == 0:
+            return
+        columns = [table.column(name) for name in self._schema.names]
+        table = pa.Table.from_arrays(columns, schema=self._schema)
+        self._held.append(table)
+        self._held_bytes += table.nbytes
+        if self._held_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        table = pa.concat_tables(self._held)
+        self._held, self._held_bytes = [], 0
+        _name, _, sink, writer = self._open or self._begin(table)
+        rows = max(1, min(table.num_rows, ROW_GROUP_BYTES * table.num_rows // max(table.nbytes, 1)))
+        writer.write_table(table, row_group_size=rows)
+        self._rows += table.num_rows
+        if sink.tell() >= FILE_BYTES:
+            self._close()
+
+    def _begin(self, first: Any) -> tuple[str, ExitStack, Any, Any]:
+        name = self._new_name()
+        stack = ExitStack()
+        sink = stack.enter_context(self._store.write(name))
+        schema = self._schema.with_metadata(self._footer.metadata(name))
+        writer = stack.enter_context(
+            pq.ParquetWriter(
+                sink,
+                schema,
+                compression="zstd",
+                use_dictionary=_worth_a_dictionary(first),
+                # A greatest value leaves NaN out, and readers that trust it skip row groups that hold rows of the answer.
+                write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
+                write_page_index=True,
+                sorting_columns=self._sorting or None,
+            )
+        )
+        self._open = name, stack, sink, writer
+        return self._open
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        name, stack, sink, writer = self._open
+        self._open = None
+        with stack:
+            writer.close()
+            size = sink.tell()
+        self.files.append(DataFile(name=name, rows=self._rows, bytes=size))
+        self._rows = 0
+
+
+def _worth_a_dictionary(first: Any) -> list[str] | bool:
+    """Columns whose first rows repeat: of a column that does not, a dictionary costs time and bytes (ADR 0006)."""
+    if any(pa.types.is_nested(t) or isinstance(t, pa.BaseExtensionType) for t in first.schema.types):
+        return True  # the writer wants names of leaves there, and values of extension types can't be counted
+    sample = first.slice(0, SAMPLED_ROWS)
+    return [n for n in sample.schema.names if 2 * pc.count_distinct(sample[n]).as_py() <= sample.num_rows]
+
+
+def read_file(store: ObjectStore, name: str, schema: Any) -> Any:
+    """All rows of one of our files as a table of ``schema`` (see `aligned`)."""
+    return pa.concat_tables(list(stream_file(store, name, schema)) or [schema.empty_table()])
+
+
+def stream_file(store: ObjectStore, name: str, schema: Any) -> Iterator[Any]:
+    """The rows of one of our files in their order, in tables of about ``ROW_GROUP_BYTES``."""
+    try:
+        with store.open(name) as source, pq.ParquetFile(source) as file:
+            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+            total = sum(g.total_byte_size for g in groups)
+            rows = max(1024, ROW_GROUP_BYTES * file.metadata.num_rows // max(total, 1))
+            stored = set(file.schema_arrow.names)
+            columns = [name for name in schema.names if name in stored]
+            for batch in file.iter_batches(batch_size=rows, columns=columns, use_threads=False):
+                yield aligned(pa.Table.from_batches([batch]), schema)
+    except (NotFoundError, pa.ArrowInvalid, OSError) as e:
+        if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
+            raise StoreUnavailableError(
+                "store-unreachable",
+                f"{store.uri(name)} could not be read: {e}.",
+                next="check the disk or mount, then run the same command again",
+            ) from e
+        found = "is missing" if isinstance(e, NotFoundError) else f"can't be read: {e}"
+        raise DamagedTableError(
+            "damaged-data-file",
+            f"Data file {store.uri(name)} {found}. Its manifest names it, so something other than lakeupsert "
+            "deleted or changed it.",
+            next="restore that object from a backup or from the bucket's own versions",
+        ) from e
+
+
+def aligned(table: Any, schema: Any) -> Any:
+    """``table`` under a newer schema: columns in its order, those that the file lacks null, narrower types widened."""
+    columns = []
+    for field in schema:
+        at = table.schema.get_field_index(field.name)
+        if at < 0:
+            columns.append(pa.nulls(table.num_rows, field.type))
+        elif table.schema.field(at).type.equals(field.type):
+            columns.append(table.column(at))
+        else:
+            columns.append(pc.cast(table.column(at), field.type))
+    return pa.table(columns, schema=schema)

@@ -1,0 +1,349 @@
+"""Landing files of JSON lines: one object a line, UTF-8.
+
+Numbers keep the digits that were written: 8.70 goes into a decimal, and 12345678901234567890 into text, as it stands.
+Names that differ from line to line are columns all the same; absent is null. An empty string stays one: JSON has null.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine import blocks
+from lakeupsert.engine.blocks import LandingInput, Malformed, Opened, UnreadableFileError, check_names, given_types
+from lakeupsert.engine.convert import convert
+from lakeupsert.engine.inference import TEMPORAL, inferred, unify
+
+_BOM = b"\xef\xbb\xbf"
+_SHARE = 4  # a line as Python objects takes several times the memory of its text
+
+_DEEPEST = 20
+"""Levels of lists and objects that become a type; what is nested deeper is JSON text in it."""
+
+
+class _Number(str):
+    """A number with a point or an exponent, as it was written."""
+
+    __slots__ = ()
+
+
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_decode = msgspec.json.Decoder(float_hook=_Number).decode
+_encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(str.encode(number))).encode
+
+
+@dataclass(frozen=True)
+class JsonBlock:
+    """A block of decoded lines, see `blocks.Block`."""
+
+    rows: Sequence[dict[str, Any]]
+    lines: Sequence[bytes]
+    places: Any
+    malformed: Sequence[Malformed]
+
+    @cached_property
+    def names(self) -> dict[str, None]:
+        return dict.fromkeys(chain.from_iterable(self.rows))
+
+    def values(self, name: str) -> list[Any]:
+        return [row.get(name) for row in self.rows]
+
+    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+        return _array(self.values(name), type_)
+
+    def brings(self, name: str) -> Any:
+        return ~_null(self.values(name))
+
+    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return [self.rows[i].get(name) for i in rows]
+
+    def raw(self, rows: Sequence[int]) -> list[str]:
+        return [self.lines[i].rstrip(b"\r").decode() for i in rows]
+
+
+def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozenset[str]) -> Any:
+    """The columns of all lines (``pyarrow.Schema``), in the order in which they first come; unknown types inferred."""
+    types: dict[str, Any] = {}
+    given = given_types(known, text_columns)
+    for block in _blocks(source, file):
+        for name in block.names:
+            if name not in types:
+                check_names(file.path, [name])
+                types[name] = given.get(name, pa.null())
+            if name not in given and not pa.types.is_string(types[name]):  # nothing is wider than text
+                types[name] = unify(types[name], _inferred(block.values(name)), typed=False)
+    return pa.schema(list(types.items()))
+
+
+def open_blocks(source: Any, file: LandingInput, required: frozenset[str]) -> Opened:
+    """A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
+    found = _blocks(source, file)
+    first = list(islice(found, 1))
+    missing = required.difference(*(block.names for block in first))
+    if not missing:
+        return Opened(missing, chain(first, found))
+    for block in found:
+        missing = missing.difference(block.names)
+        if not missing:
+            break
+    source.seek(0)
+    return Opened(missing, _blocks(source, file))
+
+
+def _blocks(source: Any, file: LandingInput) -> Iterator[JsonBlock]:
+    for offset, text in _whole_lines(source, file):
+        lines = text.split(b"\n")
+        lengths = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
+        places = offset + np.cumsum(lengths) - lengths
+        try:
+            with _no_collection():
+                rows = list(map(_decode, lines))
+        except _NOT_JSON:
+            rows = []
+        if set(map(type, rows)) == {dict}:
+            yield JsonBlock(rows, lines, places, ())
+        else:
+            yield _block_of_some(lines, places)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector, which else goes through all new objects again and again, for half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _block_of_some(lines: Sequence[bytes], places: Any) -> JsonBlock:
+    """A block of lines of which some are blank, or no JSON object: each is looked at."""
+    rows, left, malformed = [], [], []
+    for i, line in enumerate(lines):
+        try:
+            row, reason = _decode(line), "Not a JSON object."
+        except _NOT_JSON as e:
+            row, reason = None, f"Not JSON: {e}"
+        if type(row) is dict:
+            rows.append(row)
+            left.append(i)
+        elif line.strip():
+            malformed.append(Malformed(int(places[i]), reason, line.rstrip(b"\r")))
+    return JsonBlock(rows, [lines[i] for i in left], places[left], malformed)
+
+
+def _whole_lines(source: Any, file: LandingInput) -> Iterator[tuple[int, bytes]]:
+    """Runs of whole lines, without the last line end, and the byte of the file at which each begins."""
+    offset, data, final = 0, b"", False
+    size = max(1, blocks.BLOCK_BYTES // _SHARE)
+    while not final:
+        read = source.read(size)
+        final, data = not read, data + read
+        if offset == 0:
+            if len(data) < len(_BOM) and not final:
+                continue
+            if data.startswith(_BOM):
+                offset, data = len(_BOM), data[len(_BOM) :]
+        end = data.rfind(b"\n")
+        if end >= 0:
+            yield offset, data[:end]
+            offset, data = offset + end + 1, data[end + 1 :]
+        if len(data) > blocks.LONGEST_RECORD:
+            raise UnreadableFileError(
+                file.path, f"The line that begins at byte {offset} is longer than {blocks.LONGEST_RECORD} bytes."
+            )
+    if data:
+        yield offset, data
+
+
+# -- values into columns
+
+
+def _array(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    """Decoded JSON values, however mixed, in ``type_``: an array, and a mask of those that have no value there."""
+    kinds = set(map(type, values)) - {type(None)}
+    parts = [
+        _FROM[kind](values if len(kinds) == 1 else [v if type(v) is kind else None for v in values], type_)
+        for kind in kinds
+    ]
+    if not parts:
+        return pa.nulls(len(values), type_), np.zeros(len(values), bool)
+    array, bad = parts[0]
+    for more, more_bad in parts[1:]:
+        array, bad = pc.coalesce(array, more), bad | more_bad
+    return array, bad
+
+
+def _from_text(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    return convert(pa.array(values, pa.string()), type_)
+
+
+def _from_bool(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    return convert(pa.array(values, pa.bool_()), type_)
+
+
+def _from_int(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if not pa.types.is_floating(type_):  # a float takes the nearest, as from text
+        try:
+            return convert(pa.array(values, pa.int64()), type_)
+        except OverflowError:
+            pass
+    return _from_digits([None if v is None else str(v) for v in values], type_)
+
+
+def _from_number(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if pa.types.is_integer(type_):
+        exact, bad = _from_digits(values, pa.decimal128(38, 18))  # 8.0 is an integer, 8.5 is not
+        out, unfit = convert(exact, type_)
+        return out, bad | unfit
+    return _from_digits(values, type_)
+
+
+def _from_digits(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    t = pa.types
+    takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or _is_text(type_)
+    return convert(pa.array(values, pa.string()), type_) if takes else _bad(values, type_)
+
+
+def _from_object(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if pa.types.is_struct(type_):
+        return _struct(values, type_)
+    if pa.types.is_map(type_):
+        return _map(values, type_)
+    return _json_text(values, type_)
+
+
+def _from_list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    t = pa.types
+    lists = t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_)
+    return _list(values, type_) if lists else _json_text(values, type_)
+
+
+_FROM: dict[type, Callable[[Sequence[Any], Any], tuple[Any, Any]]] = {
+    str: _from_text,
+    bool: _from_bool,
+    int: _from_int,
+    _Number: _from_number,
+    dict: _from_object,
+    list: _from_list,
+}
+
+
+def _json_text(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if not _is_text(type_):
+        return _bad(values, type_)
+    texts = [None if v is None else _text_of(v) for v in values]
+    return pa.array(texts, type_), _null(texts) & ~_null(values)
+
+
+def _text_of(value: Any) -> str | None:
+    try:
+        return _encode(value).decode()
+    except RecursionError:  # nested as deep as could just be decoded, where the stack was a little lower
+        return None
+
+
+def _is_text(type_: Any) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _bad(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    return pa.nulls(len(values), type_), ~_null(values)
+
+
+def _null(values: Sequence[Any]) -> Any:
+    return np.fromiter((v is None for v in values), bool, len(values))
+
+
+def _struct(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    """An object with a name that the struct lacks is bad: its value would be lost."""
+    names = {f.name for f in type_}
+    bad = np.fromiter((v is not None and not v.keys() <= names for v in values), bool, len(values))
+    children = []
+    for f in type_:
+        child, child_bad = _array([None if v is None else v.get(f.name) for v in values], f.type)
+        children.append(child)
+        bad |= child_bad
+    return pa.StructArray.from_arrays(children, fields=list(type_), mask=pa.array(_null(values))), bad
+
+
+def _list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if pa.types.is_fixed_size_list(type_):
+        size = type_.list_size
+        wrong = np.fromiter((v is not None and len(v) != size for v in values), bool, len(values))
+        filler = [None] * size
+        flat = [filler if v is None or len(v) != size else v for v in values]
+        items, items_bad = _array(list(chain.from_iterable(flat)), type_.value_type)
+        bad = wrong | items_bad.reshape(len(values), size).any(axis=1)
+        return pa.FixedSizeListArray.from_arrays(items, type=type_, mask=pa.array(_null(values) | wrong)), bad
+    items, items_bad = _array(_flat(values), type_.value_type)
+    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
+    return kind.from_arrays(_offsets(values, kind), items, type=type_), _any_in(values, items_bad)
+
+
+def _map(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    _, keys_bad = _array(_flat(values), type_.key_type)
+    bad = _any_in(values, keys_bad)
+    values = [None if is_bad else v for v, is_bad in zip(values, bad, strict=True)]  # a map can't hold a null key
+    keys, _ = _array(_flat(values), type_.key_type)
+    items, items_bad = _array(_flat([None if v is None else v.values() for v in values]), type_.item_type)
+    return pa.MapArray.from_arrays(_offsets(values, pa.ListArray), keys, items, type=type_), bad | _any_in(
+        values, items_bad
+    )
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    return list(chain.from_iterable(v for v in values if v is not None))
+
+
+def _lengths(values: Sequence[Any]) -> Any:
+    return np.fromiter((0 if v is None else len(v) for v in values), np.int64, len(values))
+
+
+def _offsets(values: Sequence[Any], kind: Any) -> Any:
+    """Offsets as pyarrow's list arrays take them: null where the list is."""
+    ends = np.concatenate(([0], np.cumsum(_lengths(values))))
+    return pa.array(ends, pa.int64() if kind is pa.LargeListArray else pa.int32(), mask=np.append(_null(values), False))
+
+
+def _any_in(values: Sequence[Any], bad: Any) -> Any:
+    """Which lists hold a bad item, of a mask over the items of all of them."""
+    owner = np.repeat(np.arange(len(values)), _lengths(values))
+    return np.bincount(owner[bad], minlength=len(values)) > 0
+
+
+# -- types from values
+
+
+def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
+    """A type for decoded JSON values: their own, and text that is dates or timestamps throughout (only at the top)."""
+    kinds = set(map(type, values)) - {type(None)}
+    if not kinds:
+        return pa.null()
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds <= {int, _Number}:
+        type_ = pa.float64() if _Number in kinds else pa.int64()
+        return pa.string() if _array(values, type_)[1].any() else type_
+    if kinds == {str}:
+        return inferred(pa.array(values, pa.string()), [] if depth else TEMPORAL)
+    if depth == _DEEPEST:
+        return pa.string()
+    if kinds == {dict}:
+        objects = [v for v in values if v is not None]
+        names = dict.fromkeys(chain.from_iterable(objects))
+        # Parquet can't hold a struct without fields.
+        return (
+            pa.struct([(n, _inferred([v.get(n) for v in objects], depth + 1)) for n in names]) if names else pa.string()
+        )
+    return pa.list_(_inferred(_flat(values), depth + 1)) if kinds == {list} else pa.string()

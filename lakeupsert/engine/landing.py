@@ -1,0 +1,357 @@
+"""The row work of phase one on one landing file: what it holds, and which of its rows the table takes.
+
+Reads     one landing file, block by block; memory follows the block (for Parquet: and a row group, as it is stored)
+Writes    nothing: accepted and quarantined rows are handed to the caller
+Repeat    safe: the same file gives the same rows at the same places, however it is cut into blocks
+
+    survey -> (the driver plans the spec) -> read_rows -> accepted rows, quarantined rows
+
+A row is refused for the first of these reasons that applies: malformed, missing_column, bad_type, null_key,
+bad_partition (also where the partition column alone does not convert), order_missing, future_order.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine import blocks, csvfile, jsonlines, parquetfile
+from lakeupsert.engine.blocks import Block, ChangedFileError, LandingInput, Opened, UnreadableFileError
+from lakeupsert.engine.convert import convert, true
+from lakeupsert.engine.inference import unify, without_nulls
+from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table.layout import partition_name
+from lakeupsert.table.spec import DELETE_FLAG, PLACE, TableSpec
+
+__all__ = [
+    "PARTITION",
+    "ChangedFileError",
+    "LandingInput",
+    "RowRules",
+    "Rows",
+    "Survey",
+    "UnreadableFileError",
+    "content_hash",
+    "format_of",
+    "read_rows",
+    "survey",
+    "unify",
+    "without_nulls",
+]
+
+_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
+_OPEN: dict[str, Callable[[Any, LandingInput, frozenset[str]], Opened]] = {
+    "parquet": parquetfile.open_blocks,
+    "csv": csvfile.open_blocks,
+    "jsonl": jsonlines.open_blocks,
+}
+PARTITION = "_lakeupsert_partition"
+_LONGEST_REASON = 200
+_DAY = 86_400_000_000
+_QUARANTINED = pa.schema(
+    [
+        ("reason_code", pa.string()),
+        ("reason", pa.string()),
+        ("file", pa.string()),
+        ("position", pa.int64()),
+        ("raw", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds, before any row is taken.
+
+    Attributes:
+        schema: columns (``pyarrow.Schema``) under the types that a table would keep them in; None where it can't be
+            told. A column of text files without any value has the null type (see `without_nulls`).
+        typed: the types are the file's own (Parquet); those of text are inferred, or the table's.
+        unreadable: why the file as a whole can't be read, or None.
+        changed: it vanished, or is another one than was listed; it belongs to the next batch.
+        row_groups: of a Parquet file; 0 for text, which can't be shared between tasks.
+        rows: of a Parquet file, by its footer; None for text.
+    """
+
+    path: str
+    schema: Any = None
+    typed: bool = False
+    unreadable: str | None = None
+    changed: bool = False
+    row_groups: int = 0
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """What decides whether a row is taken; ``received_at`` is the batch's receipt stamp, in microseconds UTC."""
+
+    spec: TableSpec
+    received_at: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One block's rows: each of them is either in ``accepted`` or in ``quarantined`` (both ``pyarrow.Table``)."""
+
+    accepted: Any
+    quarantined: Any
+
+
+def format_of(path: str, configured: str) -> str | None:
+    """`parquet`, `csv` or `jsonl`: as configured, or for `auto` by the name's ending; None where that tells nothing."""
+    if configured != "auto":
+        return configured
+    return next((name for ending, name in _ENDINGS.items() if path.lower().endswith(ending)), None)
+
+
+def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, text_columns: frozenset[str]) -> Survey:
+    """Columns and types of a file; what it can't do is told in the answer, nothing is raised about the file.
+
+    Parquet: the footer is read. CSV: the header, and all values of columns that are neither in ``known`` nor in
+    ``text_columns``. JSON lines: all, for their names.
+
+    Args:
+        configured: the format, or `auto`; see `format_of`.
+        known: the table's ``pyarrow.Schema``, None at creation; text files take their columns' types from it.
+        text_columns: columns that stay strings in text files where ``known`` does not say otherwise: keys without a
+            given type, the operation column.
+    """
+    kind = format_of(file.path, configured)
+    if kind is None:
+        return Survey(file.path, unreadable=f"Its name ends in none of {', '.join(_ENDINGS)}, and `format` is auto.")
+    try:
+        with store.open(file.path) as source:
+            if kind == "parquet":
+                schema, footer = parquetfile.schema_of(source, file)
+                return Survey(file.path, schema, True, row_groups=footer.num_row_groups, rows=footer.num_rows)
+            schema_of = csvfile.schema_of if kind == "csv" else jsonlines.schema_of
+            return Survey(file.path, schema_of(source, file, known, text_columns))
+    except NotFoundError:
+        return Survey(file.path, changed=True)
+    except UnreadableFileError as e:
+        # A file that is still being written is no broken file: it would be set aside for good.
+        return Survey(file.path, unreadable=e.reason) if _is_unchanged(store, file) else Survey(file.path, changed=True)
+
+
+def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: RowRules) -> Iterator[Rows]:
+    """The rows of a file, block by block.
+
+    ``accepted`` has the columns of the spec's `appended_schema`, then ``_lakeupsert_partition`` (the folder's name)
+    and ``_lakeupsert_place`` (increasing: the row's index in a Parquet file, the byte at which a text record begins).
+    ``quarantined`` has reason_code, reason, file, position (the place), raw (the line, or the row as a JSON object).
+
+    Raises:
+        UnreadableFileError: the file as a whole, or from here on, can't be read. What was yielded is to be dropped.
+        ChangedFileError: it vanished or changed, before the first block or until after the last one. The same.
+    """
+    kind = format_of(file.path, configured)
+    if kind is None:
+        raise UnreadableFileError(file.path, "Its name does not tell its format.")
+    _check_unchanged(store, file)
+    try:
+        with store.open(file.path) as source:
+            opened = _OPEN[kind](source, file, _required(rules.spec))
+            for block in opened.blocks:
+                if len(block.places) or block.malformed:
+                    yield _taken(block, opened.missing, file, rules)
+    except NotFoundError as e:
+        raise ChangedFileError(file.path) from e
+    except UnreadableFileError:
+        _check_unchanged(store, file)
+        raise
+    _check_unchanged(store, file)
+
+
+def content_hash(store: ObjectStore, path: str) -> str:
+    """SHA-256 of a whole object, in hexadecimal digits. Raises ChangedFileError where it vanished."""
+    sha256 = hashlib.sha256()
+    try:
+        with store.open(path) as source:
+            while read := source.read(blocks.BLOCK_BYTES):
+                sha256.update(read)
+    except NotFoundError as e:
+        raise ChangedFileError(path) from e
+    return sha256.hexdigest()
+
+
+def _is_unchanged(store: ObjectStore, file: LandingInput) -> bool:
+    found = store.head(file.path)
+    return found is not None and found.etag == file.etag
+
+
+def _check_unchanged(store: ObjectStore, file: LandingInput) -> None:
+    if not _is_unchanged(store, file):
+        raise ChangedFileError(file.path)
+
+
+def _required(spec: TableSpec) -> frozenset[str]:
+    return frozenset((*spec.key, *spec.partition_by, *(() if spec.stamped else spec.order_by)))
+
+
+# -- which rows are taken
+
+
+class _Refusals:
+    """Why rows of a block are refused. The first reason that a row is given stays."""
+
+    def __init__(self, block: Block, file: LandingInput) -> None:
+        self._block = block
+        self._file = file
+        self._found: dict[int, tuple[str, str]] = {}
+        self.refused = np.zeros(len(block.places), bool)
+
+    def add(self, code: str, mask: Any, reason: str) -> None:
+        """Refuse the rows of a mask, all for the same reason."""
+        for row in self._fresh(mask):
+            self._found[row] = code, reason
+
+    def add_values(self, code: str, mask: Any, name: str, what: str) -> None:
+        """Refuse the rows of a mask for what each of them has in one column."""
+        rows = self._fresh(mask)
+        if rows:
+            for row, value in zip(rows, self._block.found(name, rows), strict=True):
+                self._found[row] = code, f"Column {name!r}: {_short(value)} {what}."
+
+    def _fresh(self, mask: Any) -> list[int]:
+        fresh = mask & ~self.refused
+        self.refused |= fresh
+        return np.flatnonzero(fresh).tolist()
+
+    def table(self) -> Any:
+        rows = sorted(self._found)
+        raws = self._block.raw(rows) if rows else []
+        places = self._block.places[rows].tolist()
+        refused = [(place, *self._found[row], raw) for row, place, raw in zip(rows, places, raws, strict=True)]
+        for one in self._block.malformed:
+            refused.append((one.place, "malformed", one.reason, one.raw.decode("utf-8", "backslashreplace")))
+        refused.sort()
+        return pa.Table.from_arrays(
+            [
+                pa.array([code for _, code, _, _ in refused], pa.string()),
+                pa.array([reason[:_LONGEST_REASON] for _, _, reason, _ in refused], pa.string()),
+                pa.array([self._file.path] * len(refused), pa.string()),
+                pa.array([place for place, _, _, _ in refused], pa.int64()),
+                pa.array([raw for _, _, _, raw in refused], pa.string()),
+            ],
+            schema=_QUARANTINED,
+        )
+
+
+def _taken(block: Block, missing: frozenset[str], file: LandingInput, rules: RowRules) -> Rows:
+    """The rows of a block under the spec, each accepted or refused."""
+    spec, count = rules.spec, len(block.places)
+    unplanned = set(block.names).difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
+    if unplanned:
+        # The spec was planned from a survey of this file, so it can't be; and a column must not go lost in silence.
+        raise UnreadableFileError(
+            file.path, f"Column {min(unplanned)!r} came up after the table's columns were planned."
+        )
+    refusals = _Refusals(block, file)
+    if missing:
+        names = ", ".join(sorted(missing))
+        reason = f"The file has no column {names}, and every row needs one in its key, partition and order."
+        refusals.add("missing_column", np.full(count, True), reason)
+        return Rows(_accepted_schema(spec).empty_table(), refusals.table())
+
+    columns, partition_unfit = _columns(block, refusals, rules)
+    is_delete = _deletes(block, refusals, spec)
+    for name in spec.key:
+        absent = true(columns[name].is_null())
+        if name in spec.partition_by:
+            absent &= ~partition_unfit
+        refusals.add("null_key", absent, f"Key column {name!r} is null.")
+    partition = spec.partition_by[0]
+    names = _partition_names(partition, columns[partition])
+    what = f"does not name a partition of {spec.schema.field(partition).type}"
+    refusals.add_values("bad_partition", true(names.is_null()), partition, what)
+    _check_order(columns, is_delete, refusals, rules)
+
+    if spec.delete:
+        columns[DELETE_FLAG] = pa.array(is_delete)
+    columns |= {PARTITION: names, PLACE: pa.array(block.places, pa.int64())}
+    schema = _accepted_schema(spec)
+    accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+    if refusals.refused.any():
+        accepted = accepted.filter(pa.array(~refusals.refused))
+    return Rows(accepted, refusals.table())
+
+
+def _accepted_schema(spec: TableSpec) -> Any:
+    ours = [pa.field(PARTITION, pa.string(), nullable=False), pa.field(PLACE, pa.int64(), nullable=False)]
+    return pa.schema([*spec.appended_schema, *ours])
+
+
+def _columns(block: Block, refusals: _Refusals, rules: RowRules) -> tuple[dict[str, Any], Any]:
+    """Every column in the table's type, and where the partition column's value has none there."""
+    columns, partition_unfit = {}, np.zeros(len(block.places), bool)
+    for field in rules.spec.schema:
+        name, type_ = field.name, field.type
+        if rules.spec.stamped and name in rules.spec.order_by:
+            stamps = pa.array(np.full(len(block.places), rules.received_at, np.int64)).view(pa.timestamp("us", "UTC"))
+            columns[name], _ = convert(stamps, type_)
+            what = "must not come with a row: the table is stamped on receipt"
+            refusals.add_values("bad_type", block.brings(name), name, what)
+            continue
+        columns[name], unfit = block.convert(name, type_)
+        if name in rules.spec.partition_by:
+            partition_unfit = unfit
+        else:
+            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}")
+    return columns, partition_unfit
+
+
+def _deletes(block: Block, refusals: _Refusals, spec: TableSpec) -> Any:
+    """A mask of the rows that are deletes."""
+    if spec.delete is None:
+        return np.zeros(len(block.places), bool)
+    text, unfit = block.convert(spec.delete.column, pa.string())
+    refusals.add_values("bad_type", unfit, spec.delete.column, "can't be compared with `delete.values` as text")
+    return true(pc.is_in(text, pa.array(spec.delete.values, pa.string())))
+
+
+def _check_order(columns: dict[str, Any], is_delete: Any, refusals: _Refusals, rules: RowRules) -> None:
+    if rules.spec.stamped:
+        return
+    order_by = rules.spec.order_by
+    absent = np.logical_and.reduce([true(columns[name].is_null()) for name in order_by])
+    reason = f"A delete without a value in {', '.join(order_by)} could never win."
+    refusals.add("order_missing", is_delete & absent, reason)
+    received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
+    what = f"is more than a day after its receipt, {received.isoformat()}"
+    for name in order_by:
+        refusals.add_values("future_order", _is_after(columns[name], rules.received_at + _DAY), name, what)
+
+
+def _is_after(column: Any, limit: int) -> Any:
+    """A mask of the dates (as midnight) and timestamps beyond ``limit`` (microseconds UTC); other types never are."""
+    t, type_ = pa.types, column.type
+    if t.is_date32(type_):
+        return true(pc.greater(column.view(pa.int32()), limit // _DAY))
+    if t.is_date64(type_):
+        return true(pc.greater(column.view(pa.int64()), limit // 1000))
+    if t.is_timestamp(type_):
+        per_unit = {"s": limit // 10**6, "ms": limit // 1000, "us": limit, "ns": min(limit * 1000, 2**63 - 1)}
+        return true(pc.greater(column.view(pa.int64()), per_unit[type_.unit]))
+    return np.zeros(len(column), bool)
+
+
+def _partition_names(column: str, values: Any) -> Any:
+    """The folder's name for every value; null where there is no value, or none that a folder can be named by."""
+    encoded = values.dictionary_encode()
+    texts, _ = convert(encoded.dictionary, pa.string())
+    names = [None if text is None else partition_name(column, text) for text in texts.to_pylist()]
+    return pa.array(names, pa.string()).take(encoded.indices)
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except RecursionError:
+        text = "a value that is nested too deep"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,73 @@
+"""G1's order of rows, the one place that decides which row of a key wins.
+
+Rank = (ordering columns, nulls lowest; then the tie-breaks that the caller names, such as batch, file, place in the file).
+Sorting and comparing are pyarrow's; floats are turned into integers first, because pyarrow puts NaN beside null, and here
+NaN is greatest and -0.0 equals 0.0, as Spark and DuckDB have it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def latest(table: Any, key: Sequence[str], order_by: Sequence[str], ties: Sequence[str]) -> tuple[Any, Any]:
+    """Where the row of greatest rank of every key is.
+
+    n rows in; two arrays out. ``order`` (n indices) sorts the rows by key, greatest rank first; ``wins`` (n booleans, in
+    that order) marks the first row of each key. Key columns hold no null; ``ties`` are integers and tell all rows apart
+    that a key can have.
+    """
+    columns = {f"k{i}": sortable(table[name]) for i, name in enumerate(key)}
+    columns |= {f"o{i}": sortable(table[name]) for i, name in enumerate(order_by)}
+    columns |= {f"t{i}": table[name] for i, name in enumerate(ties)}
+    sort_keys = [(name, "ascending" if name[0] == "k" else "descending", "at_end") for name in columns]
+    order = pc.sort_indices(pa.table(columns), sort_keys=sort_keys)
+    return order, _first_of_each([columns[f"k{i}"] for i in range(len(key))], order)
+
+
+def sortable(column: Any) -> Any:
+    """A column whose pyarrow order is G1's: itself; for floats an integer of the same order; for small decimals a wide one.
+
+    (pyarrow 26 sorts decimal32 and decimal64 wrongly, without a word, where there are several sort keys.)
+    """
+    if pa.types.is_decimal(column.type) and column.type.bit_width < 128:
+        return column.cast(pa.decimal128(column.type.precision, column.type.scale))
+    if not pa.types.is_floating(column.type):
+        return column
+    values = (column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column).cast(pa.float64())
+    plain = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False) + 0.0  # -0.0 + 0.0 is 0.0
+    bits = np.where(np.isnan(plain), np.float64("nan"), plain).view(np.int64)
+    # Negative floats count down in their bits: flip all but the sign, and integer order is float order.
+    ordered = np.where(bits < 0, bits ^ np.int64(0x7FFF_FFFF_FFFF_FFFF), bits)
+    return pa.array(ordered, mask=pc.is_null(values).to_numpy(zero_copy_only=False))
+
+
+def rows_up_to(table: Any, key: Sequence[str], last: Sequence[Any]) -> int:
+    """How many rows of ``table``, sorted by key, have a key that is not above ``last`` (one scalar a key column)."""
+    up_to = equal = None
+    for name, scalar in zip(key, last, strict=True):
+        column = sortable(table[name])
+        less = pc.less(column, scalar.cast(column.type))
+        same = pc.equal(column, scalar.cast(column.type))
+        up_to = less if up_to is None else pc.or_(up_to, pc.and_(equal, less))
+        equal = same if equal is None else pc.and_(equal, same)
+    return int(pc.sum(pc.or_(up_to, equal)).as_py() or 0)
+
+
+def _first_of_each(key_columns: Sequence[Any], order: Any) -> Any:
+    n = len(order)
+    if n == 0:
+        return pa.array([], pa.bool_())
+    differs = None
+    for column in key_columns:
+        ordered = column.take(order)
+        here = pc.not_equal(ordered.slice(1), ordered.slice(0, n - 1))
+        differs = here if differs is None else pc.or_(differs, here)
+    return pa.chunked_array([pa.array([True]), *_chunks(differs)], pa.bool_()).combine_chunks()
+
+
+def _chunks(array: Any) -> list[Any]:
+    return array.chunks if isinstance(array, pa.ChunkedArray) else [array]

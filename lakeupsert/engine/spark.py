@@ -1,0 +1,451 @@
+"""Spark, as the host of phase one and as an engine of phase two. Works under Spark Connect: no JVM object, no RDD.
+
+Spark distributes tasks and shuffles; rows cross the shuffle as Arrow IPC blobs, which keep every type and which the JVM
+never converts. Each call runs one action, once: tasks write files under unique names, so a second run of an action would
+write them again; retried and speculative tasks leave files that nobody names.
+"""
+
+import itertools
+import pickle
+import signal
+import sys
+import threading
+import zipimport
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
+
+from lakeupsert.engine.batch import (
+    AppendJob,
+    Report,
+    by_partition,
+    from_bytes,
+    key_range,
+    settle_and_write,
+    split,
+    to_bytes,
+)
+from lakeupsert.engine.datafiles import stream_file
+from lakeupsert.engine.landing import LandingInput, Survey, survey
+from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+
+TASK_BYTES = 64 << 20
+"""Landing bytes that a task reads, at most (one row group or text file is not cut)."""
+HELD_BYTES = 64 << 20
+"""Arrow bytes that a task collects before it cuts them by partition, or settles and writes them."""
+BLOB_BYTES = 1 << 20
+BLOBS_PER_BATCH = 32
+"""How many rows (blobs) Spark hands to Python at once; its default of 10,000 would be gigabytes here."""
+RANGE_BYTES = 128 << 20
+"""Landing bytes for each key range that a hot partition's rows are spread over."""
+SURVEYED_HERE = 64 << 20
+"""Bytes of text files up to which a survey is not worth a Spark job."""
+
+
+def session() -> Any:
+    """The active Spark session, or a new one under the machine's own Spark settings."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    with _interrupts_wait():
+        return (
+            SparkSession.builder.appName("lakeupsert")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.log.level", "ERROR")
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C while Spark starts leaves a JVM behind, and the handler that Spark puts in place calls the JVM within the call
+    to it that was interrupted, which fails noisily: so it counts after the start, and the handler stays as it was."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came.is_set():
+        raise KeyboardInterrupt
+
+
+class SparkHost:
+    """See `lakeupsert.engine.batch.Host`."""
+
+    def survey(
+        self,
+        landing: ObjectStore,
+        inputs: Sequence[LandingInput],
+        format: str,
+        known: Any,
+        text_columns: frozenset[str],
+    ) -> list[Survey]:
+        if sum(i.size for i in inputs if not i.path.endswith(".parquet")) <= SURVEYED_HERE:
+            return [survey(landing, given, format, known, text_columns) for given in inputs]
+
+        def run(batches: Iterator[Any]) -> Iterator[Any]:
+            for place in _ids(batches):
+                found = survey(landing, inputs[place], format, known, text_columns)
+                yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
+
+        with _small_batches() as spark:
+            rows = spark.range(0, len(inputs), 1, len(inputs)).mapInArrow(run, "place bigint, found binary").collect()
+        return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
+
+    def run(self, job: AppendJob) -> list[Report]:
+        groups = _task_groups(job.inputs)
+        landed = sum(given.size for given in job.inputs)
+        ranges = max(1, landed // RANGE_BYTES)
+
+        def read(batches: Iterator[Any]) -> Iterator[Any]:
+            for number in _ids(batches):
+                yield from _pieces(job, split(job, groups[number]), ranges)
+
+        def write(batches: Iterator[Any]) -> Iterator[Any]:
+            for report in _settled(job, batches):
+                yield pa.record_batch({"report": [pickle.dumps(report)]})
+
+        with _small_batches() as spark:
+            parts = max(_parallelism(spark), landed // TASK_BYTES)
+            rows = (
+                spark.range(0, len(groups), 1, len(groups))
+                .mapInArrow(read, "partition string, key_range int, rows binary, report binary")
+                .repartition(parts, "partition", "key_range")
+                .sortWithinPartitions("partition", "key_range")
+                .mapInArrow(write, "report binary")
+                .collect()
+            )
+        return [pickle.loads(row.report) for row in rows]
+
+
+class SparkEngine:
+    """The reference: `row_number() over (partition by key order by ordering desc)`. See `lakeupsert.engine.merge.Engine`.
+
+    Spark sees keys, ordering columns and positions; the winning rows are then read from their files by position, so a
+    payload that Spark has no type for passes all the same.
+    """
+
+    name = "spark"
+    partitions_per_call = 512
+
+    def merge(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
+    ) -> list[MergeOutput]:
+        sources = [_sources(task) for task in tasks]
+        flat = [(unit, number) for unit, of_unit in enumerate(sources) for number in range(len(of_unit))]
+        keys = [f"k{i}" for i in range(len(spec.stored_key))]
+        orders = [f"o{i}" for i in range(len(spec.order_by))]
+        columns = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by)]
+        ddl = ", ".join(f"{name} {type_}" for name, type_ in zip([*keys, *orders], columns, strict=True))
+
+        def read(batches: Iterator[Any]) -> Iterator[Any]:
+            for number in _ids(batches):
+                unit, source = flat[number]
+                yield from _ranks(store, spec, unit, source, *sources[unit][source])
+
+        def write(batches: Iterator[Any]) -> Iterator[Any]:
+            for unit, winners in _by_unit(batches):
+                output = _gather(store, spec, spec_version, tasks[unit], sources[unit], winners)
+                yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [pickle.dumps(output)]})
+
+        spark = session()
+        newest_first = Window.partitionBy("unit", *keys).orderBy(
+            *[F.col(name).desc_nulls_last() for name in (*orders, "age", "file", "place")]
+        )
+        rows = (
+            spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
+            .mapInArrow(
+                read, f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, {ddl}"
+            )
+            .withColumn("nth", F.row_number().over(newest_first))
+            .where("nth = 1")
+            .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
+            .sortWithinPartitions("unit", *keys)
+            .select("unit", "source", "row", "deleted")
+            .mapInArrow(write, "unit int, output binary")
+            .collect()
+        )
+        done = {row.unit: pickle.loads(row.output) for row in rows}
+        return [done.get(unit, MergeOutput((), (), 0)) for unit in range(len(tasks))]
+
+
+# ---------------------------------------------------------------- tasks of phase one
+
+
+def _task_groups(inputs: Sequence[LandingInput]) -> list[list[LandingInput]]:
+    """Landing files, or row groups of large Parquet files, in groups of up to `TASK_BYTES`."""
+    groups: list[list[LandingInput]] = [[]]
+    size = 0
+    for given in inputs:
+        for part, part_bytes in _parts(given):
+            if size + part_bytes > TASK_BYTES and groups[-1]:
+                groups.append([])
+                size = 0
+            groups[-1].append(part)
+            size += part_bytes
+    return groups
+
+
+def _parts(given: LandingInput) -> Iterator[tuple[LandingInput, int]]:
+    if given.row_groups is None or given.size <= TASK_BYTES:
+        yield given, given.size
+        return
+    first, end = given.row_groups
+    each = max(1, (end - first) * TASK_BYTES // given.size)
+    for low in range(first, end, each):
+        high = min(end, low + each)
+        part = LandingInput(given.path, given.size, given.etag, given.place, (low, high))
+        yield part, given.size * (high - low) // (end - first)
+
+
+def _pieces(job: AppendJob, found: Iterator[Any], ranges: int) -> Iterator[Any]:
+    """What the map side sends: a row for each piece of a partition, and one for each report."""
+    held: list[Any] = []
+    size = 0
+
+    def cut() -> Iterator[Any]:
+        for partition, rows in by_partition(pa.concat_tables(held)):
+            hot = ranges > 1 and rows.nbytes > size // 4
+            spread = key_range(rows, job.spec, ranges) if hot else np.zeros(rows.num_rows, np.int32)
+            for number in np.unique(spread):
+                piece = rows.filter(pa.array(spread == number)) if hot else rows
+                step = max(1, piece.num_rows * BLOB_BYTES // max(piece.nbytes, 1))
+                for at in range(0, piece.num_rows, step):
+                    yield _wire(partition, int(number), to_bytes(piece.slice(at, step)), None)
+
+    for item in found:
+        if not isinstance(item, pa.Table):
+            yield _wire("", 0, None, pickle.dumps(item))
+            continue
+        held.append(item)
+        size += item.nbytes
+        if size >= HELD_BYTES:
+            yield from cut()
+            held, size = [], 0
+    if held:
+        yield from cut()
+
+
+def _wire(partition: str, key_range: int, rows: bytes | None, report: bytes | None) -> Any:
+    return pa.record_batch(
+        [
+            pa.array([partition]),
+            pa.array([key_range], pa.int32()),
+            pa.array([rows], pa.binary()),
+            pa.array([report], pa.binary()),
+        ],
+        ["partition", "key_range", "rows", "report"],
+    )
+
+
+def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
+    """What the reduce side does with its rows, which come sorted by partition and key range."""
+    held: list[Any] = []
+    size = 0
+    group: tuple[str, int] | None = None
+    for batch in batches:
+        for partition, number, rows, report in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if report is not None:
+                yield pickle.loads(report)
+                continue
+            if group not in (None, (partition, number)) and size >= HELD_BYTES:
+                yield from settle_and_write(job, held)
+                held, size = [], 0
+            group = (partition, number)
+            table = from_bytes(rows)
+            held.append(table)
+            size += table.nbytes
+    if held:
+        yield from settle_and_write(job, held)
+    _forget_zip_importers()
+
+
+# ---------------------------------------------------------------- tasks of phase two
+
+
+def _sources(task: MergeTask) -> list[tuple[str, int, bool]]:
+    """The files of a merge: name, age, whether all its rows are tombstones."""
+    stored = [(f.name, 0, False) for f in task.base] + [(f.name, 0, True) for f in task.tombstones]
+    return stored + [(f.name, age, False) for age, files in enumerate(task.batches, 1) for f in files]
+
+
+def _ranks(
+    store: ObjectStore, spec: TableSpec, unit: int, source: int, name: str, age: int, tombstones: bool
+) -> Iterator[Any]:
+    """Keys, ordering columns and position of each row of one file."""
+    compared = [spec.schema.field(n) for n in (*spec.stored_key, *spec.order_by)]
+    appended = spec.ranked_schema if age else None
+    extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.delete else []))] if appended else []
+    schema = pa.schema([*{f.name: f for f in (*compared, *extra)}.values()])
+    at = 0
+    for rows in stream_file(store, name, schema):
+        n = rows.num_rows
+        columns = {
+            "unit": np.full(n, unit, np.int32),
+            "source": np.full(n, source, np.int32),
+            "row": np.arange(at, at + n),
+            "age": np.full(n, age, np.int32),
+            "file": rows[FILE] if age else np.zeros(n, np.int32),
+            "place": rows[PLACE] if age else np.zeros(n, np.int64),
+            "deleted": rows[DELETE_FLAG] if age and spec.delete else np.full(n, tombstones),
+        }
+        columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
+        columns |= {f"o{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.order_by)}
+        yield from pa.table(columns).to_batches()
+        at += n
+
+
+def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
+    """Spark's type for a key or ordering column, and what turns the Arrow column into it without changing its order."""
+    t = pa.types
+    type_ = spec.schema.field(name).type
+
+    def to(arrow: Any) -> Callable[[Any], Any]:
+        return lambda column: pc.cast(column, arrow)
+
+    if t.is_uint64(type_):
+        return "decimal(20,0)", to(pa.decimal128(20, 0))
+    if t.is_integer(type_) or t.is_timestamp(type_) or t.is_duration(type_) or t.is_time64(type_) or t.is_date64(type_):
+        return "bigint", to(pa.int64())
+    if t.is_date32(type_) or t.is_time32(type_):
+        return "int", to(pa.int32())
+    if t.is_floating(type_):
+        return "double", to(pa.float64())
+    if t.is_boolean(type_):
+        return "boolean", to(pa.bool_())
+    if t.is_string(type_) or t.is_large_string(type_):
+        return "string", to(pa.string())
+    if t.is_binary(type_) or t.is_large_binary(type_) or t.is_fixed_size_binary(type_):
+        return "binary", to(pa.binary())
+    if t.is_decimal(type_) and type_.precision <= 38:
+        return f"decimal({type_.precision},{type_.scale})", to(pa.decimal128(type_.precision, type_.scale))
+    raise ConfigurationError(
+        "unfit-for-spark",
+        f"Column {name!r} is {type_}, which Spark can't compare, and it is a key or ordering column.",
+        next="use --engine arrow for this table",
+    )
+
+
+def _by_unit(batches: Iterator[Any]) -> Iterator[tuple[int, Iterator[Any]]]:
+    """Winners of one unit after the other, each in key order: tables of source, row, deleted."""
+    pending: list[Any] = []
+    unit: int | None = None
+    for batch in batches:
+        units = batch["unit"].to_numpy()
+        borders = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), len(units)]
+        for low, high in itertools.pairwise(borders):
+            if low == high:
+                continue
+            if unit is not None and int(units[low]) != unit:
+                yield unit, iter(pending)
+                pending = []
+            unit = int(units[low])
+            pending.append(batch.slice(low, high - low))
+    if unit is not None:
+        yield unit, iter(pending)
+    _forget_zip_importers()
+
+
+def _gather(
+    store: ObjectStore,
+    spec: TableSpec,
+    spec_version: int,
+    task: MergeTask,
+    sources: list[tuple[str, int, bool]],
+    winners: Iterator[Any],
+) -> MergeOutput:
+    """Write the winning rows, in key order. Every file is sorted by key too, so each is read forward once."""
+    cursors = [_Cursor(stream_file(store, name, spec.stored_schema)) for name, _, _ in sources]
+    kept = 0
+    with MergeWriter(store, spec, spec_version, task) as out:
+        for batch in winners:
+            source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
+            kept += len(source)
+            # Rows come file by file; a stable sort by file tells how to put them back into key order.
+            by_source = np.argsort(source, kind="stable")
+            found = [cursors[s].take(row[source == s]) for s in np.unique(source)]
+            rows = pa.concat_tables(found).take(pa.array(np.argsort(by_source, kind="stable")))
+            out.write(rows.append_column(DELETE_FLAG, batch["deleted"]))
+    read = sum(f.rows for files in (task.base, task.tombstones, *task.batches) for f in files)
+    return MergeOutput(tuple(out.base.files), tuple(out.tombstones.files), read - kept)
+
+
+class _Cursor:
+    """Reads a file forward and hands out rows by their place in it."""
+
+    def __init__(self, blocks: Iterator[Any]) -> None:
+        self._blocks = blocks
+        self._block: Any = None
+        self._begin = 0
+
+    def take(self, rows: Any) -> Any:
+        """The rows at these places, which ascend and are all above those of the call before."""
+        found = []
+        while len(rows):
+            if self._block is None or rows[0] >= self._begin + self._block.num_rows:
+                self._begin += self._block.num_rows if self._block is not None else 0
+                self._block = next(self._blocks)
+                continue
+            here = int(np.searchsorted(rows, self._begin + self._block.num_rows))
+            found.append(self._block.take(pa.array(rows[:here] - self._begin)))
+            rows = rows[here:]
+        return pa.concat_tables(found)
+
+
+# ---------------------------------------------------------------- Spark itself
+
+
+def _ids(batches: Iterator[Any]) -> Iterator[int]:
+    for batch in batches:
+        yield from batch["id"].to_pylist()
+    _forget_zip_importers()
+
+
+def _forget_zip_importers() -> None:
+    """Make the next task of this Python worker begin sooner.
+
+    Before every task Spark calls importlib.invalidate_caches(), and Python 3.11 then reads `pyspark.zip` again for every
+    package in it that was ever imported: a quarter of a second of processor time a task, measured on a small night.
+    """
+    for path, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimport.zipimporter):
+            del sys.path_importer_cache[path]
+
+
+def _parallelism(spark: Any) -> int:
+    """Cores of the session, as far as it tells (Connect does not tell defaultParallelism)."""
+    asked = spark.conf.get("spark.default.parallelism", None)
+    return int(asked) if asked else int(spark.conf.get("spark.executor.instances", "0")) or _local_cores(spark)
+
+
+def _local_cores(spark: Any) -> int:
+    context = getattr(spark, "sparkContext", None)
+    return int(context.defaultParallelism) if context is not None else 8
+
+
+@contextmanager
+def _small_batches() -> Iterator[Any]:
+    """A session that hands few rows at a time to Python, since ours are blobs."""
+    spark = session()
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(name)
+    spark.conf.set(name, str(BLOBS_PER_BATCH))
+    try:
+        yield spark
+    finally:
+        spark.conf.set(name, before)

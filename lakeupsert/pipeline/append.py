@@ -1,0 +1,433 @@
+"""Phase one: take every landing file that no batch took, as one batch.
+
+Reads     the landing zone's listing and files, the ledger, the spec
+Writes    appended and quarantine files under names of their own, then (where columns came) the next spec, then ONE ledger
+          entry: that put is the commit and the acknowledgement; then a message for each touched partition
+Repeat    safe: a landing file counts once, by path and content; a crash before the ledger entry leaves files that nobody names
+
+    list -> survey -> plan the spec -> row work -> spec -> ledger entry -> messages
+      ^                                   |          |          |
+      '-- a file failed: go on without it-'          '-- race lost: discard, begin again, or take the next number
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Refused, Report, Written, quarantine_files
+from lakeupsert.engine.landing import LandingInput, RowRules, Survey, content_hash, unify, without_nulls
+from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.queue import Message
+from lakeupsert.storage import LocalStore, NotFoundError, open_store
+from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, Touched, taken
+from lakeupsert.table.spec import DeleteRule, TableSpec, create, evolve
+from lakeupsert.table.types import named_type
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 20
+_IGNORED_STARTS = ("_", ".")
+_IGNORED_ENDS = (".tmp", ".crc", "._COPYING_")
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """The batch that was committed; ``warnings`` are for people."""
+
+    number: int
+    entry: LedgerEntry
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Ground:
+    """What one try stands on: the heads that it read, and what it found new against them."""
+
+    head: Link[LedgerEntry] | None
+    spec_head: Link[TableSpec] | None
+    inputs: tuple[LandingInput, ...]
+    batch_id: str
+    received_at: int
+    warnings: tuple[str, ...]
+
+
+class _FilesFailed(Exception):
+    """Landing files that this try must go on without."""
+
+    def __init__(self, failed: Iterable[FileFailed]) -> None:
+        self.failed = list(failed)
+
+
+class _BeginAgain(Exception):
+    """The heads are no longer those that this try stands on.
+
+    ``discard``: no ledger entry can name its files, so they may go (G6: only after *lost*, never after *unknown*).
+    """
+
+    def __init__(self, *, discard: bool) -> None:
+        self.discard = discard
+
+
+def append(
+    table: OpenTable,
+    host: Host,
+    *,
+    batch_id: str | None = None,
+    received: tuple[date | None, date | None] = (None, None),
+    progress: Callable[[str], None] = lambda text: None,
+) -> AppendResult | None:
+    """Commit one batch of all new landing files; None where there is none.
+
+    Args:
+        batch_id: the client's name for the batch; with it a repeated call is recognised even before files are compared.
+        received: first and last date (inclusive) of the landing folders to take, where `landing_dates` is set.
+    Raises:
+        RefusedError: more rows were refused than `quarantine_limit` allows; nothing is committed, landing is untouched.
+        ConfigurationError: the batch id belongs to other files; the landing zone is missing.
+        TryAgainError: races or a silent store; nothing is lost, what was committed shows in the next call.
+    """
+    changed: list[str] = []
+    unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
+    for attempt in range(ATTEMPTS):
+        ground = _look(table, batch_id, received, changed)
+        if ground is None:
+            for warning in _late(changed):
+                log.warning(warning)
+            return None
+        try:
+            result = _try(table, host, ground, unreadable, progress)
+        except _FilesFailed as e:
+            changed += [f.path for f in e.failed if f.changed]
+            etags = {i.path: i.etag for i in ground.inputs}
+            unreadable |= {(f.path, etags[f.path]): f.reason for f in e.failed if not f.changed}
+            continue
+        except _BeginAgain:
+            clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
+            continue
+        try:
+            table.queue.send([Message(table.name, partition, result.number) for partition in result.entry.touched])
+        except LakeupsertError as e:
+            e.data_changed = True  # the batch is committed; `run` sends its messages again
+            raise
+        return replace(result, warnings=(*ground.warnings, *result.warnings, *_late(changed)))
+    raise races_exhausted(table.store.uri(), ATTEMPTS)
+
+
+def _look(
+    table: OpenTable, batch_id: str | None, received: tuple[date | None, date | None], changed: Sequence[str]
+) -> _Ground | None:
+    """The heads, and every landing file that no batch took."""
+    head = table.objects.ledger.head()
+    spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
+    entries = [link.body for link in table.entries(-1, head.number)] if head else []
+    inputs, left_out = _new_files(table, taken(entries), received, frozenset(changed))
+    warnings = _told(left_out)
+    if not inputs:
+        for warning in warnings:
+            log.warning(warning)
+        return None
+    same_id = next((e for e in entries if e.kind == "batch" and e.batch_id == batch_id), None)
+    if same_id is not None:
+        raise ConfigurationError(
+            "batch-id-taken",
+            f"Batch id {batch_id!r} was used for {len(same_id.files)} other files; {inputs[0].path} is not one of them. "
+            "Nothing was committed.",
+            next="give the new files a --batch-id of their own, or none",
+        )
+    now = int(clock.now().timestamp() * 1_000_000)
+    received_at = max(now, head.body.received_at + 1) if head else now
+    return _Ground(head, spec_head, inputs, batch_id or clock.new_id(), received_at, warnings)
+
+
+def _new_files(
+    table: OpenTable,
+    known: dict[str, list[LandingFile]],
+    received: tuple[date | None, date | None],
+    leave_out: frozenset[str],
+) -> tuple[tuple[LandingInput, ...], list[str]]:
+    """Landing files that no batch took, and files that can't be taken as they are called."""
+    landing = open_store(table.settings.landing)
+    if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
+        raise ConfigurationError(
+            "no-landing",
+            f"The landing zone {landing.root} of table {table.name!r} is no folder.",
+            next=f"create it, or correct `landing` in [tables.{table.name}]",
+        )
+    inputs: list[LandingInput] = []
+    left_out: list[str] = []
+    for found in table.landing.list(""):
+        parts = found.name.split("/")  # folders too: `_temporary/` holds what a Spark job has not committed
+        if any(p.startswith(_IGNORED_STARTS) for p in parts) or parts[-1].endswith(_IGNORED_ENDS):
+            continue
+        if found.name in leave_out:
+            continue
+        day = _received(found.name, table.settings.landing_dates)
+        if day is None:
+            left_out.append(found.name)
+            continue
+        if table.settings.landing_dates and not (received[0] or day) <= day <= (received[1] or day):
+            continue
+        before = known.get(found.name, [])
+        if any((f.size, f.etag) == (found.size, found.etag) for f in before):
+            continue
+        if before:  # same path, other etag: only the content tells whether it is the same file sent again
+            try:
+                content = content_hash(table.landing, found.name)
+            except NotFoundError:
+                continue
+            if any(f.sha256 == content for f in before):
+                continue
+        inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
+    return tuple(inputs), left_out
+
+
+def _late(changed: Sequence[str]) -> list[str]:
+    return [f"{path} changed or vanished while it was read; it is left to the next batch" for path in changed]
+
+
+def _told(left_out: list[str]) -> tuple[str, ...]:
+    if not left_out:
+        return ()
+    return (
+        f"{len(left_out)} landing files are not taken, the first is {left_out[0]!r}: "
+        "its folder is no date by `landing_dates`, or its name is not UTF-8",
+    )
+
+
+def _received(path: str, pattern: str) -> date | None:
+    """The date of the folder that a file was received in; None where the path has none, or is no text."""
+    try:
+        path.encode()
+        folders = "/".join(path.split("/")[: pattern.count("/") + 1])
+        return datetime.strptime(folders, pattern).replace(tzinfo=UTC).date() if pattern else date.min
+    except ValueError:  # also UnicodeEncodeError: a name that is not UTF-8 can stand in no ledger
+        return None
+
+
+def _try(
+    table: OpenTable, host: Host, ground: _Ground, failing: dict[tuple[str, str], str], progress: Callable[[str], None]
+) -> AppendResult:
+    unreadable = {i.path: failing[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in failing}
+    given = [i for i in ground.inputs if i.path not in unreadable]
+    progress(f"surveying {len(given)} landing files")
+    known = ground.spec_head.body if ground.spec_head else None
+    schema = known.schema if known else None
+    surveys = host.survey(table.landing, given, table.settings.format, schema, _text_columns(table))
+    failed = [
+        FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
+    ]
+    if known is not None:
+        failed += _unfit(known, surveys)
+    if failed:
+        raise _FilesFailed(failed)
+    if known is None and not surveys:
+        path, reason = next(iter(unreadable.items()))
+        raise RefusedError(
+            "no-readable-file",
+            f"Table {table.name!r} can't be created: none of its {len(unreadable)} landing files can be read. "
+            f"The first is {table.landing.uri(path)}: {reason}",
+            next="correct or remove these files, then run `lakeupsert run` again",
+        )
+    spec, warnings = _plan_spec(table, known, surveys)
+    version = -1 if ground.spec_head is None else ground.spec_head.number
+    job = AppendJob(
+        landing=table.landing,
+        store=table.store,
+        inputs=tuple(
+            replace(i, row_groups=(0, s.row_groups)) if s.row_groups else i for i, s in zip(given, surveys, strict=True)
+        ),
+        format=table.settings.format,
+        rules=RowRules(spec, ground.received_at),
+        batch_id=ground.batch_id,
+        spec_version=version + (spec is not known),
+    )
+    progress(f"reading, splitting and writing the rows of {len(given)} landing files")
+    reports = [*host.run(job), *quarantine_files(job, unreadable)]
+    written = [f.name for r in reports if isinstance(r, Written) for f in r.files]
+    refused = [r.file.name for r in reports if isinstance(r, Refused)]
+    try:
+        failed = [r for r in reports if isinstance(r, FileFailed)]
+        if failed:
+            raise _FilesFailed(failed)
+        entry = _entry(ground, job, reports, unreadable)
+        _refuse_above_limit(table, entry)
+        progress("committing")
+        link = _commit(table, ground, job, entry)
+    except RefusedError:
+        table.store.delete(written)  # the refused rows stay, for who has to find out
+        raise
+    except _FilesFailed:
+        table.store.delete([*written, *refused])
+        raise
+    except _BeginAgain as e:
+        if e.discard:
+            table.store.delete([*written, *refused])
+        raise
+    return AppendResult(link.number, link.body, tuple(warnings))
+
+
+def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
+    """Files whose columns the table can't take, such as one that differs from a stored one by case alone."""
+    for survey in surveys:
+        if survey.schema is not None:
+            try:
+                evolve(known, survey.schema)
+            except ConfigurationError as e:
+                yield FileFailed(survey.path, changed=False, reason=e.message)
+
+
+def _plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey]) -> tuple[TableSpec, list[str]]:
+    """The spec that the batch is written under: ``known`` itself where no column came or grew; and warnings."""
+    settings = table.settings
+    where = f"[tables.{table.name}.schema]"
+    given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
+    observed: dict[str, Any] = {}
+    for survey in surveys:
+        if survey.schema is None:
+            continue
+        for field in survey.schema:
+            if known is not None and not survey.typed and field.name in known.schema.names:
+                continue  # text has no types of its own: what does not convert is quarantined
+            before = observed.get(field.name)
+            observed[field.name] = field.type if before is None else unify(before, field.type, survey.typed)
+    fields = []
+    for name, type_ in observed.items():
+        if known is None or name not in known.schema.names:
+            type_ = given.get(name, without_nulls(type_))
+        fields.append(pa.field(name, type_))
+    if known is not None:
+        return evolve(known, pa.schema(fields)), []
+    fields += [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
+    schema = pa.schema(fields)
+    delete = settings.delete
+    spec = create(
+        schema,
+        table_id=clock.new_id(),
+        key=settings.key,
+        order_by=settings.order_by,
+        partition_by=settings.partition_by,
+        delete=DeleteRule(column=delete.column, values=delete.values, keep=delete.keep) if delete else None,
+        stamped=len(settings.order_by) == 1 and settings.order_by[0] not in schema.names,
+    )
+    text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
+    warnings = [
+        f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
+    ]
+    warnings += [
+        f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
+        f'{table.settings.processed}, set `{n} = "date"` in {where}, and run again'
+        for n in spec.partition_by
+        if n in text and not all(s.typed for s in surveys)
+    ]
+    return spec, warnings
+
+
+def _text_columns(table: OpenTable) -> frozenset[str]:
+    """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
+    operation = {table.settings.delete.column} if table.settings.delete else set()
+    return (frozenset(table.settings.key) | operation) - frozenset(table.settings.schema)
+
+
+def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadable: dict[str, str]) -> LedgerEntry:
+    rows: Counter[str] = Counter()
+    hashes: dict[str, str] = {}
+    touched: dict[str, Touched] = {}
+    reasons: Counter[str] = Counter()
+    quarantine: list[QuarantineFile] = []
+    for report in reports:
+        if isinstance(report, FileRead):
+            rows[report.path] += report.rows
+            if report.sha256 is not None:
+                hashes[report.path] = report.sha256
+        elif isinstance(report, Refused):
+            reasons.update(report.reasons)
+            quarantine.append(report.file)
+        elif isinstance(report, Written):
+            before = touched.get(report.partition, Touched(files=(), rows=0, superseded=0, bytes=0))
+            touched[report.partition] = Touched(
+                files=(*before.files, *report.files),
+                rows=before.rows + report.rows,
+                superseded=before.superseded + report.superseded,
+                bytes=before.bytes + sum(f.bytes for f in report.files),
+            )
+    return LedgerEntry(
+        kind="batch",
+        batch_id=ground.batch_id,
+        received_at=ground.received_at,
+        spec_version=job.spec_version,
+        files=tuple(
+            LandingFile(path=i.path, size=i.size, etag=i.etag, sha256=hashes.get(i.path, ""), rows=rows[i.path])
+            for i in ground.inputs
+        ),
+        touched=dict(sorted(touched.items())),
+        rows_read=sum(rows.values()) + len(unreadable),  # an unreadable file counts as the one row that tells of it
+        quarantined=dict(sorted(reasons.items())),
+        quarantine=tuple(quarantine),
+    )
+
+
+def _refuse_above_limit(table: OpenTable, entry: LedgerEntry) -> None:
+    refused = sum(n for reason, n in entry.quarantined.items() if reason != "unreadable_file")
+    if table.settings.within_limit(refused, entry.rows_read):
+        return
+    reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
+    files = ", ".join(table.store.uri(f.name) for f in entry.quarantine[:3])
+    raise RefusedError(
+        "quarantine-limit",
+        f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {entry.rows_read} rows would be "
+        f"quarantined ({reasons}); `quarantine_limit` is {table.settings.quarantine_limit}. Nothing was committed. "
+        f"The refused rows are in {files} (Parquet).",
+        next="look at the refused rows; correct the landing files, or raise `quarantine_limit` and run the same command again",
+    )
+
+
+def _commit(table: OpenTable, ground: _Ground, job: AppendJob, entry: LedgerEntry) -> Link[LedgerEntry]:
+    """Spec, then ledger entry. Raises _BeginAgain where what was written does not fit the new heads."""
+    ledger = table.objects.ledger
+    planned = ground.spec_head is None or job.spec is not ground.spec_head.body
+    if planned and table.objects.specs.append(job.spec, ground.spec_head).result != "won":
+        raise _BeginAgain(discard=True)
+    head = ground.head
+    if head is None:
+        begin = LedgerEntry(kind="create", batch_id="", received_at=entry.received_at - 1, spec_version=0)
+        head = ledger.append(begin, None).link
+        if head is None:
+            raise _BeginAgain(discard=True)
+    while True:
+        outcome = ledger.append(entry, head)
+        if outcome.link is not None:
+            return outcome.link
+        if outcome.result == "unknown":
+            raise _BeginAgain(discard=False)
+        newer = ledger.head()
+        if newer is None:
+            raise _BeginAgain(discard=True)
+        entry = _rebased(table, job, entry, head, newer)
+        head = newer
+
+
+def _rebased(
+    table: OpenTable, job: AppendJob, entry: LedgerEntry, head: Link[LedgerEntry], newer: Link[LedgerEntry]
+) -> LedgerEntry:
+    """The same batch behind a newer head, where nothing that it stands on has changed."""
+    won = [link.body for link in table.entries(head.number, newer.number)]
+    paths = {f.path for f in entry.files}
+    if any(f.path in paths for e in won for f in e.files) or any(e.batch_id == entry.batch_id for e in won):
+        raise _BeginAgain(discard=True)
+    if newer.body.spec_version > entry.spec_version:
+        raise _BeginAgain(discard=True)
+    if newer.body.received_at < entry.received_at:
+        return entry
+    if job.spec.stamped:  # the stamp is in the rows already
+        raise _BeginAgain(discard=True)
+    return msgspec.structs.replace(entry, received_at=newer.body.received_at + 1)

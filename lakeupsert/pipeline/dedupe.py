@@ -1,0 +1,370 @@
+"""Phase two: bring dirty partitions up to a batch, one row per key.
+
+Reads     the partition's head manifest, its pending ledger entries, and the files that both list
+Writes    new base and tombstone files, then the next manifest version (the only commit here; readers see it with the next
+          snapshot)
+Repeat    safe: twice, late, or beside another worker on the same partition
+
+    receive -> load manifest and pending -> engine.merge -> commit -> ack
+                     ^------------------ lost race ----------'
+
+The message only says where to look. What is still to merge is the ledger's entries above the manifest's `merged`, so a
+lost or repeated message changes how soon, never what.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
+
+from lakeupsert import clock
+from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
+from lakeupsert.errors import TryAgainError
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.queue import Lease, Message
+from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import BucketEntry, DataFile, Failed, Manifest
+from lakeupsert.table.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 20
+LEASE_SECONDS = 900.0
+"""How long a worker owns a message between two extensions (it extends while it works). Longer: the message of a dead
+worker on another machine waits longer. Too short: a second worker repeats the work (harmless, but paid twice)."""
+RETRY_SECONDS = 5.0
+"""How long a waiting worker leaves a message alone that just failed; one that drains the queue tries again at once."""
+IDLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class PartitionResult:
+    """What happened to one partition.
+
+    rows_in (stored rows, tombstones and appended rows that were read) = rows_out + rows_superseded + rows_deleted, the
+    last being the tombstones that it has now; bytes are compressed.
+    """
+
+    partition: str
+    version: int = -1
+    merged: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    rows_superseded: int = 0
+    rows_deleted: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    engine: str = ""
+    strategy: str = "rewrite"
+    seconds: float = 0.0
+    status: Literal["merged", "clean", "failed"] = "clean"
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One version of one partition to be made: from ``head`` by merging ``pending``."""
+
+    head: Link[Manifest] | None
+    pending: tuple[Link[LedgerEntry], ...]
+    task: MergeTask
+
+
+def dedupe_partitions(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> list[PartitionResult]:
+    """Bring each partition of ``wanted`` up to its batch, in shared calls of the engine; one result each.
+
+    A version is committed for every pending batch that is not published yet, so that each batch can be published, however
+    fast new ones come. Raises what engine and store raise; then some partitions may be merged, and the call can be repeated.
+    """
+    snapshot = table.last_snapshot()
+    results = {partition: PartitionResult(partition) for partition in wanted}
+    lost = dict.fromkeys(wanted, 0)
+    todo = dict(wanted)
+    heads: dict[str, Link[Manifest] | None] = {}  # what we committed last is the head, as far as we know
+    while todo:
+        begun = clock.elapsed()
+        steps: list[_Step] = []
+        for partition, batch in list(todo.items()):
+            if partition not in heads:
+                heads[partition] = table.objects.partition(partition).head()
+            head = heads.pop(partition)
+            step = _next_step(table, partition, batch, snapshot.body if snapshot else None, head)
+            if head is not None:
+                results[partition] = replace(results[partition], version=head.number, merged=head.body.merged)
+            if step is None:
+                del todo[partition]
+            else:
+                steps.append(step)
+        if not steps:
+            break
+        # A version is written under its own batch's spec: under a newer one, readers of that batch would meet files that
+        # their spec does not describe.
+        by_spec: dict[int, list[_Step]] = {}
+        for step in steps:
+            by_spec.setdefault(_spec_version(step), []).append(step)
+        merged: list[tuple[_Step, MergeOutput]] = []
+        for version, of_spec in by_spec.items():
+            outputs = engine.merge(table.store, table.spec(version), version, [step.task for step in of_spec])
+            merged += zip(of_spec, outputs, strict=True)
+        seconds = (clock.elapsed() - begun) / len(steps)
+        for step, output in merged:
+            partition = step.task.partition
+            link = _commit(table, step, output, engine.name, seconds)
+            if link is None:
+                lost[partition] += 1
+                if lost[partition] > ATTEMPTS:
+                    raise races_exhausted(table.store.uri(partition), ATTEMPTS)
+            else:
+                heads[partition] = link
+                results[partition] = _added(results[partition], step, output, link, engine.name, seconds)
+    return list(results.values())
+
+
+def _next_step(
+    table: OpenTable, partition: str, batch: int, snapshot: Snapshot | None, head: Link[Manifest] | None
+) -> _Step | None:
+    """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""
+    merged = head.body.merged if head else 0
+    if merged >= batch:
+        return None
+    published = snapshot.batch if snapshot else 0
+    # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
+    low = merged if snapshot and partition in snapshot.lagging else max(merged, published)
+    pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
+    if not pending:
+        return None
+    first = tuple(link for link in pending if link.number <= published) or (pending[0],)
+    bucket = head.body.buckets[0] if head and head.body.buckets else BucketEntry(id="")
+    task = MergeTask(
+        partition=partition,
+        base=bucket.base,
+        tombstones=bucket.tombstones,
+        batches=tuple(
+            tuple(DataFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in link.body.touched[partition].files)
+            for link in first
+        ),
+        up_to=first[-1].number,
+    )
+    return _Step(head, first, task)
+
+
+def _spec_version(step: _Step) -> int:
+    return max(step.pending[-1].body.spec_version, step.head.body.spec_version if step.head else 0)
+
+
+def _commit(table: OpenTable, step: _Step, output: MergeOutput, engine: str, seconds: float) -> Link[Manifest] | None:
+    """The committed version, or None where the race was lost to a writer that changed the bucket: then it is redone."""
+    partition, head = step.task.partition, step.head
+    chain = table.objects.partition(partition)
+    made: dict[str, str | float | int] = {"engine": engine, "strategy": "rewrite", "seconds": round(seconds, 3)}
+    while True:
+        outcome = chain.append(_merged(step, head, output, made), head)
+        if outcome.link is not None or outcome.result == "unknown":
+            return outcome.link  # unknown: the files stay for vacuum, the head tells whether anything is left to do
+        newer = chain.head()
+        if _bucket(newer) != _bucket(head):
+            table.store.delete(f.name for f in output.files)
+            return None
+        head = newer  # something else was appended, such as a mark; what we read still stands
+
+
+def _merged(
+    step: _Step,
+    head: Link[Manifest] | None,
+    output: MergeOutput,
+    made: dict[str, str | float | int],
+) -> Manifest:
+    task = step.task
+    old = _bucket(head) or BucketEntry(id="")
+    brought = [link.body.touched[task.partition] for link in step.pending]
+    counters = msgspec.structs.replace(
+        old.counters,
+        appended=old.counters.appended + sum(t.rows for t in brought),
+        live=sum(f.rows for f in output.base),
+        tombstones=sum(f.rows for f in output.tombstones),
+        superseded=old.counters.superseded + sum(t.superseded for t in brought) + output.superseded,
+    )
+    bucket = BucketEntry(id=clock.new_id(), base=output.base, tombstones=output.tombstones, counters=counters)
+    before = head.body if head else Manifest(partition=task.partition, merged=0, spec_version=0)
+    return msgspec.structs.replace(
+        before,
+        merged=task.up_to,
+        spec_version=_spec_version(step),
+        buckets=(bucket,),
+        failed=before.failed if before.failed and before.failed.batch > task.up_to else None,
+        made=made,
+    )
+
+
+def _bucket(link: Link[Manifest] | None) -> BucketEntry | None:
+    return link.body.buckets[0] if link and link.body.buckets else None
+
+
+def _added(
+    result: PartitionResult, step: _Step, output: MergeOutput, link: Link[Manifest], engine: str, seconds: float
+) -> PartitionResult:
+    task = step.task
+    read = [f for files in (task.base, task.tombstones, *task.batches) for f in files]
+    return replace(
+        result,
+        version=link.number,
+        merged=link.body.merged,
+        rows_in=result.rows_in + sum(f.rows for f in read),
+        rows_out=link.body.rows,
+        rows_superseded=result.rows_superseded + output.superseded,
+        rows_deleted=sum(f.rows for f in output.tombstones),
+        bytes_read=result.bytes_read + task.bytes,
+        bytes_written=result.bytes_written + sum(f.bytes for f in output.files),
+        engine=engine,
+        seconds=result.seconds + seconds,
+        status="merged",
+    )
+
+
+# ---------------------------------------------------------------- the queue's side
+
+
+def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda partition: True) -> int:
+    """Send a message for every selected partition where the ledger is ahead of the manifest; how many were sent.
+
+    It reads the heads of the partitions that are not published up to the ledger's head, and no others.
+    """
+    head = table.objects.ledger.head()
+    snapshot = table.last_snapshot()
+    if head is None:
+        return 0
+    wanted = {
+        p: b for p, b in table.unpublished(snapshot.body if snapshot else None, head.number).items() if selected(p)
+    }
+    messages = [Message(table.name, p, batch) for p, batch in wanted.items() if not table.merged(p, batch)]
+    table.queue.send(messages)
+    return len(messages)
+
+
+def drain(
+    table: OpenTable,
+    engine: Engine,
+    *,
+    until_empty: bool,
+    stop: threading.Event,
+    max_seconds: float | None = None,
+    progress: Callable[[int], None] = lambda left: None,
+) -> list[PartitionResult]:
+    """Work on the queue's messages until none is visible (``until_empty``), it is stopped, or time is up.
+
+    ``progress`` is told how many messages are left.
+    A partition that fails goes back to the queue; at its last receive it is marked failed and buried. TryAgainError (the
+    store, the disk) gives the messages back and ends the work.
+    """
+    begun = clock.elapsed()
+    results: list[PartitionResult] = []
+    while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun < max_seconds):
+        leases = table.queue.receive(engine.partitions_per_call, LEASE_SECONDS)
+        if not leases:
+            if until_empty:
+                break
+            stop.wait(IDLE_SECONDS)
+            continue
+        with _extended(table, leases):
+            results += _work(table, engine, leases, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+        stats = table.queue.stats()
+        progress(stats.visible + stats.leased)
+    return results
+
+
+def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_seconds: float) -> Iterator[PartitionResult]:
+    """What became of the partitions of these messages; every lease is acked, released or buried, also where this fails."""
+    held: dict[str, list[Lease]] = {}
+    for lease in leases:
+        message = lease.message
+        entry = table.entry(message.batch) if message.table == table.name else None
+        if entry is None:  # queues outlive tables, and one that is made anew counts from 0
+            reason = f"it is for table {message.table!r}, batch {message.batch}; {table.name!r} has no such batch"
+            table.queue.bury(lease, reason)
+        elif message.partition not in entry.body.touched:
+            table.queue.ack(lease)
+        else:
+            held.setdefault(message.partition, []).append(lease)
+    wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in held.items()}
+    try:
+        for result in _each(table, engine, wanted):
+            of_it = held[result.partition]
+            if result.status != "failed":
+                for lease in of_it:
+                    table.queue.ack(lease)
+                del held[result.partition]
+                yield result
+            elif max(x.receives for x in of_it) < table.queue.max_receives:
+                log.warning("partition failed, will be tried again: %s: %s", result.partition, result.error)
+                for lease in of_it:
+                    table.queue.release(lease, retry_seconds)
+                del held[result.partition]
+            else:
+                _mark_failed(table, result.partition, wanted[result.partition], result.error or "")
+                for lease in of_it:
+                    table.queue.bury(lease, result.error or "")
+                del held[result.partition]
+                yield result
+    finally:
+        for of_it in held.values():
+            for lease in of_it:
+                table.queue.release(lease)
+
+
+def _each(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> Iterator[PartitionResult]:
+    """One shared call; where that fails, each partition alone, since only that shows whose fault it was."""
+    try:
+        yield from dedupe_partitions(table, engine, wanted)
+        return
+    except TryAgainError:
+        raise
+    except Exception as e:
+        log.debug("a shared call failed, trying each partition alone: %r", e)
+    for partition, batch in wanted.items():
+        try:
+            yield from dedupe_partitions(table, engine, {partition: batch})
+        except TryAgainError:
+            raise
+        except Exception as e:
+            log.debug("partition failed: %s", partition, exc_info=True)
+            yield PartitionResult(partition, status="failed", error=str(e) or repr(e), engine=engine.name)
+
+
+def _mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
+    """Say in the partition's own chain that its next batch does not merge; publish and status read it there."""
+
+    def marked(head: Link[Manifest] | None) -> Manifest | None:
+        merged = head.body.merged if head else 0
+        first = next((n.number for n in table.entries(merged, batch) if partition in n.body.touched), None)
+        if first is None:
+            return None  # somebody merged it meanwhile
+        base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
+        if base.failed == Failed(batch=first, reason=reason):
+            return None
+        return msgspec.structs.replace(base, failed=Failed(batch=first, reason=reason))
+
+    table.objects.partition(partition).extend(marked)
+
+
+@contextmanager
+def _extended(table: OpenTable, leases: Sequence[Lease]) -> Iterator[None]:
+    """Extend the leases in the background while the block works on them."""
+    done = threading.Event()
+
+    def extend() -> None:
+        while not done.wait(LEASE_SECONDS / 3):
+            for lease in leases:
+                table.queue.extend(lease, LEASE_SECONDS)
+
+    thread = threading.Thread(target=extend, name="extend-leases", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

@@ -1,0 +1,145 @@
+"""A table as the steps hold it: its settings, its chains and its queue; and what its ledger says is still to merge."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from lakeupsert.config import TableSettings
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.queue import WorkQueue, open_queue
+from lakeupsert.storage import LocalStore, ObjectStore, open_store
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import HOME, TableObjects
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+
+
+@dataclass
+class OpenTable:
+    """One configured table. Specs and ledger entries are immutable, so each is read once and kept."""
+
+    name: str
+    settings: TableSettings
+    _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
+    _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def objects(self) -> TableObjects:
+        return TableObjects(self.store)
+
+    @cached_property
+    def store(self) -> ObjectStore:
+        return open_store(self.settings.processed)
+
+    @cached_property
+    def landing(self) -> ObjectStore:
+        return open_store(self.settings.landing)
+
+    @cached_property
+    def queue(self) -> WorkQueue:
+        if self.settings.queue != "auto":
+            return open_queue(self.settings.queue)
+        processed = open_store(self.settings.processed)
+        if isinstance(processed, LocalStore):
+            return open_queue(str(Path(processed.root) / HOME / "queue.sqlite"))
+        raise ConfigurationError(
+            "no-queue",
+            f"Table {self.name!r} is remote and names no queue.",
+            next=f"set `queue` in [tables.{self.name}]",
+        )
+
+    def head_spec(self) -> Link[TableSpec] | None:
+        """The newest spec, or None where the table does not exist yet; refuses another table's."""
+        head = self.objects.specs.head()
+        if head is not None:
+            self._refuse_other(head.body)
+            self._specs[head.number] = head.body
+        return head
+
+    def spec(self, version: int) -> TableSpec:
+        if version not in self._specs:
+            self._specs.update({link.number: link.body for link in self.objects.specs.between(version - 1, version)})
+        return self._specs[version]
+
+    def existing_spec(self) -> TableSpec:
+        """The newest spec; an error where nothing was ever appended."""
+        head = self.head_spec()
+        if head is None:
+            raise ConfigurationError(
+                "no-table-yet",
+                f"Table {self.name!r} does not exist yet: nothing was ever appended to {self.settings.processed}.",
+                next="put files into the landing zone and run `lakeupsert run`",
+            )
+        return head.body
+
+    def entry(self, number: int) -> Link[LedgerEntry] | None:
+        """One ledger entry, or None where there is none of that number."""
+        if number not in self._entries:
+            found = self.objects.ledger.get(number)
+            if found is None:
+                return None
+            self._entries[number] = found
+        return self._entries[number]
+
+    def entries(self, low: int, high: int) -> list[Link[LedgerEntry]]:
+        """Ledger entries with low < number <= high, upwards."""
+        for number in range(low + 1, high + 1):
+            if number not in self._entries:
+                self._entries.update({link.number: link for link in self.objects.ledger.between(number - 1, number)})
+        return [self._entries[number] for number in range(low + 1, high + 1)]
+
+    def last_snapshot(self) -> Link[Snapshot] | None:
+        return self.objects.snapshots.head()
+
+    def unpublished(self, snapshot: Snapshot | None, up_to: int) -> dict[str, int]:
+        """Partitions that ``snapshot`` does not show at their last batch <= ``up_to``, with that batch."""
+        touched = _last_touches(self.entries(snapshot.batch if snapshot else 0, up_to))
+        if snapshot is not None:
+            for partition in snapshot.lagging:
+                since = self.entries(snapshot.partitions[partition].merged, snapshot.batch)
+                touched.setdefault(partition, _last_touches(since)[partition])
+        return touched
+
+    def merged(self, partition: str, batch: int) -> bool:
+        """Whether the partition's newest version has ``batch`` in it."""
+        head = self.objects.partition(partition).head()
+        return head is not None and head.body.merged >= batch
+
+    def close(self) -> None:
+        if "queue" in self.__dict__:
+            self.queue.close()
+
+    def _refuse_other(self, spec: TableSpec) -> None:
+        """Two tables on one path, or a changed key, would merge rows that have nothing to do with each other."""
+        delete = self.settings.delete
+        configured: dict[str, object] = {
+            "key": self.settings.key,
+            "order_by": self.settings.order_by,
+            "partition_by": self.settings.partition_by,
+            "delete": (delete.column, delete.values, delete.keep) if delete else None,
+        }
+        stored: dict[str, object] = {
+            "key": spec.key,
+            "order_by": spec.order_by,
+            "partition_by": spec.partition_by,
+            "delete": (spec.delete.column, spec.delete.values, spec.delete.keep) if spec.delete else None,
+        }
+        for setting, value in configured.items():
+            if stored[setting] != value:
+                raise ConfigurationError(
+                    "another-table",
+                    f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
+                    f"[tables.{self.name}] says {_text(value)}. These are fixed when a table is created.",
+                    next=f"correct `{setting}`, or give [tables.{self.name}] a processed path of its own",
+                )
+
+
+def _last_touches(links: Iterable[Link[LedgerEntry]]) -> dict[str, int]:
+    """For each partition the last of these batches that touches it; ``links`` upwards."""
+    return {partition: link.number for link in links for partition in link.body.touched}
+
+
+def _text(value: object) -> str:
+    return "absent" if value is None else str(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,114 @@
+"""Show readers the newest batch that is whole in every partition.
+
+Reads     the last snapshot, the ledger entries above it, the manifests of partitions that they touch or that lag
+Writes    the next snapshot, if there is anything new to show
+Repeat    safe; beside other publishers one wins and the others find nothing left to do
+
+Snapshot N needs, of every partition that is touched in (last snapshot's batch, N] or lagging, the version whose `merged` is
+the last batch <= N that touches it. Where one has jumped beyond N, or is not there yet, another N is tried.
+"""
+
+from dataclasses import dataclass
+
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.chain import Link
+from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.snapshot import Shown, Snapshot
+
+
+@dataclass(frozen=True)
+class PublishResult:
+    """``snapshot`` is the number of the newest snapshot (None: there is none), ``batch`` its batch.
+
+    ``waiting`` are partitions whose newest batches are not in it, ``failed`` those among them that are marked failed.
+    """
+
+    snapshot: int | None
+    batch: int
+    partitions_changed: int
+    rows: int
+    lagging: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+
+
+def publish(table: OpenTable) -> PublishResult:
+    """Append the newest possible snapshot; the result also where nothing was to do."""
+    before = table.last_snapshot()
+    published: Link[Snapshot] | None = None
+
+    def build(last: Link[Snapshot] | None) -> Snapshot | None:
+        nonlocal before
+        before = last
+        return _candidate(table, last.body if last else None)
+
+    published = table.objects.snapshots.extend(build)
+    now = published or before
+    body = now.body if now else None
+    head = table.objects.ledger.head()
+    behind = table.unpublished(body, head.number) if head else {}
+    failed = [p for p in behind if (link := table.objects.partition(p).head()) and link.body.failed]
+    changed = 0
+    if published:
+        old = before.body.partitions if before else {}
+        changed = sum(old.get(p) != shown for p, shown in published.body.partitions.items())
+    return PublishResult(
+        snapshot=now.number if now else None,
+        batch=body.batch if body else 0,
+        partitions_changed=changed,
+        rows=body.rows if body else 0,
+        lagging=body.lagging if body else (),
+        waiting=tuple(behind),
+        failed=tuple(failed),
+    )
+
+
+def _candidate(table: OpenTable, old: Snapshot | None) -> Snapshot | None:
+    """The snapshot of the greatest batch that can be shown, or None where that is what ``old`` shows."""
+    head = table.objects.ledger.head()
+    if head is None:
+        return None
+    shown_batch = old.batch if old else 0
+    behind = table.unpublished(old, head.number)
+    heads = {p: table.objects.partition(p).head() for p in behind}
+    for batch in range(head.number, shown_batch - 1, -1):
+        new = _snapshot_of(table, old, batch, heads)
+        if new is not None:
+            return None if old is not None and (new.batch, new.partitions) == (old.batch, old.partitions) else new
+    return None
+
+
+def _snapshot_of(
+    table: OpenTable, old: Snapshot | None, batch: int, heads: dict[str, Link[Manifest] | None]
+) -> Snapshot | None:
+    partitions = dict(old.partitions) if old else {}
+    lagging = []
+    for partition, wanted in table.unpublished(old, batch).items():
+        head = heads[partition]
+        found = _version_at(table, partition, head, wanted)
+        if found is None or found.body.merged != wanted:
+            failed = head.body.failed if head else None
+            if table.settings.on_failed_partition == "hold" or failed is None or failed.batch > batch:
+                return None  # only slow: it is waited for
+            if found is None:
+                return None
+            lagging.append(partition)
+        partitions[partition] = Shown(
+            version=found.number, merged=found.body.merged, rows=found.body.rows, bytes=found.body.bytes
+        )
+    entry = table.entries(batch - 1, batch)[0].body if batch else None
+    spec_version = entry.spec_version if entry else 0
+    return Snapshot(
+        batch=batch,
+        spec_version=spec_version,
+        partitions=dict(sorted(partitions.items())),
+        lagging=tuple(sorted(lagging)),
+    )
+
+
+def _version_at(table: OpenTable, partition: str, head: Link[Manifest] | None, wanted: int) -> Link[Manifest] | None:
+    """The newest version whose `merged` is at most ``wanted``: one that jumped beyond is too new to be shown."""
+    chain = table.objects.partition(partition)
+    while head is not None and head.body.merged > wanted:
+        head = chain.get(head.number - 1)
+    return head

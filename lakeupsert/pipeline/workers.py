@@ -1,0 +1,94 @@
+"""Several worker processes on one queue: each is `dedupe.drain`, and they share nothing but the store and the queue."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, get_context, parent_process
+from typing import Any
+
+from lakeupsert.config import TableSettings
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.errors import TryAgainError
+from lakeupsert.pipeline.dedupe import PartitionResult, drain
+from lakeupsert.pipeline.opened import OpenTable
+
+FEW_MESSAGES = 16
+"""Up to so many messages this process works alone: starting another costs more than it takes over."""
+
+
+def drain_in_processes(
+    table: OpenTable,
+    workers: int,
+    *,
+    until_empty: bool,
+    stop: threading.Event,
+    max_seconds: float | None = None,
+    progress: Callable[[int], None] = lambda left: None,
+) -> list[PartitionResult]:
+    """`dedupe.drain` with engine arrow in ``workers`` processes; one worker, or few messages, need no other process.
+
+    Raises TryAgainError where a process died; what it committed stands, and its messages are free again.
+    """
+    if workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES):
+        return drain(
+            table, ArrowEngine(), until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress
+        )
+    context = get_context("spawn")  # fork would copy Arrow's and SQLite's locks in whatever state they are
+    # Not context.Event: setting that waits for ever where a process died that was waiting for it.
+    listening, stop_all = context.Pipe(duplex=False)
+    results: list[PartitionResult] = []
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(listening,)) as pool:
+        try:
+            pending = {
+                pool.submit(_drain, table.name, table.settings, until_empty, max_seconds) for _ in range(workers)
+            }
+            while pending:
+                done, pending = wait(pending, timeout=0.5)
+                for future in done:
+                    of_worker, requests = future.result()
+                    results += of_worker
+                    table.store.requests.add(requests)
+                if stop.is_set():
+                    stop_all.close()
+                stats = table.queue.stats()
+                progress(stats.visible + stats.leased)
+        except BrokenProcessPool as e:
+            raise TryAgainError(
+                "worker-died",
+                f"Table {table.name!r}: a worker process ended without a word (killed, or out of memory). "
+                "What it had committed stands, and its messages are free again.",
+                next="run the same command again, with fewer --workers if memory is short",
+            ) from e
+        finally:
+            stop_all.close()
+    return results
+
+
+_stop = threading.Event()
+
+
+def _begin(listening: Any) -> None:
+    # Ctrl-C reaches the whole process group; the parent tells us to stop when our messages are given back.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_listen, args=(listening,), daemon=True).start()
+
+
+def _listen(listening: Any) -> None:
+    """Stop when the parent closes its end; end at once where it was killed, as nobody wants our results any more."""
+    parent = parent_process()
+    if parent is None or parent.sentinel not in connection.wait([listening, parent.sentinel]):
+        _stop.set()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _drain(
+    name: str, settings: TableSettings, until_empty: bool, max_seconds: float | None
+) -> tuple[list[PartitionResult], dict[str, int]]:
+    table = OpenTable(name, settings)
+    results = drain(table, ArrowEngine(), until_empty=until_empty, stop=_stop, max_seconds=max_seconds)
+    return results, table.store.requests.as_dict()

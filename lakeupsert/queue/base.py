@@ -1,0 +1,121 @@
+"""The queue between the phases: one small message per partition that a batch touched.
+
+A queue is a hint. What is dirty is the ledger less the manifests' `merged`, so a message that is lost, repeated or late
+changes when a partition is merged, never what it becomes; `lakeupsert run` sends what is missing again. What a backend
+must keep is `lakeupsert.testing.queue_contract.WorkQueueContract`.
+
+    send -> visible -- receive --> leased -- ack --> gone
+               ^                     |
+               '-- release, or time -'-- bury, or received too often --> dead letters
+"""
+
+from collections.abc import Iterable
+from typing import Literal, Protocol
+
+import msgspec
+
+from lakeupsert.errors import ConfigurationError
+
+
+class MessageError(ConfigurationError):
+    """A queue holds what this version can't read as a message; it is left where it is."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """Bring ``partition`` of ``table`` up to ``batch``. It tells where to look, never where data are stored."""
+
+    table: str
+    partition: str
+    batch: int
+
+    def __post_init__(self) -> None:
+        if not self.table or not self.partition or self.batch < 0:
+            raise ValueError("a message names a table, a partition and a batch number from 0 on")
+
+    def encode(self) -> str:
+        return msgspec.json.encode({"v": 1, **msgspec.structs.asdict(self)}).decode()
+
+    @staticmethod
+    def decode(body: str | bytes) -> "Message":
+        """Raises MessageError where the body is damaged, or comes from a later version; unknown fields are ignored."""
+        try:
+            found = msgspec.json.decode(body, type=_Body)
+        except msgspec.MsgspecError as e:
+            raise MessageError(
+                "unreadable-message",
+                f"A message on the queue can't be read: {e}. Expected version 1 (`v`) with `table`, `partition` and "
+                "`batch`. The message stays on the queue and no partition was touched.",
+                next="upgrade lakeupsert here if a later version sends to this queue; else remove that message: "
+                "`lakeupsert run` sends again what is still to merge",
+            ) from e
+        return Message(found.table, found.partition, found.batch)
+
+
+class _Body(Message, frozen=True):
+    v: Literal[1]
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """One receive of one message.
+
+    Attributes:
+        receives: how often the message was received, this time included; 1 is the first.
+        token: what the backend knows this receive by; nobody else reads it.
+    """
+
+    message: Message
+    receives: int
+    token: str
+
+
+class QueueStats(msgspec.Struct, frozen=True):
+    """How many messages a receive would find, how many are hidden (leased, or released with a delay), how many dead."""
+
+    visible: int
+    leased: int
+    dead: int
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    message: Message
+    reason: str
+    receives: int
+
+
+class WorkQueue(Protocol):
+    """Messages are delivered at least once, roughly in the order of sending; equal messages are each kept.
+
+    A lease is stale once its message was received again. The calls that take a lease return whether it still counted;
+    a stale one changes nothing. (SQS answers yes to a stale ack as well, so True is no proof that the message is gone.)
+    """
+
+    max_receives: int
+    """A message received so often, and neither acked nor buried, goes to the dead letters at the next receive. Higher:
+    a message that kills its worker kills more of them. Too low: a few restarts bury good work until `redrive`."""
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Durable as far as the backend goes when it returns; after an error some may have been sent."""
+
+    def receive(self, limit: int, lease_seconds: float) -> list[Lease]:
+        """Up to ``limit`` visible messages, oldest first, hidden from everybody for ``lease_seconds``. Never waits."""
+
+    def extend(self, lease: Lease, lease_seconds: float) -> bool:
+        """Hide the message for ``lease_seconds`` from now."""
+
+    def ack(self, lease: Lease) -> bool:
+        """The work is done: delete the message."""
+
+    def release(self, lease: Lease, delay_seconds: float = 0.0) -> bool:
+        """Give the message back, visible after ``delay_seconds``; the receive stays counted and the lease is over."""
+
+    def bury(self, lease: Lease, reason: str) -> bool:
+        """Put the message with the dead letters: another try would fail the same way."""
+
+    def stats(self) -> QueueStats:
+        """Exact where the backend can count, otherwise its estimate."""
+
+    def dead_letters(self, limit: int) -> list[DeadLetter]:
+        """Up to ``limit`` dead letters; they stay."""
+
+    def close(self) -> None:
+        """Let go of connections; leases stay."""

@@ -1,0 +1,1 @@
+"""What readers see: the files of one snapshot, natively scanned. Nothing here writes."""

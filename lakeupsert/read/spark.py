@@ -1,0 +1,117 @@
+"""Reading a view with Spark: a native Parquet scan, so filters and columns are pushed down into it."""
+
+from typing import Any
+
+import pyarrow as pa
+from pyarrow.types import is_binary, is_fixed_size_binary, is_large_binary
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as s
+
+from lakeupsert.engine.convert import plain
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.read.view import View, plain_path
+from lakeupsert.read.where import parse_where
+
+
+def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataFrame:
+    """A DataFrame over the view's files, with the columns of the spec in its order.
+
+    Raises ConfigurationError naming the column and type where Spark can't hold one, and for a filter that can't be used.
+    """
+    schema = s.StructType([s.StructField(field.name, spark_type(field.type, field.name)) for field in view.spec.schema])
+    files = [_escaped(_hadoop_path(file.uri)) for file in view.files(where)]
+    if not files:
+        return spark.createDataFrame([], schema)
+    options = {
+        "basePath": _hadoop_path(view.objects.store.uri()),
+        "datetimeRebaseMode": "CORRECTED",  # our files hold the calendar of today, also before 1582
+        "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
+        "ignoreCorruptFiles": "false",
+    }
+    frame = spark.read.schema(schema).options(**options).parquet(*files)
+    for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
+        frame = frame.where(conjunct.expression)
+    return frame.select(*[_quoted(name) for name in schema.names])
+
+
+class SparkTerms:
+    """``pyspark.sql.Column``, typed as the files are: what Spark's own parser makes of a literal depends on the session."""
+
+    def column(self, field: Any) -> Column:
+        return f.col(_quoted(field.name))
+
+    def literal(self, value: Any) -> Column:
+        t = value.type
+        if is_binary(t) or is_large_binary(t) or is_fixed_size_binary(t):
+            return f.lit(value.as_py())
+        return f.lit(str(plain(pa.repeat(value, 1))[0])).cast(spark_type(t, ""))
+
+    def is_null(self, column: Column) -> Column:
+        return column.isNull()
+
+    def is_nan(self, value: Column) -> Column:
+        return f.when(value.isNotNull(), f.isnan(value))
+
+    def is_in(self, column: Column, values: Any) -> Column:
+        return column.isin(*[self.literal(value) for value in values])
+
+    def like(self, column: Column, pattern: str) -> Column:
+        return column.like(pattern)
+
+
+def spark_type(type_: Any, column: str) -> s.DataType:
+    """Spark's type for an Arrow type, as its Parquet reader has it."""
+    t = pa.types
+    plain_types: list[tuple[Any, s.DataType]] = [
+        (t.is_boolean, s.BooleanType()),
+        (t.is_int8, s.ByteType()),
+        (t.is_int16, s.ShortType()),
+        (t.is_int32, s.IntegerType()),
+        (t.is_int64, s.LongType()),
+        (t.is_uint8, s.ShortType()),
+        (t.is_uint16, s.IntegerType()),
+        (t.is_uint32, s.LongType()),
+        (t.is_uint64, s.DecimalType(20, 0)),
+        (t.is_float32, s.FloatType()),
+        (t.is_float64, s.DoubleType()),
+        (t.is_string, s.StringType()),
+        (t.is_large_string, s.StringType()),
+        (t.is_binary, s.BinaryType()),
+        (t.is_large_binary, s.BinaryType()),
+        (t.is_fixed_size_binary, s.BinaryType()),
+        (t.is_date32, s.DateType()),
+        (t.is_date64, s.DateType()),
+    ]
+    for is_type, found in plain_types:
+        if is_type(type_):
+            return found
+    if t.is_decimal(type_) and type_.precision <= 38:
+        return s.DecimalType(type_.precision, type_.scale)
+    if t.is_timestamp(type_) and type_.unit != "ns":
+        return s.TimestampType() if type_.tz else s.TimestampNTZType()
+    if t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_):
+        return s.ArrayType(spark_type(type_.value_type, column))
+    if t.is_map(type_):
+        return s.MapType(spark_type(type_.key_type, column), spark_type(type_.item_type, column))
+    if t.is_struct(type_):
+        return s.StructType([s.StructField(child.name, spark_type(child.type, column)) for child in type_])
+    raise ConfigurationError(
+        "unfit-for-spark",
+        f"Column {column!r} is {type_}, and Spark has no type that holds it.",
+        next="read the table with to_arrow, DuckDB or Polars, or give the column another type under [tables.….schema]",
+    )
+
+
+def _hadoop_path(uri: str) -> str:
+    """Hadoop decodes nothing in an address, not even a `file:` one's."""
+    return "file:" + plain_path(uri) if uri.startswith("file:") else uri
+
+
+def _escaped(path: str) -> str:
+    """Files to read are patterns to Spark, also where they are given one by one; the base path is none."""
+    return "".join("\\" + c if c in "{}[]*?\\" else c for c in path)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

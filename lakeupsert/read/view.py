@@ -1,0 +1,149 @@
+"""One snapshot, chosen: its schema, its partitions, and the files to open for a filter.
+
+Readers never list folders: a snapshot names manifests, manifests name files. So a reader sees one night, whole, also
+while workers write the next one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from urllib.parse import unquote, urlsplit
+
+import pyarrow.dataset as ds
+from pyarrow.fs import LocalFileSystem
+
+from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects, partition_scalar
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+
+
+@dataclass(frozen=True)
+class ViewFile:
+    """One file that a reader of the snapshot opens; ``name`` is relative to the table."""
+
+    partition: str
+    name: str
+    uri: str
+    rows: int
+    bytes: int
+
+    @property
+    def path(self) -> str:
+        """As other programs on this machine open it: a plain path of a local file, the address of a remote one."""
+        return plain_path(self.uri)
+
+
+@dataclass(frozen=True)
+class View:
+    """The table as of one snapshot. ``number`` is None for a table that has none yet: it has no rows."""
+
+    objects: TableObjects
+    spec: TableSpec
+    snapshot: Snapshot
+    number: int | None
+
+    @classmethod
+    def open(
+        cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | datetime = "published"
+    ) -> "View":
+        """Choose a snapshot: ``"published"`` (the newest), its number, or a time (the newest published until then)."""
+        link = _choose(objects, snapshot)
+        if link is None:
+            return cls(objects, newest_spec, Snapshot(batch=0, spec_version=0), None)
+        spec = objects.specs.get(link.body.spec_version)
+        if spec is None:
+            raise DamagedTableError(
+                "missing-version",
+                f"Snapshot {link.number} needs spec version {link.body.spec_version}, which is missing.",
+                next="restore the objects below _lakeupsert/spec from a backup or from the bucket's own versions",
+            )
+        return cls(objects, spec.body, link.body, link.number)
+
+    def partitions(self, where: str | None) -> Iterator[str]:
+        """Partitions that may hold a row of the filter, in the order of their values."""
+        values = {p: partition_scalar(self.spec, p) for p in self.snapshot.partitions}
+        names = sorted(values, key=lambda p: (values[p].as_py(), p))
+        condition = all_of(parse_where(where, self.spec.schema, ArrowTerms()))
+        if condition is None:
+            yield from names
+            return
+        # What the partition columns alone rule out is known here, before any manifest is opened.
+        format_, nowhere, column = ds.ParquetFileFormat(), LocalFileSystem(), ds.field(self.spec.partition_by[0])
+        fragments = [
+            format_.make_fragment(str(i), nowhere, partition_expression=column == values[name])
+            for i, name in enumerate(names)
+        ]
+        dataset = ds.FileSystemDataset(fragments, self.spec.schema, format_, nowhere)
+        yield from (names[int(fragment.path)] for fragment in dataset.get_fragments(condition))
+
+    def files(self, where: str | None = None, only: str | None = None) -> Iterator[ViewFile]:
+        """The files to open, by partition and key; those of one partition alone on demand."""
+        for partition in self.partitions(where) if only is None else [only]:
+            version = self.snapshot.partitions[partition].version
+            manifest = self.objects.partition(partition).get(version)
+            if manifest is None:
+                raise DamagedTableError(
+                    "missing-version",
+                    f"Snapshot {self.number} shows {partition} at version {version}, and that manifest is missing.",
+                    next="restore it from a backup or from the bucket's own versions",
+                    partition=partition,
+                )
+            for bucket in manifest.body.buckets:
+                for file in bucket.base:
+                    uri = self.objects.store.uri(file.name)
+                    yield ViewFile(partition, file.name, uri, file.rows, file.bytes)
+
+
+def plain_path(uri: str) -> str:
+    """A `file:` address as a path; others, which have nothing encoded in them, as they are."""
+    return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
+
+
+def _choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapshot] | None:
+    wanted = _parsed(snapshot) if isinstance(snapshot, str) and snapshot != "published" else snapshot
+    head = objects.snapshots.head()
+    if wanted == "published":
+        return head
+    if head is None:
+        raise ConfigurationError(
+            "unknown-snapshot",
+            f"There is no snapshot {wanted}: nothing was published yet.",
+            next="run `lakeupsert run` first; until then `published` is a table without rows",
+        )
+    if isinstance(wanted, int):
+        found = objects.snapshots.get(wanted)
+        if found is None:
+            raise _no_snapshot(f"no snapshot {wanted}", head)
+        return found
+    assert isinstance(wanted, datetime)
+    moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
+    link: Link[Snapshot] | None = head
+    while link is not None and datetime.fromisoformat(link.written_at) > moment:
+        link = objects.snapshots.get(link.number - 1)
+    if link is None:
+        raise _no_snapshot(f"no snapshot from before {moment.isoformat()}", head)
+    return link
+
+
+def _parsed(text: str) -> int | datetime:
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as e:
+        raise ConfigurationError(
+            "unknown-snapshot",
+            f"{text!r} names no snapshot.",
+            next='give "published", a snapshot\'s number, or a time such as 2026-01-31T04:00:00Z (see `lakeupsert history`)',
+        ) from e
+
+
+def _no_snapshot(what: str, head: Link[Snapshot]) -> ConfigurationError:
+    return ConfigurationError(
+        "unknown-snapshot",
+        f"There is {what}; the newest is {head.number}, published {head.written_at}.",
+        next="see `lakeupsert history` for the snapshots that are kept",
+    )

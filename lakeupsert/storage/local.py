@@ -1,0 +1,220 @@
+"""A folder as an object store: durable, atomic, safe between processes of one machine and on NFS with link(2).
+
+An object appears by link(2) from a finished, synced temporary file, so a crash never leaves a name with half a body
+(which `O_EXCL` on the final name would) and of two creators one gets EEXIST. The folder is synced after the link, or a
+power cut could take back a commit that was already reported.
+"""
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage.base import (
+    NotFoundError,
+    ObjectInfo,
+    Requests,
+    StoreUnavailableError,
+    UnknownOutcomeError,
+)
+
+SCRATCH = "_lakeupsert/tmp"
+"""Where unfinished objects are: below the root, since link(2) can't cross file systems, and hidden from listings."""
+
+
+class LocalStore:
+    """See `lakeupsert.storage.base.ObjectStore` for what each method promises."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.path.abspath(root)
+        self.requests = Requests()
+        self._scratch = os.path.join(self.root, *SCRATCH.split("/"))
+        self._known_folders: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.root!r})"
+
+    def uri(self, name: str = "") -> str:
+        return Path(self._path(name)).as_uri()
+
+    def get(self, name: str) -> bytes:
+        self.requests.count("get")
+        try:
+            with self._failures(name), open(self._path(name), "rb") as f:
+                return f.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as e:
+            raise NotFoundError(name) from e
+
+    def head(self, name: str) -> ObjectInfo | None:
+        self.requests.count("head")
+        try:
+            with self._failures(name):
+                found = os.stat(self._path(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return _info(name, found) if stat.S_ISREG(found.st_mode) else None
+
+    def create(self, name: str, data: bytes) -> bool:
+        self.requests.count("create")
+        path = self._path(name)
+        if os.path.lexists(path):
+            return False
+        with self._failures(name):
+            temporary = self._temporary()
+            try:
+                with open(temporary, "xb") as f:
+                    f.write(data)
+                    f.flush()
+                    os.fsync(f.fileno())
+                return self._link(temporary, path)
+            finally:
+                _remove(temporary)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Any]:
+        self.requests.count("put")
+        with self._failures(name):
+            temporary = self._temporary()
+            try:
+                with pa.OSFile(temporary, "wb") as sink:
+                    yield sink
+                    sink.flush()
+                with open(temporary, "rb") as f:
+                    os.fsync(f.fileno())
+                if not self._link(temporary, self._path(name)):
+                    raise FileExistsError(errno.EEXIST, "a name that should be unique is taken", self._path(name))
+            finally:
+                _remove(temporary)
+
+    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+        self.requests.count("list")
+        folder, _, start = prefix.rpartition("/")
+        with self._failures(prefix):
+            yield from islice(self._walk(folder, start), limit)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.requests.count("delete")
+            with self._failures(name):
+                _remove(self._path(name))
+
+    def open(self, name: str) -> Any:
+        self.requests.count("get")
+        try:
+            with self._failures(name):
+                return pa.OSFile(self._path(name), "rb")
+        except (FileNotFoundError, NotADirectoryError) as e:
+            raise NotFoundError(name) from e
+
+    # -- how
+
+    def _path(self, name: str) -> str:
+        parts = name.split("/") if name else []
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise ValueError(f"not an object name: {name!r}")
+        return os.path.join(self.root, *parts)
+
+    def _temporary(self) -> str:
+        self._make_folder(self._scratch)
+        return os.path.join(self._scratch, clock.new_id())
+
+    def _link(self, temporary: str, path: str) -> bool:
+        folder = os.path.dirname(path)
+        self._make_folder(folder)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        try:
+            _sync_folder(folder)
+        except OSError as e:  # the link is there, but a power cut may take it back
+            raise UnknownOutcomeError(path) from e
+        return True
+
+    def _make_folder(self, folder: str) -> None:
+        if folder in self._known_folders:
+            return
+        parent = os.path.dirname(folder)
+        if not os.path.isdir(folder):
+            self._make_folder(parent)
+            os.makedirs(folder, exist_ok=True)
+        # Also where another process made it: a power cut could lose the folder with everything committed in it.
+        _sync_folder(parent)
+        self._known_folders.add(folder)
+
+    def _walk(self, folder: str, start: str) -> Iterator[ObjectInfo]:
+        """Objects below one folder whose next part begins with ``start``, in the order of their whole names."""
+        path = self._path(folder)
+        if path == self._scratch:
+            return
+        try:
+            with os.scandir(path) as scan:
+                # a folder sorts as "name/", as it does in the names of the objects below it
+                entries = sorted((e.name + ("/" if e.is_dir() else ""), e) for e in scan if e.name.startswith(start))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for key, entry in entries:
+            name = f"{folder}/{entry.name}" if folder else entry.name
+            if key.endswith("/"):
+                yield from self._walk(name, "")
+                continue
+            try:
+                found = entry.stat()
+            except FileNotFoundError:
+                continue  # deleted while we list
+            if stat.S_ISREG(found.st_mode):
+                yield _info(name, found)
+
+    @contextmanager
+    def _failures(self, name: str) -> Iterator[None]:
+        """Turn the operating system's word into what the operator does next."""
+        where = os.path.join(self.root, name)
+        try:
+            yield
+        except OSError as e:
+            if e.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise StoreUnavailableError(
+                    "disk-full",
+                    f"No room to write {where}: {e.strerror}. What was committed before is untouched.",
+                    next="free space on that file system, then run the same command again",
+                ) from e
+            if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise ConfigurationError(
+                    "not-permitted",
+                    f"Not permitted: {where}: {e.strerror} (user {os.geteuid()}). What was committed before is untouched.",
+                    next=f"give this user the right to read and write {self.root}, then run the same command again",
+                ) from e
+            if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+                raise StoreUnavailableError(
+                    "store-unreachable",
+                    f"{where} could not be reached: {e.strerror}.",
+                    next="check the disk or mount, then run the same command again",
+                ) from e
+            raise
+
+
+def _info(name: str, found: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(name, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return

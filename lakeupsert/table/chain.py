@@ -1,0 +1,241 @@
+"""A chain: numbered immutable objects, each appended by exactly one writer.
+
+Reads     the chain's folder: one LIST of one key finds the head, a GET reads a version
+Writes    the next version, by creating an object only if it is absent: the only commit there is
+Repeat    safe: a version carries its writer's id, so an answer that was lost is found again by reading back
+
+    head -> build the next body -> invariants(old, new) -> create -- taken ------> read back: own id = won, else lost
+              ^                                              '----- no answer --> read back: absent and head not moved = again
+              '------------------- lost: rebase on the new head ------------------'
+
+Nothing here knows about tables. `docs/FORMAT.md`, "Chains", has the bytes.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import msgspec
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
+from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+
+FORMAT = 1
+"""Version of the format of every object of a table. A reader refuses a greater one."""
+
+LARGEST = 10**20 - 1
+FRESH_SECONDS = 3600.0
+"""How long a head that was read may be built on, and how long a create may take to be believed (trimming keeps 7 days)."""
+SENDS = 6
+"""How often the same bytes are sent when answers stay out, before the store is called unreachable."""
+
+Body = TypeVar("Body")
+Changed = TypeVar("Changed")
+
+
+class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    kind: str
+    number: int
+    write_id: str
+    parent: str | None
+    written_at: str
+    body: msgspec.Raw
+
+
+@dataclass(frozen=True)
+class Link(Generic[Body]):
+    """One version of a chain, as read or as written. ``read_at`` is `clock.elapsed` when its being head was last seen."""
+
+    number: int
+    write_id: str
+    parent: str | None
+    written_at: str
+    body: Body
+    read_at: float
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Body]):
+    """How an append ended. Only after *lost* may the writer delete what the version would have named (G6)."""
+
+    result: Literal["won", "lost", "unknown"]
+    link: Link[Body] | None = None
+
+
+class Chain(Generic[Body]):
+    """The chain in one folder.
+
+    Args:
+        kind: what the versions are, such as ``ledger``; written into each and checked on reading.
+        body_type: a msgspec struct.
+        check: raises where the new body may not follow the old one (None: there is none); runs on every append.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        folder: str,
+        kind: str,
+        body_type: type[Body],
+        check: Callable[[Body | None, Body], None],
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._kind = kind
+        self._body_type = body_type
+        self._check = check
+
+    def head(self) -> Link[Body] | None:
+        """The newest version, or None where the chain is empty."""
+        read_at = clock.elapsed()
+        number = self._head_number()
+        if number is None:
+            return None
+        return self._read(number, read_at)
+
+    def get(self, number: int) -> Link[Body] | None:
+        """One version, or None where that number is absent (not written yet, or trimmed)."""
+        try:
+            return self._read(number, clock.elapsed())
+        except NotFoundError:
+            return None
+
+    def between(self, low: int, high: int) -> Iterator[Link[Body]]:
+        """Versions with low < number <= high, upwards; all of them must exist."""
+        for number in range(low + 1, high + 1):
+            link = self.get(number)
+            if link is None:
+                raise DamagedTableError(
+                    "missing-version",
+                    f"{self._kind} version {number} is missing: {self._store.uri(self._name(number))}. "
+                    f"Versions up to {high} exist, so it was deleted by something other than lakeupsert.",
+                    next="restore that object from a backup or from the bucket's own versions",
+                )
+            yield link
+
+    def append(self, body: Body, after: Link[Body] | None) -> Outcome[Body]:
+        """Append ``body`` behind the version ``after`` (None: begin the chain), once.
+
+        Raises whatever the invariants raise, and StoreUnavailableError where the store stays silent: then the outcome
+        is unknown and nothing may be deleted.
+        """
+        self._check(after.body if after else None, body)
+        begun = clock.elapsed() if after is None else after.read_at
+        if after is not None and clock.elapsed() - begun > FRESH_SECONDS:
+            # A stalled writer must not take a number that existed and was trimmed meanwhile.
+            begun = clock.elapsed()
+            if self._head_number() != after.number:
+                return Outcome("lost")
+        link = Link(
+            number=0 if after is None else after.number + 1,
+            write_id=clock.new_id(),
+            parent=None if after is None else after.write_id,
+            written_at=clock.now().isoformat(),
+            body=body,
+            read_at=clock.elapsed(),
+        )
+        result = self._send(link)
+        if result == "won" and clock.elapsed() - begun > FRESH_SECONDS:
+            result = "won" if self._descends(link) else "unknown"
+        return Outcome(result, link if result == "won" else None)
+
+    def extend(self, build: Callable[[Link[Body] | None], Body | None], attempts: int = 20) -> Link[Body] | None:
+        """Append what ``build`` makes of the head, again after each lost race; None where it makes nothing.
+
+        For bodies that need no files of their own; who has files to redo calls `append`.
+        """
+        for attempt in range(attempts):
+            head = self.head()
+            body = build(head)
+            if body is None:
+                return None
+            outcome = self.append(body, head)
+            if outcome.link is not None:
+                return outcome.link
+            clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
+        raise races_exhausted(self._store.uri(self._folder), attempts)
+
+    # -- how
+
+    def _name(self, number: int) -> str:
+        # Counting down, so that the first name of an ordered listing is the head, however long the chain.
+        return f"{self._folder}/v{LARGEST - number:020d}.json"
+
+    def _head_number(self) -> int | None:
+        for found in self._store.list(f"{self._folder}/v", limit=1):
+            return LARGEST - int(found.name.removeprefix(f"{self._folder}/v").removesuffix(".json"))
+        return None
+
+    def _read(self, number: int, read_at: float) -> Link[Body]:
+        name = self._name(number)
+        data = self._store.get(name)
+        try:
+            found = msgspec.json.decode(data, type=_Envelope)
+            if found.format > FORMAT:
+                raise ConfigurationError(
+                    "newer-format",
+                    f"{self._store.uri(name)} has format {found.format}; this lakeupsert reads formats up to {FORMAT}.",
+                    next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
+                )
+            if (found.kind, found.number) != (self._kind, number):
+                raise msgspec.ValidationError(f"it says {found.kind} {found.number}, not {self._kind} {number}")
+            body = msgspec.json.decode(found.body, type=self._body_type)
+        except (msgspec.DecodeError, msgspec.ValidationError) as e:
+            raise DamagedTableError(
+                "damaged-object",
+                f"{self._store.uri(name)} ({len(data)} bytes) is not a {self._kind} of lakeupsert: {e}.",
+                next="restore that object from a backup or from the bucket's own versions",
+            ) from e
+        return Link(number, found.write_id, found.parent, found.written_at, body, read_at)
+
+    def _send(self, link: Link[Body]) -> Literal["won", "lost", "unknown"]:
+        data = msgspec.json.encode(
+            _Envelope(
+                format=FORMAT,
+                kind=self._kind,
+                number=link.number,
+                write_id=link.write_id,
+                parent=link.parent,
+                written_at=link.written_at,
+                body=msgspec.Raw(msgspec.json.encode(link.body)),
+            )
+        )
+        name = self._name(link.number)
+        for attempt in range(SENDS):
+            try:
+                if self._store.create(name, data):
+                    return "won"
+            except UnknownOutcomeError:
+                pass
+            # Taken or unknown: what is there tells, and nothing else does (a retry of ours may have found our own).
+            found = self.get(link.number)
+            if found is not None:
+                return "won" if found.write_id == link.write_id else "lost"
+            head = self._head_number()
+            if head is not None and head >= link.number:
+                return "unknown"  # it existed and was trimmed: ours or another's, nobody can tell any more
+            clock.sleep(clock.jitter(0.05 * 2**attempt))
+        raise StoreUnavailableError(
+            "store-unreachable",
+            f"{self._store.uri(name)}: {SENDS} attempts to create it got no answer. It may still appear; "
+            "nothing that it names was deleted.",
+            next="run the same command again; it finds out what happened",
+        )
+
+    def _descends(self, link: Link[Body]) -> bool:
+        """Whether the head is ``link`` or comes after it by parent ids."""
+        here = self.head()
+        while here is not None and here.number > link.number:
+            below = self.get(here.number - 1)
+            here = below if below is not None and below.write_id == here.parent else None
+        return here is not None and here.write_id == link.write_id
+
+
+def races_exhausted(where: str, attempts: int) -> TryAgainError:
+    return TryAgainError(
+        "races-exhausted",
+        f"{where}: another writer was faster in each of {attempts} attempts. Nothing was committed here and nothing was lost.",
+        next="run the same command again when fewer writers are at work",
+    )

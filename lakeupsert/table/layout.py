@@ -1,0 +1,101 @@
+"""Where each object of a table is, and how a partition is called.
+
+A partition's name is its folder, `transaction_date=2020-01-01`, percent-encoded as Hive and Spark do, so that any engine
+finds the value again; it is the partition's id everywhere: in messages, manifests, options and errors.
+"""
+
+import re
+from datetime import date
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.chain import Chain
+from lakeupsert.table.ledger import LedgerEntry, check_entry
+from lakeupsert.table.manifest import Manifest, check_manifest
+from lakeupsert.table.snapshot import Snapshot, check_snapshot
+from lakeupsert.table.spec import TableSpec, check_spec
+
+HOME = "_lakeupsert"
+LONGEST_PARTITION = 200
+"""Bytes of a partition's folder name; file systems end at 255, and temporary names need room."""
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+class TableObjects:
+    """The chains of one table, and names for its files."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.store = store
+        self.specs: Chain[TableSpec] = Chain(store, f"{HOME}/spec", "spec", TableSpec, check_spec)
+        self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
+        self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
+
+    def partition(self, partition: str) -> Chain[Manifest]:
+        return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
+
+    @staticmethod
+    def new_base(partition: str) -> str:
+        return f"{partition}/base-{clock.new_id()}.parquet"
+
+    @staticmethod
+    def new_appended(partition: str) -> str:
+        # No `.parquet` at the end: DuckDB and Polars would read these rows as if they were merged.
+        return f"{HOME}/data/{partition}/appended-{clock.new_id()}.parquet.rows"
+
+    @staticmethod
+    def new_tombstones(partition: str) -> str:
+        return f"{HOME}/data/{partition}/tombstones-{clock.new_id()}.parquet.keys"
+
+    @staticmethod
+    def new_quarantine() -> str:
+        return f"{HOME}/quarantine/quarantine-{clock.new_id()}.parquet.rows"
+
+
+def partition_name(column: str, text: str) -> str | None:
+    """The folder of a partition value's text, or None where no folder can have it (empty, Hive's null, too long)."""
+    name = f"{_escape(column)}={_escape(text)}"
+    return None if text in ("", HIVE_NULL) or len(name.encode("utf-8", "replace")) > LONGEST_PARTITION else name
+
+
+def partition_text(partition: str) -> str:
+    """The partition value's text back from its folder's name."""
+    return unquote(partition.partition("=")[2])
+
+
+def partition_scalar(spec: TableSpec, partition: str) -> Any:
+    """The partition value as ``pyarrow.Scalar`` of its column's type."""
+    type_ = spec.schema.field(spec.partition_by[0]).type
+    text = partition_text(partition)
+    if pa.types.is_date(type_):
+        return pa.scalar(date.fromisoformat(text), type_)
+    if pa.types.is_boolean(type_):
+        return pa.scalar(text == "true", type_)
+    return pa.scalar(int(text) if pa.types.is_integer(type_) else text, type_)
+
+
+def parse_partition(spec: TableSpec, given: str) -> str:
+    """The name of the partition that a user means by ``2020-01-01`` or ``transaction_date=2020-01-01``."""
+    column = spec.partition_by[0]
+    text = given.removeprefix(f"{column}=")
+    name = given if given != text and _escape(unquote(text)) == text else partition_name(column, text)
+    try:
+        if name is not None:
+            partition_scalar(spec, name)
+            return name
+    except (ValueError, pa.ArrowInvalid):
+        pass
+    raise ConfigurationError(
+        "not-a-partition",
+        f"{given!r} is no value of the partition column {column!r} ({spec.schema.field(column).type}).",
+        next=f"give a value such as 2020-01-01 or {column}=2020-01-01",
+    )
+
+
+def _escape(text: str) -> str:
+    return _ESCAPED.sub(lambda m: f"%{ord(m.group()):02X}", text)

@@ -1,0 +1,110 @@
+"""The ledger: one entry per batch. Appending an entry is the commit of phase one. A chain; never trimmed."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from lakeupsert.errors import DamagedTableError
+
+
+class LandingFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A landing file that a batch took: (path, sha256) is its identity; size and etag only save reading it again."""
+
+    path: str
+    size: int
+    etag: str
+    sha256: str
+    rows: int
+
+
+class AppendedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one batch for one partition, one row per key, sorted by key; ``name`` is relative to the table."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+class Touched(msgspec.Struct, frozen=True, kw_only=True):
+    """What a batch brought for one partition.
+
+    ``rows`` were accepted; ``superseded`` of them lost to another row of the same batch and are in no file.
+    """
+
+    files: tuple[AppendedFile, ...]
+    rows: int
+    superseded: int
+    bytes: int
+    digest: str | None = None  # reserved: order-independent digest of key and order, for the proof of reconcile
+
+
+class QuarantineFile(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    rows: int
+
+
+class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One number of the ledger.
+
+    Attributes:
+        kind: ``create`` (number 0), ``batch``; ``fence`` and ``restore`` are reserved.
+        batch_id: what the client calls it; a second batch of the same id is refused or is this one.
+        received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
+        files: the landing files, in the order that ranks their rows.
+        quarantined: refused rows by reason.
+    """
+
+    kind: str
+    batch_id: str
+    received_at: int
+    spec_version: int
+    files: tuple[LandingFile, ...] = ()
+    touched: dict[str, Touched] = {}
+    rows_read: int = 0
+    quarantined: dict[str, int] = {}
+    quarantine: tuple[QuarantineFile, ...] = ()
+
+    @property
+    def rows_appended(self) -> int:
+        return sum(t.rows for t in self.touched.values())
+
+    @property
+    def rows_superseded(self) -> int:
+        return sum(t.superseded for t in self.touched.values())
+
+    @property
+    def rows_quarantined(self) -> int:
+        return sum(self.quarantined.values())
+
+
+def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
+    """Invariants of the ledger; that no landing file counts twice is the appender's to see, over all entries."""
+    wrong = []
+    if (old is None) != (new.kind == "create"):
+        wrong.append(f"kind {new.kind} {'begins' if old is None else 'follows in'} the ledger")
+    if old is not None and new.received_at <= old.received_at:
+        wrong.append(f"receipt stamp {new.received_at} is not above {old.received_at}")
+    if old is not None and new.spec_version < old.spec_version:
+        wrong.append(f"spec version falls from {old.spec_version} to {new.spec_version}")
+    if new.rows_read != new.rows_appended + new.rows_quarantined:
+        wrong.append(f"{new.rows_read} rows read, {new.rows_appended} appended + {new.rows_quarantined} quarantined")
+    for partition, touched in new.touched.items():
+        if touched.rows != touched.superseded + sum(f.rows for f in touched.files):
+            wrong.append(
+                f"{partition}: {touched.rows} rows are not {touched.superseded} superseded + those in its files"
+            )
+    if wrong:
+        raise DamagedTableError(
+            "broken-invariant",
+            f"The ledger entry of batch {new.batch_id!r} contradicts itself: {'; '.join(wrong)}. It was not written.",
+            next="report this as a bug of lakeupsert; the landing files are untouched and will be taken by a mended version",
+        )
+
+
+def taken(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
+    """Every landing file that some entry took, by path."""
+    found: dict[str, list[LandingFile]] = {}
+    for entry in entries:
+        for file in entry.files:
+            found.setdefault(file.path, []).append(file)
+    return found

@@ -1,0 +1,103 @@
+"""A manifest: what one partition consists of, at one version. A chain per partition, so partitions never conflict."""
+
+import msgspec
+
+from lakeupsert.errors import DamagedTableError
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An immutable Parquet file; ``name`` is relative to the table."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """Where every row that was ever appended to a bucket is; `appended` is the sum of all others."""
+
+    appended: int = 0
+    live: int = 0
+    tombstones: int = 0
+    superseded: int = 0
+    tombstones_dropped: int = 0
+    refused: int = 0
+    withdrawn: int = 0
+
+
+class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One bucket. ``id`` is new whenever rows were merged into it, even where none won: who lost a race redoes it.
+
+    Reserved until strategy `delta`: deltas, deletion_vectors, floor. Until buckets land there is one, number 0.
+    """
+
+    id: str
+    bucket: int = 0
+    base: tuple[DataFile, ...] = ()
+    deltas: tuple[DataFile, ...] = ()
+    deletion_vectors: tuple[str, ...] = ()
+    tombstones: tuple[DataFile, ...] = ()
+    floor: str | None = None
+    counters: Counters = Counters()
+    digest: str | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """Merging batch ``batch`` failed at the last receive; `merged` stays where it was. Cleared by the merge of ``batch``."""
+
+    batch: int
+    reason: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a partition.
+
+    Attributes:
+        merged: every batch up to this one that touches the partition is in it, and none beyond.
+        spec_version: the spec that its newest files were written under.
+        fence: reserved for vacuum: writers that began below it may not commit.
+        quarantine: objects with rows that dedupe itself refused.
+        made: how this version came about (engine, strategy, seconds), for people.
+    """
+
+    partition: str
+    merged: int
+    spec_version: int
+    buckets: tuple[BucketEntry, ...] = ()
+    failed: Failed | None = None
+    fence: int | None = None
+    quarantine: tuple[str, ...] = ()
+    made: dict[str, str | float | int] = {}
+
+    @property
+    def rows(self) -> int:
+        return sum(f.rows for b in self.buckets for f in b.base)
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.bytes for b in self.buckets for f in (*b.base, *b.deltas, *b.tombstones))
+
+
+def check_manifest(old: Manifest | None, new: Manifest) -> None:
+    """Invariants of a partition's chain."""
+    wrong = []
+    if old is not None and new.partition != old.partition:
+        wrong.append(f"it is of {new.partition}")
+    if old is not None and new.merged < old.merged:
+        wrong.append(f"`merged` falls from {old.merged} to {new.merged}")
+    if new.failed is not None and new.failed.batch <= new.merged:
+        wrong.append(f"batch {new.failed.batch} is marked failed and is merged")
+    for bucket in new.buckets:
+        c = bucket.counters
+        accounted = c.live + c.tombstones + c.superseded + c.tombstones_dropped + c.refused + c.withdrawn
+        if c.appended != accounted:
+            wrong.append(f"bucket {bucket.bucket}: {c.appended} rows appended, {accounted} accounted for")
+        if c.live != sum(f.rows for f in bucket.base) or c.tombstones != sum(f.rows for f in bucket.tombstones):
+            wrong.append(f"bucket {bucket.bucket}: its counters are not what its files hold")
+    if wrong:
+        raise DamagedTableError(
+            "broken-invariant",
+            f"The next manifest of {new.partition} contradicts itself: {'; '.join(wrong)}. It was not written.",
+            next="report this as a bug of lakeupsert; readers keep the version before",
+            partition=new.partition,
+        )

@@ -1,0 +1,51 @@
+"""A snapshot: a manifest version for every partition, the one thing that readers begin from. A chain."""
+
+import msgspec
+
+from lakeupsert.errors import DamagedTableError
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition in a snapshot: its manifest version, and what that says in short."""
+
+    version: int
+    merged: int
+    rows: int
+    bytes: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All partitions at batch ``batch``; those in ``lagging`` lack newer batches and are named because of it."""
+
+    batch: int
+    spec_version: int
+    partitions: dict[str, Shown] = {}
+    lagging: tuple[str, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(p.rows for p in self.partitions.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(p.bytes for p in self.partitions.values())
+
+
+def check_snapshot(old: Snapshot | None, new: Snapshot) -> None:
+    """Invariants of the chain of snapshots: batch and versions never fall, no partition vanishes."""
+    wrong = []
+    if old is not None:
+        if new.batch < old.batch:
+            wrong.append(f"batch falls from {old.batch} to {new.batch}")
+        for partition, shown in old.partitions.items():
+            now = new.partitions.get(partition)
+            if now is None or now.version < shown.version or now.merged < shown.merged:
+                wrong.append(f"{partition} falls back from version {shown.version}")
+    wrong += [f"{p} is merged beyond batch {new.batch}" for p, s in new.partitions.items() if s.merged > new.batch]
+    wrong += [f"{p} lags and is not listed" for p in new.lagging if p not in new.partitions]
+    if wrong:
+        raise DamagedTableError(
+            "broken-invariant",
+            f"The next snapshot contradicts itself: {'; '.join(wrong[:5])}. It was not written; readers keep the one before.",
+            next="report this as a bug of lakeupsert",
+        )

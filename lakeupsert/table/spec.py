@@ -1,0 +1,375 @@
+"""What a table is: columns with field ids, key, order and partition columns, the delete rule. A chain; never trimmed.
+
+A field keeps its id for life; ids are in every Parquet file we write, so that files of any age can be told apart by id.
+"""
+
+import base64
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from lakeupsert.errors import ConfigurationError, DamagedTableError
+
+FIELD_ID = b"PARQUET:field_id"
+DELETE_FLAG = "_lakeupsert_delete"
+"""Boolean column of appended files: the row is a delete. Only there where the table has a delete rule."""
+FILE = "_lakeupsert_file"
+"""Integer column of appended files: the landing file's place in its batch. With `PLACE` it ends G1's rank."""
+PLACE = "_lakeupsert_place"
+"""Integer column of appended files: the row's place in its landing file."""
+
+
+class DeleteRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows whose ``column``, as text, is one of ``values`` are deletes; ``keep`` leaves the column in base rows."""
+
+    column: str
+    values: tuple[str, ...]
+    keep: bool = False
+
+
+class FieldText(msgspec.Struct, frozen=True, kw_only=True):
+    """A field for human readers; `arrow_schema` is what counts."""
+
+    id: int
+    name: str
+    type: str
+
+
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One version of the spec.
+
+    Attributes:
+        stamped: the ordering column is not in the landing files; each batch's receipt stamp is its value.
+        arrow_schema: the schema as Arrow IPC in base64, field ids in the fields' metadata, partition columns included.
+        bucket_count: hash buckets of a partition; 1 until buckets land.
+    """
+
+    table_id: str
+    key: tuple[str, ...]
+    order_by: tuple[str, ...]
+    partition_by: tuple[str, ...]
+    stamped: bool
+    delete: DeleteRule | None = None
+    fields: tuple[FieldText, ...]
+    arrow_schema: str
+    last_field_id: int
+    bucket_count: int = 1
+
+    @cached_property
+    def schema(self) -> Any:
+        """``pyarrow.Schema`` of the table as its readers see it: every column, partition columns inside, in spec order."""
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
+
+    @cached_property
+    def stored_schema(self) -> Any:
+        """``pyarrow.Schema`` of base files: without the partition columns, which the folder's name holds."""
+        return pa.schema([f for f in self.schema if f.name not in self.partition_by])
+
+    @cached_property
+    def stored_key(self) -> tuple[str, ...]:
+        """Key columns that the files hold: a partition column in the key has one value in a partition."""
+        return tuple(name for name in self.key if name not in self.partition_by)
+
+    @cached_property
+    def appended_schema(self) -> Any:
+        """``pyarrow.Schema`` of appended files: a base file's, and the delete flag where the table has a delete rule."""
+        flag = [pa.field(DELETE_FLAG, pa.bool_(), nullable=False)] if self.delete else []
+        return pa.schema([*self.stored_schema, *flag])
+
+    @cached_property
+    def ranked_schema(self) -> Any:
+        """``pyarrow.Schema`` of appended files as they are stored: where each row came from, too."""
+        place = [pa.field(FILE, pa.int32(), nullable=False), pa.field(PLACE, pa.int64(), nullable=False)]
+        return pa.schema([*self.appended_schema, *place])
+
+    @cached_property
+    def tombstone_schema(self) -> Any:
+        """``pyarrow.Schema`` of tombstone files: key and ordering columns."""
+        return pa.schema([self.schema.field(name) for name in dict.fromkeys((*self.stored_key, *self.order_by))])
+
+
+def create(
+    schema: Any,
+    *,
+    table_id: str,
+    key: Sequence[str],
+    order_by: Sequence[str],
+    partition_by: Sequence[str],
+    delete: DeleteRule | None,
+    stamped: bool,
+) -> TableSpec:
+    """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
+
+    The operation column must be in ``schema`` where a rule needs it; it is left out unless the rule keeps it. A stamped
+    table gets its ordering column here. Raises ConfigurationError where the columns can't be what they are declared to be.
+    """
+    for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
+        for name in names:
+            if schema.get_field_index(name) < 0 and not (stamped and role == "order_by"):
+                raise ConfigurationError(
+                    "missing-column",
+                    f"`{role}` names the column {name!r}, which no readable landing file has. Found: {', '.join(schema.names)}.",
+                    next=f"correct `{role}` in lakeupsert.toml, or put files with that column into the landing zone",
+                )
+    if stamped:
+        schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC")))
+    _refuse_reserved_and_ambiguous(schema.names)
+    if set(key) <= set(partition_by):
+        raise ConfigurationError(
+            "useless-key",
+            f"`key` is {list(key)}, nothing but the partition column: a partition could hold one row only.",
+            next="name the columns that identify a row in `key`",
+        )
+    for name in key:
+        _refuse_type(
+            "key",
+            name,
+            schema.field(name).type,
+            _is_key_type,
+            "integers, decimals, text, dates, timestamps, booleans, binary",
+        )
+    for name in order_by:
+        _refuse_type(
+            "order_by",
+            name,
+            schema.field(name).type,
+            _is_order_type,
+            "numbers, text, dates, times, timestamps, booleans, binary",
+        )
+    for name in partition_by:
+        _refuse_type(
+            "partition_by", name, schema.field(name).type, _is_partition_type, "dates, text, integers, booleans"
+        )
+        if name in order_by:
+            raise ConfigurationError(
+                "useless-order",
+                f"`order_by` names the partition column {name!r}: all rows of a partition have the same value in it.",
+                next="name a column in `order_by` that tells an older version of a row from a newer one",
+            )
+    if delete and not delete.keep:
+        if delete.column in (*key, *order_by, *partition_by):
+            raise ConfigurationError(
+                "delete-column-in-use",
+                f"`delete.column` is {delete.column!r}, which is a key, ordering or partition column too, and `keep` is false.",
+                next="set `keep = true` in [tables.….delete], or name another column",
+            )
+        schema = schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
+    numbered = _Numbered(0)
+    return _spec(
+        [numbered.field(f) for f in schema],
+        TableSpec(
+            table_id=table_id,
+            key=tuple(key),
+            order_by=tuple(order_by),
+            partition_by=tuple(partition_by),
+            stamped=stamped,
+            delete=delete,
+            fields=(),
+            arrow_schema="",
+            last_field_id=0,
+        ),
+        numbered.last,
+    )
+
+
+def evolve(spec: TableSpec, schema: Any) -> TableSpec:
+    """The spec after a batch whose typed files have ``schema``: columns added at the end, types widened, or unchanged.
+
+    What can't be widened stays as it is; rows whose values don't convert are quarantined later. Key columns never change
+    their type: their canonical bytes would.
+    """
+    fields = list(spec.schema)
+    numbered = _Numbered(spec.last_field_id)
+    places = {f.name: i for i, f in enumerate(fields)}
+    dropped = {spec.delete.column} if spec.delete and not spec.delete.keep else set()
+    for incoming in schema:
+        if incoming.name in dropped:
+            continue
+        if incoming.name not in places:
+            _refuse_reserved_and_ambiguous([*(f.name for f in fields), incoming.name])
+            fields.append(numbered.field(incoming))
+            continue
+        place = places[incoming.name]
+        if incoming.name not in (*spec.key, *spec.partition_by):
+            wider = widened(fields[place].type, incoming.type)
+            if not wider.equals(fields[place].type):
+                fields[place] = fields[place].with_type(numbered.type(wider))
+    if pa.schema(fields).equals(spec.schema):
+        return spec
+    return _spec(fields, spec, numbered.last)
+
+
+def check_spec(old: TableSpec | None, new: TableSpec) -> None:
+    """Invariants of the chain of specs."""
+    if old is None:
+        return
+    kept = {f.id: f.name for f in new.fields}
+    fixed = ("table_id", "key", "order_by", "partition_by", "stamped", "delete", "bucket_count")
+    broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]
+    broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != f.name]
+    if broken or new.last_field_id < old.last_field_id:
+        raise DamagedTableError(
+            "broken-invariant",
+            f"The next spec would change what is fixed: {', '.join(broken) or 'field ids'}. It was not written.",
+            next="report this as a bug of lakeupsert, with both spec objects",
+        )
+
+
+def normal(type_: Any) -> Any:
+    """The type under which a landing column is kept: encodings undone, nested fields nullable. Values stay what they are."""
+    t = pa.types
+    if t.is_dictionary(type_):
+        return normal(type_.value_type)
+    if t.is_run_end_encoded(type_):
+        return normal(type_.value_type)
+    if t.is_string_view(type_):
+        return pa.string()  # pyarrow's filter and take lack kernels for views
+    if t.is_binary_view(type_):
+        return pa.binary()
+    if t.is_list(type_) or t.is_list_view(type_):
+        return pa.list_(_nullable(type_.value_field))
+    if t.is_large_list(type_) or t.is_large_list_view(type_):
+        return pa.large_list(_nullable(type_.value_field))
+    if t.is_fixed_size_list(type_):
+        return pa.list_(_nullable(type_.value_field), type_.list_size)
+    if t.is_map(type_):
+        return pa.map_(normal(type_.key_type), _nullable(type_.item_field), type_.keys_sorted)
+    if t.is_struct(type_):
+        return pa.struct([_nullable(f) for f in type_])
+    return type_
+
+
+def _nullable(field: Any) -> Any:
+    return pa.field(field.name, normal(field.type), nullable=True)
+
+
+_SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+_UNSIGNED = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+_FLOATS = [pa.float32(), pa.float64()]  # not float16: Spark reads no such file, and not as a wider type either
+_UNITS = ["s", "ms", "us"]  # not ns: years beyond 2262 would no longer fit
+
+
+def widened(current: Any, incoming: Any) -> Any:
+    """The smallest type that holds all values of both without changing one, or ``current`` where there is none."""
+    t = pa.types
+    if t.is_null(current):
+        return incoming
+    for family in (_SIGNED, _UNSIGNED, _FLOATS):
+        if current in family and incoming in family:
+            return family[max(family.index(current), family.index(incoming))]
+    if current in _UNSIGNED[:3] and incoming in _SIGNED:
+        return _SIGNED[max(_UNSIGNED.index(current) + 1, _SIGNED.index(incoming))]
+    if current in _SIGNED and incoming in _UNSIGNED[:3]:
+        return _SIGNED[max(_SIGNED.index(current), _UNSIGNED.index(incoming) + 1)]
+    if t.is_decimal(current) and t.is_decimal(incoming):
+        scale = max(current.scale, incoming.scale)
+        precision = max(current.precision - current.scale, incoming.precision - incoming.scale) + scale
+        if precision <= 38:
+            return (
+                current if (precision, scale) == (current.precision, current.scale) else pa.decimal128(precision, scale)
+            )
+        return current if precision > 76 else pa.decimal256(precision, scale)
+    if (
+        t.is_timestamp(current)
+        and t.is_timestamp(incoming)
+        and current.tz == incoming.tz
+        and (
+            current.unit in _UNITS
+            and incoming.unit in _UNITS
+            and _UNITS.index(incoming.unit) > _UNITS.index(current.unit)
+        )
+    ):
+        return incoming
+    if t.is_string(current) and t.is_large_string(incoming):
+        return incoming
+    if t.is_binary(current) and t.is_large_binary(incoming):
+        return incoming
+    return current
+
+
+def _is_key_type(t: Any) -> bool:
+    p = pa.types
+    return bool(
+        p.is_integer(t) or p.is_decimal(t) or p.is_string(t) or p.is_large_string(t) or p.is_date(t) or p.is_timestamp(t)
+        or p.is_boolean(t) or p.is_binary(t) or p.is_large_binary(t) or p.is_fixed_size_binary(t)
+    )  # fmt: skip
+
+
+def _is_order_type(t: Any) -> bool:
+    return _is_key_type(t) or bool(pa.types.is_floating(t) or pa.types.is_time(t) or pa.types.is_duration(t))
+
+
+def _is_partition_type(t: Any) -> bool:
+    p = pa.types
+    return bool(p.is_date32(t) or p.is_string(t) or p.is_large_string(t) or p.is_integer(t) or p.is_boolean(t))
+
+
+def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> None:
+    if allowed(type_):
+        return
+    hint = ""
+    if role == "partition_by" and pa.types.is_timestamp(type_):
+        hint = f', for example `{name} = "date"` where all its times are midnight'
+    raise ConfigurationError(
+        "unfit-type",
+        f"Column {name!r} is {type_} and can't be in `{role}`, which takes {names}.",
+        next=f"name another column in `{role}`, or give {name!r} another type under [tables.….schema]{hint}",
+    )
+
+
+def _refuse_reserved_and_ambiguous(names: Iterable[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if name.lower().startswith("_lakeupsert") or other is not name:
+            what = "is reserved for lakeupsert" if other is name else f"differs from {other!r} by case at most"
+            raise ConfigurationError(
+                "unfit-column-name",
+                f"The column name {name!r} {what}, and engines such as Spark could not tell them apart.",
+                next="rename the column where the landing files are made",
+            )
+
+
+class _Numbered:
+    """Gives ids to fields, depth first; nested fields have ids of their own, as Iceberg's have."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def _next(self) -> int:
+        self.last += 1
+        return self.last
+
+    def field(self, field: Any) -> Any:
+        metadata = {FIELD_ID: str(self._next()).encode()}
+        return pa.field(field.name, self.type(normal(field.type)), nullable=True, metadata=metadata)
+
+    def type(self, type_: Any) -> Any:
+        t = pa.types
+        if t.is_list(type_):
+            return pa.list_(self._child(type_.value_field))
+        if t.is_large_list(type_):
+            return pa.large_list(self._child(type_.value_field))
+        if t.is_fixed_size_list(type_):
+            return pa.list_(self._child(type_.value_field), type_.list_size)
+        if t.is_map(type_):
+            return pa.map_(self._child(type_.key_field), self._child(type_.item_field), type_.keys_sorted)
+        if t.is_struct(type_):
+            return pa.struct([self._child(f) for f in type_])
+        return type_
+
+    def _child(self, field: Any) -> Any:
+        return pa.field(field.name, self.type(field.type), field.nullable, {FIELD_ID: str(self._next()).encode()})
+
+
+def _spec(fields: Sequence[Any], like: TableSpec, last_field_id: int) -> TableSpec:
+    schema = pa.schema(fields)
+    return msgspec.structs.replace(
+        like,
+        fields=tuple(FieldText(id=int(f.metadata[FIELD_ID]), name=f.name, type=str(f.type)) for f in schema),
+        arrow_schema=base64.b64encode(schema.serialize()).decode(),
+        last_field_id=last_field_id,
+    )

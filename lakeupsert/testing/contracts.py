@@ -1,0 +1,219 @@
+"""What an object store must keep for a table to be safe on it. A backend passes `ObjectStoreContract`, or it is none.
+
+class TestMyStore(ObjectStoreContract):
+    def new_store(self, tmp_path):
+        return MyStore(...)          # an empty root
+"""
+
+import pickle
+import threading
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert.storage import NotFoundError, ObjectStore
+
+RACES = 50
+AWKWARD_NAMES = [
+    "plain",
+    "a folder/with spaces",
+    "d=2020-01-01/x",
+    "d=a%2Fb/x",
+    "d=100%/x",
+    "d=🦆/ü",
+    "d=a'b\"c/x",
+    "~/x",
+    "a+b&c/x",
+]
+
+
+class ObjectStoreContract:
+    """Published tests; subclass it and give `new_store`."""
+
+    def new_store(self, tmp_path: Path) -> ObjectStore:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> ObjectStore:
+        return self.new_store(tmp_path)
+
+    # -- create
+
+    def test_created_object_reads_back(self, store: ObjectStore) -> None:
+        assert store.create("a/b", b"one") is True
+        assert store.get("a/b") == b"one"
+
+    def test_second_create_of_a_name_loses_and_changes_nothing(self, store: ObjectStore) -> None:
+        store.create("a/b", b"one")
+        assert store.create("a/b", b"two") is False
+        assert store.get("a/b") == b"one"
+
+    def test_create_after_delete_wins(self, store: ObjectStore) -> None:
+        store.create("a", b"one")
+        store.delete(["a"])
+        assert store.create("a", b"two") is True
+
+    def test_created_object_may_be_empty(self, store: ObjectStore) -> None:
+        assert store.create("empty", b"") is True
+        assert store.get("empty") == b""
+        assert store.create("empty", b"x") is False
+
+    def test_race_of_threads_for_a_name_has_one_winner(self, store: ObjectStore) -> None:
+        gate = threading.Barrier(8)
+
+        def race(number: int) -> list[str]:
+            won = []
+            for i in range(RACES):
+                gate.wait()
+                if store.create(f"race/{i}", str(number).encode()):
+                    won.append(f"{i}:{number}")
+            return won
+
+        with ThreadPoolExecutor(8) as pool:
+            wins = [w for of_thread in pool.map(race, range(8)) for w in of_thread]
+        assert sorted(wins) == sorted(f"{i}:{store.get(f'race/{i}').decode()}" for i in range(RACES))
+
+    def test_race_of_processes_for_a_name_has_one_winner(self, store: ObjectStore) -> None:
+        with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+            wins = Counter(w for won in pool.map(_race, [(store, n) for n in range(4)]) for w in won)
+        assert wins == {f"race/{i}:{store.get(f'race/{i}').decode()}": 1 for i in range(RACES)}
+
+    # -- get, head, open
+
+    def test_absent_object_is_not_found(self, store: ObjectStore) -> None:
+        with pytest.raises(NotFoundError):
+            store.get("absent")
+        with pytest.raises(NotFoundError):
+            store.get("absent/deeper")
+        with pytest.raises(NotFoundError):
+            store.open("absent")
+        assert store.head("absent") is None
+
+    def test_folder_is_no_object(self, store: ObjectStore) -> None:
+        store.create("folder/object", b"x")
+        assert store.head("folder") is None
+        with pytest.raises(NotFoundError):
+            store.get("folder")
+
+    def test_head_tells_the_size_and_an_etag_that_the_listing_tells_too(self, store: ObjectStore) -> None:
+        store.create("a/b", b"12345")
+        head = store.head("a/b")
+        assert head is not None
+        assert head.size == 5
+        assert head == next(iter(store.list("a/")))
+
+    def test_etag_tells_that_an_object_was_replaced(self, store: ObjectStore) -> None:
+        store.create("a", b"one")
+        before = store.head("a")
+        store.delete(["a"])
+        store.create("a", b"two")
+        assert store.head("a") != before
+
+    def test_open_reads_ranges(self, store: ObjectStore) -> None:
+        store.create("a", bytes(range(100)))
+        with store.open("a") as file:
+            file.seek(90)
+            assert file.read(5) == bytes(range(90, 95))
+            assert file.size() == 100
+
+    # -- write
+
+    def test_written_parquet_reads_back(self, store: ObjectStore) -> None:
+        table = pa.table({"a": list(range(1000))})
+        with store.write("x/data.parquet") as sink:
+            pq.write_table(table, sink)
+        with store.open("x/data.parquet") as file:
+            assert pq.read_table(file).equals(table)
+
+    def test_object_appears_only_when_the_block_ended(self, store: ObjectStore) -> None:
+        with store.write("x/data") as sink:
+            sink.write(b"half")
+            assert store.head("x/data") is None
+            assert list(store.list("")) == []
+        assert store.get("x/data") == b"half"
+
+    def test_failed_block_leaves_nothing(self, store: ObjectStore) -> None:
+        def fail() -> None:
+            with store.write("x/data") as sink:
+                sink.write(b"half")
+                raise RuntimeError("half way")
+
+        with pytest.raises(RuntimeError, match="half way"):
+            fail()
+        assert store.head("x/data") is None
+        assert list(store.list("")) == []
+
+    # -- list, delete
+
+    def test_list_gives_names_in_order_across_folders(self, store: ObjectStore) -> None:
+        names = ["b", "a/b", "a", "a.c", "a/a/x", "a0", "ab/c", "é", "z"]
+        names.remove("a")  # a folder and an object of one name can't both be on a file system
+        for name in names:
+            store.create(name, b"")
+        assert [found.name for found in store.list("")] == sorted(names)
+
+    def test_list_takes_a_prefix_that_need_not_end_a_folder(self, store: ObjectStore) -> None:
+        for name in ["v1/a", "v1/b", "v12", "w"]:
+            store.create(name, b"")
+        assert [found.name for found in store.list("v1")] == ["v1/a", "v1/b", "v12"]
+        assert [found.name for found in store.list("v1/")] == ["v1/a", "v1/b"]
+        assert [found.name for found in store.list("absent/")] == []
+
+    def test_list_stops_at_its_limit(self, store: ObjectStore) -> None:
+        for i in range(5):
+            store.create(f"n/{i}", b"")
+        assert [found.name for found in store.list("n/", limit=2)] == ["n/0", "n/1"]
+
+    def test_listing_shows_what_was_just_created_and_deleted(self, store: ObjectStore) -> None:
+        store.create("a", b"")
+        store.create("b", b"")
+        store.delete(["a"])
+        assert [found.name for found in store.list("")] == ["b"]
+
+    def test_delete_of_an_absent_name_is_no_error(self, store: ObjectStore) -> None:
+        store.create("a", b"")
+        store.delete(["absent", "a", "absent/deeper"])
+        assert list(store.list("")) == []
+
+    # -- names, processes, requests
+
+    @pytest.mark.parametrize("name", AWKWARD_NAMES)
+    def test_awkward_name_means_itself(self, store: ObjectStore, name: str) -> None:
+        store.create(name, b"x")
+        assert store.get(name) == b"x"
+        assert [found.name for found in store.list("")] == [name]
+
+    @pytest.mark.parametrize("name", ["../x", "a/../../x", "a//b", "/a", "a/", "a/./b", "a\0b"])
+    def test_name_that_leaves_the_root_is_refused(self, store: ObjectStore, name: str) -> None:
+        with pytest.raises(ValueError, match="not an object name"):
+            store.create(name, b"x")
+
+    def test_pickled_store_is_the_same_store(self, store: ObjectStore) -> None:
+        store.create("a", b"x")
+        other: Any = pickle.loads(pickle.dumps(store))
+        assert other.get("a") == b"x"
+        assert other.requests.as_dict()["create"] == 0
+
+    def test_each_call_is_counted_once(self, store: ObjectStore) -> None:
+        store.create("a", b"x")
+        store.create("a", b"x")
+        store.get("a")
+        store.head("a")
+        list(store.list(""))
+        store.delete(["a"])
+        with store.write("b") as sink:
+            sink.write(b"x")
+        with store.open("b"):
+            pass
+        assert store.requests.as_dict() == {"get": 2, "head": 1, "list": 1, "put": 1, "create": 2, "delete": 1}
+
+
+def _race(given: tuple[ObjectStore, int]) -> list[str]:
+    store, number = given
+    return [f"race/{i}:{number}" for i in range(RACES) if store.create(f"race/{i}", str(number).encode())]

@@ -1,0 +1,169 @@
+"""Faults at every call of a store or a queue: it fails before its effect, or after it, or the process dies there.
+
+points = Points()
+store = FaultyStore(LocalStore(root), points)
+points.arm(7, Fault.AFTER)            # the eighth call has its effect and its answer is lost
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+from lakeupsert.queue import DeadLetter, Lease, Message, QueueStats, WorkQueue
+from lakeupsert.storage import ObjectInfo, ObjectStore, Requests, StoreUnavailableError, UnknownOutcomeError
+
+
+class Fault(Enum):
+    """What happens at a point."""
+
+    BEFORE = "fails before its effect"
+    AFTER = "has its effect, and its answer is lost"
+    KILL_BEFORE = "the process dies before its effect"
+    KILL_AFTER = "the process dies after its effect"
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: nothing in the product may catch it and go on."""
+
+
+class Points:
+    """Counts calls, and strikes one of them, once."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.struck: str | None = None
+        self._number: int | None = None
+        self._fault = Fault.BEFORE
+        self._kind = ""
+        self._dead = False
+
+    def arm(self, number: int, fault: Fault, kind: str = "") -> None:
+        """Strike the call ``number`` (from 0, counted from now on) of those whose name begins with ``kind``."""
+        self.seen, self.struck, self._dead = [], None, False
+        self._number, self._fault, self._kind = number, fault, kind
+
+    def disarm(self) -> None:
+        self._number, self._dead = None, False
+
+    @contextmanager
+    def at(self, name: str, commit: bool = False) -> Iterator[None]:
+        """One call; ``commit`` marks a create, whose lost answer is an unknown outcome and not a failure."""
+        if self._dead:
+            raise Killed(name)  # what a `finally` would still do, a dead process does not
+        strikes = False
+        if name.startswith(self._kind):
+            strikes = len(self.seen) == self._number
+            self.seen.append(name)
+        if strikes:
+            self.struck = name
+            self._strike_if(Fault.BEFORE, Fault.KILL_BEFORE, name, commit)
+        yield
+        if strikes:
+            self._strike_if(Fault.AFTER, Fault.KILL_AFTER, name, commit)
+
+    def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
+        if self._fault is kills:
+            self._dead = True
+            raise Killed(name)
+        if self._fault is fails:
+            if commit:
+                raise UnknownOutcomeError(name)
+            raise StoreUnavailableError("store-unreachable", f"injected at {name}", next="run it again")
+
+
+class FaultyStore:
+    """An object store with a point at each call."""
+
+    def __init__(self, store: ObjectStore, points: Points, label: str = "") -> None:
+        self._store = store
+        self._points = points
+        self._label = label
+
+    @property
+    def requests(self) -> Requests:
+        return self._store.requests
+
+    def _at(self, call: str, name: str, commit: bool = False) -> Any:
+        return self._points.at(f"{self._label}{call} {name}", commit)
+
+    def uri(self, name: str = "") -> str:
+        return self._store.uri(name)
+
+    def get(self, name: str) -> bytes:
+        with self._at("get", name):
+            return self._store.get(name)
+
+    def head(self, name: str) -> ObjectInfo | None:
+        with self._at("head", name):
+            return self._store.head(name)
+
+    def create(self, name: str, data: bytes) -> bool:
+        with self._at("create", name, commit=True):
+            return self._store.create(name, data)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Any]:
+        with self._at("put", name), self._store.write(name) as sink:
+            yield sink
+
+    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+        with self._at("list", prefix):
+            found = list(self._store.list(prefix, limit=limit))
+        yield from found
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            with self._at("delete", name):
+                self._store.delete([name])
+
+    def open(self, name: str) -> Any:
+        with self._at("open", name):
+            return self._store.open(name)
+
+
+class FaultyQueue:
+    """A work queue with a point at each call."""
+
+    def __init__(self, queue: WorkQueue, points: Points) -> None:
+        self._queue = queue
+        self._points = points
+        self.max_receives = queue.max_receives
+
+    def _at(self, call: str) -> Any:
+        return self._points.at(f"queue {call}")
+
+    def send(self, messages: Iterable[Message]) -> None:
+        with self._at("send"):
+            self._queue.send(messages)
+
+    def receive(self, limit: int, lease_seconds: float) -> list[Lease]:
+        with self._at("receive"):
+            return self._queue.receive(limit, lease_seconds)
+
+    def extend(self, lease: Lease, lease_seconds: float) -> bool:
+        with self._at("extend"):
+            return self._queue.extend(lease, lease_seconds)
+
+    def ack(self, lease: Lease) -> bool:
+        with self._at("ack"):
+            return self._queue.ack(lease)
+
+    def release(self, lease: Lease, delay_seconds: float = 0.0) -> bool:
+        with self._at("release"):
+            return self._queue.release(lease, delay_seconds)
+
+    def bury(self, lease: Lease, reason: str) -> bool:
+        with self._at("bury"):
+            return self._queue.bury(lease, reason)
+
+    def stats(self) -> QueueStats:
+        with self._at("stats"):
+            return self._queue.stats()
+
+    def dead_letters(self, limit: int) -> list[DeadLetter]:
+        with self._at("dead_letters"):
+            return self._queue.dead_letters(limit)
+
+    def close(self) -> None:
+        self._queue.close()

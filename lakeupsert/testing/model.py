@@ -1,0 +1,48 @@
+"""A lake as a dict: what the ledger's batches must become, said in a few lines that share nothing with the product."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lakeupsert.table.ledger import LedgerEntry
+
+Row = Mapping[str, Any]
+Rank = tuple[tuple[tuple[bool, Any], ...], int, int, int]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which columns decide, and what is a delete."""
+
+    key: tuple[str, ...]
+    order_by: tuple[str, ...]
+    partition: str
+    delete_column: str | None = None
+    delete_values: tuple[str, ...] = ()
+
+
+def rank(row: Row, rules: Rules, batch: int, file: int, place: int) -> Rank:
+    """G1: ordering columns with null lowest, then batch, file and place in the file."""
+    return tuple((row[c] is not None, row[c]) for c in rules.order_by), batch, file, place
+
+
+def expected(
+    rules: Rules, entries: Iterable[tuple[int, LedgerEntry]], landed: Mapping[str, Sequence[Row]], up_to: int
+) -> list[dict[str, Any]]:
+    """The table's rows after the ledger entries up to number ``up_to``, by partition and key.
+
+    ``landed`` has the rows of every landing file that was ever written, by path; the ledger tells which batch took which.
+    """
+    best: dict[tuple[Any, ...], tuple[Rank, Row]] = {}
+    for number, entry in entries:
+        if number > up_to:
+            continue
+        for file, landing_file in enumerate(entry.files):
+            for place, row in enumerate(landed[landing_file.path]):
+                key = (row[rules.partition], *(row[c] for c in rules.key))
+                ranked = rank(row, rules, number, file, place)
+                if key not in best or best[key][0] < ranked:
+                    best[key] = ranked, row
+    live = [row for _, row in best.values() if str(row.get(rules.delete_column or "")) not in rules.delete_values]
+    rows = [{c: v for c, v in row.items() if c != rules.delete_column} for row in live]
+    return sorted(rows, key=lambda row: (row[rules.partition], *(row[c] for c in rules.key)))

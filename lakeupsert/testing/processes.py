@@ -1,0 +1,240 @@
+"""A `Lake` in other processes: they work on it at once, die at a call for real (SIGKILL), or are held at one.
+
+    with LakeProcess(lake) as first, LakeProcess(lake) as second:
+        first.begin("append", strike=Strike("create _lakeupsert/ledger", act="hold"))
+        first.wait_held()
+        assert second.do("append") is not None
+        first.go()
+        assert first.end() is None
+
+The processes are forked by a server process that has imported everything and runs no thread (multiprocessing's
+`forkserver`), so each begins within milliseconds and shares nothing with the test; ``spawn`` begins one from nothing.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from lakeupsert import clock
+from lakeupsert.errors import LakeupsertError
+from lakeupsert.testing.faults import Fault, Points
+from lakeupsert.testing.lake import Lake
+
+PATIENCE_SECONDS = 120.0
+"""How long anything is waited for that must come about; a machine may be busy, and waiting ends as soon as it does."""
+
+_server = get_context("forkserver")
+_server.set_forkserver_preload([__name__, "pytest"])
+
+
+class Died(Exception):
+    """The process ended before it answered; ``code`` is minus the signal."""
+
+    def __init__(self, code: int | None) -> None:
+        super().__init__(f"exit code {code}")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What happens at the call ``number`` (from 0) of those whose name begins with ``kind``, before or after its effect."""
+
+    kind: str = ""
+    number: int = 0
+    when: Literal["before", "after"] = "before"
+    act: Literal["kill", "hold"] = "kill"
+
+
+class LakeProcess:
+    """A process, and session, of its own that does one step after the other on a lake as it is told.
+
+    Steps are `append`, `dedupe`, `publish`, `run` of `Table`, with their options (host local unless told otherwise), and
+    those of `STEPS`. Leaving the block kills the process and whatever it started.
+    """
+
+    def __init__(self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver") -> None:
+        self._pipe, theirs = _server.Pipe()
+        context: Any = _server if start == "forkserver" else get_context(start)
+        self._process = context.Process(target=_serve, args=(theirs, lake.root, lake.given))
+        self._process.start()
+        theirs.close()
+        self._expect("ready")
+
+    def __enter__(self) -> "LakeProcess":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.kill()
+        self._pipe.close()
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def begin(self, step: str, /, *, strike: Strike | None = None, **options: Any) -> None:
+        self._pipe.send((step, options, strike))
+
+    def end(self) -> Any:
+        """What the step returned; raises what it raised, or Died."""
+        what, answer = self._receive()
+        if what == "failed":
+            raise answer
+        assert what == "done", f"expected the step's end, and it is {what} at {answer}"
+        return answer
+
+    def do(self, step: str, /, *, strike: Strike | None = None, **options: Any) -> Any:
+        self.begin(step, strike=strike, **options)
+        return self.end()
+
+    def wait_held(self) -> str:
+        """The call at which the process now waits for `go`."""
+        return str(self._expect("held"))
+
+    def go(self) -> None:
+        self._pipe.send("go")
+
+    def kill(self, only_itself: bool = False) -> None:
+        """SIGKILL to it and everything that it started, Spark's processes too; or to it alone."""
+        if only_itself:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        else:
+            end_session(self.pid)
+        self._process.join(PATIENCE_SECONDS)
+
+    def _expect(self, wanted: str) -> Any:
+        what, answer = self._receive()
+        if what == "failed":
+            raise answer
+        assert what == wanted, f"expected {wanted}, and it is {what}: {answer}"
+        return answer
+
+    def _receive(self) -> tuple[str, Any]:
+        assert self._pipe.poll(PATIENCE_SECONDS), "the process does not answer"
+        try:
+            what, answer = self._pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join(PATIENCE_SECONDS)
+            raise Died(self._process.exitcode) from None
+        return what, answer
+
+
+def wait_until(reached: Callable[[], bool], what: str) -> None:
+    """Return as soon as it is so."""
+    begun = clock.elapsed()
+    while not reached():
+        assert clock.elapsed() - begun < PATIENCE_SECONDS, f"this never came about: {what}"
+        clock.sleep(0.002)
+
+
+def processes_of_session(session: int) -> Iterator[tuple[int, str]]:
+    """Pid and command line of every living process of a session."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):  # it ended while we look
+                state, _, _, of = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
+                if int(of) == session and state not in (b"Z", b"X"):
+                    yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def end_session(session: int) -> None:
+    """SIGKILL to every process of a session, until none is left."""
+
+    def none_left() -> bool:
+        found = list(processes_of_session(session))
+        for pid, _ in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not found
+
+    wait_until(none_left, f"the end of session {session}")
+
+
+# ---------------------------------------------------------------- in the process
+
+
+class _ActingPoints(Points):
+    """Points whose strike is an act and no error: the process dies there, or waits there."""
+
+    def __init__(self, pipe: Any) -> None:
+        super().__init__()
+        self._pipe = pipe
+        self._acts: Callable[[str], None] = _die
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Points, ()  # the calls of Spark's tasks are their own
+
+    def prepare(self, strike: Strike | None) -> None:
+        self.disarm()
+        if strike is not None:
+            self._acts = _die if strike.act == "kill" else self._wait
+            self.arm(strike.number, Fault.BEFORE if strike.when == "before" else Fault.AFTER, strike.kind)
+
+    def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
+        if self._fault is fails:
+            self._acts(name)
+
+    def _wait(self, name: str) -> None:
+        self._pipe.send(("held", name))
+        assert self._pipe.recv() == "go"
+
+
+def _die(name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _serve(pipe: Any, root: Path, given: dict[str, Any]) -> None:
+    os.setsid()
+    lake = Lake(root, **given)
+    points = lake.points = _ActingPoints(pipe)
+    lake.reopen()
+    pipe.send(("ready", None))
+    while True:
+        try:
+            step, options, strike = pipe.recv()
+        except EOFError:
+            return
+        points.prepare(strike)
+        try:
+            answer = "done", STEPS[step](lake, **options)
+        except Exception as e:
+            answer = "failed", e if isinstance(e, LakeupsertError) else RuntimeError(repr(e))  # others may not pickle
+        pipe.send(answer)
+
+
+def _of_table(name: str, lake: Lake, **options: Any) -> Any:
+    usual = {"host": "local"} if name in ("append", "run") else {}
+    return getattr(lake.table, name)(**{**usual, **options})
+
+
+def _repeat(lake: Lake, step: str, until: str, **options: Any) -> list[Any]:
+    """Do a step again and again until there is a file ``until`` in the lake's folder; what each time returned."""
+    answers = []
+    while not (lake.root / until).exists():
+        answers.append(STEPS[step](lake, **options))
+    return answers
+
+
+def _watch(lake: Lake, until: int) -> list[tuple[int, int, Any]]:
+    """Read what is published, again and again, until it shows the batch ``until``: snapshot, batch, rows, where they differ."""
+    seen: list[tuple[int, int, Any]] = []
+    while not seen or seen[-1][1] < until:
+        view = lake.table.view()
+        if view.number is not None:
+            now = view.number, view.snapshot.batch, lake.rows(view.number)
+            if not seen or now != seen[-1]:
+                seen.append(now)
+    return seen
+
+
+STEPS: dict[str, Callable[..., Any]] = {
+    **{name: partial(_of_table, name) for name in ("append", "dedupe", "publish", "run")},
+    "repeat": _repeat,
+    "watch": _watch,
+}

@@ -1,0 +1,289 @@
+"""What every work queue must keep, as a pytest class: subclass it, say what `new_queue` is, and run it.
+
+A lost message costs only time (see `lakeupsert.queue.base`), but a queue that loses them, or gives one to two workers,
+costs it every night.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from threading import Barrier, Lock
+
+import pytest
+
+from lakeupsert import clock
+from lakeupsert.queue.base import DeadLetter, Lease, Message, QueueStats, WorkQueue
+
+HOLD = 600.0
+"""Lease seconds that no test outlives."""
+
+PARTITIONS = (
+    "transaction_date=2020-01-01",
+    "region=Zürich/city=北京 🚲",
+    'name=it\'s "quoted" `here`; DROP TABLE messages; --',
+    "note=line one\nline two\r\n\ttab \\ backslash",
+    "share=100%/path=a%2Fb&c=<d>",
+    "blank= ",
+    "null=\x00",
+)
+
+
+def message(batch: int, partition: str = PARTITIONS[0]) -> Message:
+    return Message("sales", partition, batch)
+
+
+def messages(number: int) -> list[Message]:
+    return [message(batch) for batch in range(number)]
+
+
+def drain(queue: WorkQueue, lease_seconds: float = HOLD) -> list[Lease]:
+    """Receive, and hold, until nothing is visible."""
+    leases: list[Lease] = []
+    for _ in range(1000):  # a queue that leases what is leased must fail here, not hang
+        received = queue.receive(10, lease_seconds)
+        if not received:
+            return leases
+        leases += received
+    raise AssertionError(f"no end of messages: {len(leases)} leases")
+
+
+class StoppedClock(clock.Source):
+    """Wall time stands still but for `skip`."""
+
+    def __init__(self) -> None:
+        self._now = super().now()
+
+    def now(self) -> datetime:
+        return self._now
+
+    def skip(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+
+
+class WorkQueueContract:
+    lease_seconds = 60.0
+    """The lease time of tests that let it run out; a queue whose time really has to pass sets it to a few seconds."""
+
+    def new_queue(self) -> WorkQueue:
+        """An empty queue with ``max_receives`` = 3 that no other test uses."""
+        raise NotImplementedError
+
+    def let_time_pass(self, seconds: float) -> None:
+        """Put forward our own clock, which stands still. A queue that goes by a server's clock waits instead."""
+        self._clock.skip(seconds)
+
+    @pytest.fixture(autouse=True)
+    def _stopped_clock(self) -> Iterator[None]:
+        self._clock = StoppedClock()
+        with clock.use(self._clock):
+            yield
+
+    @pytest.fixture
+    def queue(self) -> Iterator[WorkQueue]:
+        queue = self.new_queue()
+        yield queue
+        queue.close()
+
+    def receive_one(self, queue: WorkQueue, lease_seconds: float = HOLD) -> Lease:
+        """The one message that is visible."""
+        [lease] = drain(queue, lease_seconds)
+        return lease
+
+    # -- send and receive
+
+    def test_empty_queue_gives_nothing(self, queue: WorkQueue) -> None:
+        assert queue.receive(10, HOLD) == []
+        assert queue.dead_letters(10) == []
+        assert queue.stats() == QueueStats(visible=0, leased=0, dead=0)
+
+    def test_sending_nothing_leaves_the_queue_empty(self, queue: WorkQueue) -> None:
+        queue.send([])
+        assert drain(queue) == []
+
+    def test_sent_messages_are_each_received_once(self, queue: WorkQueue) -> None:
+        queue.send(iter(messages(400)))
+        leases = drain(queue)
+        assert Counter(lease.message for lease in leases) == Counter(messages(400))
+        assert {lease.receives for lease in leases} == {1}
+
+    def test_receive_gives_no_more_than_its_limit(self, queue: WorkQueue) -> None:
+        queue.send(messages(5))
+        assert len(queue.receive(2, HOLD)) <= 2
+
+    def test_equal_messages_are_each_kept(self, queue: WorkQueue) -> None:
+        queue.send([message(7), message(7)])
+        queue.send([message(7)])
+        leases = drain(queue, self.lease_seconds)
+        assert [lease.message for lease in leases] == [message(7)] * 3
+        queue.ack(leases[0])
+        self.let_time_pass(self.lease_seconds)
+        assert [lease.message for lease in drain(queue)] == [message(7)] * 2
+
+    @pytest.mark.parametrize("partition", PARTITIONS)
+    def test_partition_name_arrives_as_it_was_sent(self, queue: WorkQueue, partition: str) -> None:
+        queue.send([message(1, partition)])
+        lease = self.receive_one(queue)
+        assert lease.message == message(1, partition)
+        queue.bury(lease, f"no rows in {partition!r}")
+        assert queue.dead_letters(10) == [DeadLetter(message(1, partition), f"no rows in {partition!r}", 1)]
+
+    def test_counts_tell_visible_leased_and_dead(self, queue: WorkQueue) -> None:
+        queue.send(messages(4))
+        _held, buried, *others = drain(queue)
+        queue.bury(buried, "no such table")
+        for lease in others:
+            queue.release(lease)
+        assert queue.stats() == QueueStats(visible=2, leased=1, dead=1)
+
+    def test_concurrent_consumers_never_hold_one_message_at_once(self, queue: WorkQueue) -> None:
+        queue.send(messages(120))
+        start, lock = Barrier(4), Lock()
+        held: set[Message] = set()
+        done: list[Message] = []
+
+        def consume(_: int) -> None:
+            start.wait()
+            while leases := queue.receive(3, HOLD):
+                got = {lease.message for lease in leases}
+                with lock:
+                    assert not got & held
+                    held.update(got)
+                for lease in leases:
+                    with lock:  # before the ack, which may let another one have it
+                        held.remove(lease.message)
+                        done.append(lease.message)
+                    assert queue.ack(lease)
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(consume, range(4)))
+        assert Counter(done) == Counter(messages(120))
+
+    # -- the end of a lease
+
+    def test_leased_message_is_invisible_until_its_time_is_up(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        self.receive_one(queue, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds / 2)
+        assert drain(queue) == []
+
+    def test_lease_that_ran_out_is_received_again_and_counted(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        assert self.receive_one(queue, self.lease_seconds).receives == 1
+        self.let_time_pass(self.lease_seconds)
+        again = self.receive_one(queue)
+        assert (again.message, again.receives) == (message(1), 2)
+
+    def test_acked_message_never_returns(self, queue: WorkQueue) -> None:
+        queue.send(messages(2))
+        first, second = drain(queue, self.lease_seconds)
+        assert queue.ack(first)
+        self.let_time_pass(self.lease_seconds)
+        assert self.receive_one(queue).message == second.message
+
+    def test_ack_after_the_lease_ran_out_counts_while_nobody_received_again(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        late = self.receive_one(queue, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds)
+        assert queue.ack(late)
+        assert drain(queue) == []
+
+    def test_stale_ack_deletes_nothing(self, queue: WorkQueue) -> None:
+        """Whether it answers yes or no is the backend's: SQS can't tell."""
+        queue.send([message(1)])
+        stale = self.receive_one(queue, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds)
+        current = self.receive_one(queue, self.lease_seconds)
+        queue.ack(stale)
+        self.let_time_pass(self.lease_seconds)
+        assert self.receive_one(queue).message == current.message
+
+    def test_stale_ack_leaves_the_newer_lease_in_force(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        stale = self.receive_one(queue, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds)
+        current = self.receive_one(queue, self.lease_seconds)
+        queue.ack(stale)
+        assert drain(queue) == []
+        assert queue.ack(current)
+        self.let_time_pass(self.lease_seconds)
+        assert drain(queue) == []
+
+    def test_extended_lease_outlives_its_first_time(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        lease = self.receive_one(queue, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds / 2)
+        assert queue.extend(lease, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds * 3 / 4)
+        assert drain(queue) == []
+        self.let_time_pass(self.lease_seconds / 2)
+        assert self.receive_one(queue).receives == 2
+
+    def test_extended_lease_can_be_acked(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        lease = self.receive_one(queue, self.lease_seconds)
+        assert queue.extend(lease, self.lease_seconds)
+        assert queue.ack(lease)
+        self.let_time_pass(self.lease_seconds)
+        assert drain(queue) == []
+
+    def test_released_message_is_visible_at_once_and_stays_counted(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        assert queue.release(self.receive_one(queue))
+        assert self.receive_one(queue).receives == 2
+
+    def test_message_released_with_a_delay_is_invisible_until_then(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        assert queue.release(self.receive_one(queue), delay_seconds=self.lease_seconds)
+        assert drain(queue) == []
+        self.let_time_pass(self.lease_seconds)
+        assert self.receive_one(queue).receives == 2
+
+    # -- dead letters
+
+    def test_buried_message_is_a_dead_letter_and_not_received_again(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        assert queue.bury(self.receive_one(queue, self.lease_seconds), "file 'a' is gone\nsee the log")
+        self.let_time_pass(self.lease_seconds)
+        assert drain(queue) == []
+        assert queue.dead_letters(10) == [DeadLetter(message(1), "file 'a' is gone\nsee the log", 1)]
+
+    def test_dead_letters_stay_when_listed(self, queue: WorkQueue) -> None:
+        queue.send(messages(3))
+        for lease in drain(queue):
+            queue.bury(lease, "no such table")
+        assert len(queue.dead_letters(2)) == 2
+        assert {dead.message for dead in queue.dead_letters(10)} == set(messages(3))
+        assert queue.stats() == QueueStats(visible=0, leased=0, dead=3)
+
+    @pytest.mark.parametrize("ending", ["ran out", "released"])
+    def test_message_received_too_often_is_a_dead_letter(self, queue: WorkQueue, ending: str) -> None:
+        queue.send([message(1)])
+        for receive in range(queue.max_receives):
+            lease = self.receive_one(queue, self.lease_seconds)
+            assert lease.receives == receive + 1
+            if ending == "released":
+                queue.release(lease)
+            else:
+                self.let_time_pass(self.lease_seconds)
+        assert drain(queue) == []
+        reason = f"received {queue.max_receives} times without an answer"
+        assert queue.dead_letters(10) == [DeadLetter(message(1), reason, queue.max_receives)]
+
+    def test_message_acked_at_its_last_receive_is_no_dead_letter(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        for _ in range(queue.max_receives - 1):
+            queue.release(self.receive_one(queue))
+        assert queue.ack(self.receive_one(queue, self.lease_seconds))
+        self.let_time_pass(self.lease_seconds)
+        assert drain(queue) == []
+        assert queue.dead_letters(10) == []
+
+    def test_message_at_its_last_receive_is_still_held(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        for _ in range(queue.max_receives - 1):
+            queue.release(self.receive_one(queue))
+        last = self.receive_one(queue)
+        assert drain(queue) == []
+        assert queue.dead_letters(10) == []
+        assert queue.ack(last)

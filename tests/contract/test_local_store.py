@@ -1,0 +1,104 @@
+"""The store's contract on a folder, and what is a folder's own: durability, room, rights."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage import LocalStore, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.testing.contracts import ObjectStoreContract
+
+
+class TestLocalStore(ObjectStoreContract):
+    def new_store(self, tmp_path: Path) -> ObjectStore:
+        return LocalStore(tmp_path / "root")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "root")
+
+
+def test_commit_is_synced_before_it_is_reported(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Body first, then its name: file, link, folder; and each new folder in its parent."""
+    calls: list[str] = []
+    real_fsync, real_link = os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(f"fsync {_kind(fd)}"), real_fsync(fd))[1])
+    monkeypatch.setattr(os, "link", lambda a, b: (calls.append("link"), real_link(a, b))[1])
+    store.create("chain/v1", b"x")
+    assert calls[-2:] == ["link", "fsync folder"]
+    assert calls.count("fsync file") == 1
+    assert calls[:-2].count("fsync folder") >= 4  # root, _lakeupsert, _lakeupsert/tmp and chain, each in its parent
+
+
+def _kind(descriptor: int) -> str:
+    return "folder" if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() else "file"
+
+
+def test_failed_sync_of_the_folder_is_an_unknown_outcome(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create("chain/v1", b"x")
+    linked = []
+    real_fsync, real_link = os.fsync, os.link
+
+    def fail_after_link(fd: int) -> None:
+        if linked:
+            raise OSError(errno.EIO, "Input/output error")
+        real_fsync(fd)
+
+    monkeypatch.setattr(os, "link", lambda a, b: (linked.append(b), real_link(a, b))[1])
+    monkeypatch.setattr(os, "fsync", fail_after_link)
+    with pytest.raises(UnknownOutcomeError):
+        store.create("chain/v2", b"x")
+
+
+def test_crash_inside_a_create_leaves_no_half_object(tmp_path: Path) -> None:
+    """SIGKILL between the bytes and the name: the name stays free and listings show nothing."""
+    code = (
+        "import os, signal, sys; from lakeupsert.storage import LocalStore\n"
+        "os.link = lambda a, b: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "LocalStore(sys.argv[1]).create('chain/v1', b'x' * 100_000)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "root")], check=False)
+    assert killed.returncode == -9
+    store = LocalStore(tmp_path / "root")
+    assert list(store.list("")) == []
+    assert store.create("chain/v1", b"y") is True
+
+
+def test_full_disk_is_try_again(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreUnavailableError, match="No room to write") as caught:
+        store.create("a", b"x")
+    assert (caught.value.code, caught.value.exit_code) == ("disk-full", 75)
+    assert list(store.list("")) == []
+
+
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write anywhere; test_read_only_folder_of_another_user covers it"
+)
+def test_read_only_folder_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir(mode=0o500)
+    with pytest.raises(ConfigurationError, match="Not permitted"):
+        LocalStore(tmp_path / "root").create("a", b"x")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user; the test above covers the rest")
+def test_read_only_folder_of_another_user_is_a_configuration_error(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir(mode=0o555)
+    for folder in (tmp_path, *tmp_path.parents):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    code = (
+        "import os, sys; from lakeupsert.storage import LocalStore; os.setuid(65534)\n"
+        "try: LocalStore(sys.argv[1]).create('a', b'x')\n"
+        "except Exception as e: print(type(e).__name__, e.code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "ConfigurationError not-permitted", done.stderr

@@ -1,0 +1,500 @@
+"""Real processes die by SIGKILL, at calls and by events: nothing is lost, nothing counts twice, nothing waits for the dead.
+
+The four moments that hurt most are in `make test`; `make test-crash` has every call of every step, Spark, and workers.
+"""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from sqlite3 import connect
+from typing import Any, Literal
+
+import pytest
+
+from lakeupsert.config import TableSettings
+from lakeupsert.errors import TryAgainError
+from lakeupsert.queue import QueueStats
+from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.processes import (
+    PATIENCE_SECONDS,
+    Died,
+    LakeProcess,
+    Strike,
+    end_session,
+    processes_of_session,
+    wait_until,
+)
+
+KILLED = -signal.SIGKILL
+NEVER = -1
+
+
+@pytest.fixture(scope="module")
+def lakes() -> Iterator[dict[str, Lake]]:
+    """A lake before each step: nothing at all, one night published, and a second one that has come as far as the step."""
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    new = Lake(folder / "new")
+    new.land("1.jsonl", [row("a", 0, 1, 1), row("b", 0, 1, 1), row("a", 1, 1, 1), row("c", 1, 5, 1)])
+    second = new.copy(folder / "append")
+    second.run()
+    second.land("2.jsonl", [row("a", 0, 2, 2), row("b", 0, 2, 2, op="D"), row("c", 1, 4, 2), row("d", 2, 1, 2)])
+    second.land("3.jsonl", [row("a", 0, 2, 3), row("a", 1, 1, 3)], refused=[{**row("x", 1, 1, 3), "v": "no number"}])
+    appended = second.copy(folder / "dedupe")
+    appended.table.append(host="local")
+    deduped = appended.copy(folder / "publish")
+    deduped.table.dedupe()
+    yield {"first append": new, "append": second, "dedupe": appended, "publish": deduped}
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where possible: thousands of syncs would take minutes, and no test here is about them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as path:
+        yield Path(path)
+
+
+def kill(lake: Lake, step: str, strike: Strike) -> None:
+    with LakeProcess(lake) as process, pytest.raises(Died) as died:
+        process.do(step.split()[-1], strike=strike)
+    assert died.value.code == KILLED
+
+
+def finish_and_check(lake: Lake) -> None:
+    """What readers see is right at once, the dead process holds no lease, and one undisturbed run finishes exactly."""
+    lake.reopen()
+    lake.check()
+    if lake.entries():
+        assert lake.table._table.queue.stats().leased == 0
+    lake.finish_and_check()
+    assert lake.named_files() <= lake.stored_files()
+    assert lake.table._table.queue.stats() == QueueStats(visible=0, leased=0, dead=0)
+
+
+# ---------------------------------------------------------------- the four moments that hurt most
+
+
+def test_append_killed_between_its_files_and_the_ledger_entry_has_not_happened(
+    lakes: dict[str, Lake], folder: Path
+) -> None:
+    lake = lakes["append"].copy(folder / "lake")
+    before = lake.entries()
+    kill(lake, "append", Strike("create _lakeupsert/ledger", when="before"))
+    assert lake.entries() == before
+    assert lake.stored_files() - lake.named_files(), "the files were written already"
+    finish_and_check(lake)
+
+
+def test_append_killed_between_ledger_entry_and_messages_has_happened(lakes: dict[str, Lake], folder: Path) -> None:
+    lake = lakes["append"].copy(folder / "lake")
+    before = lake.entries()
+    kill(lake, "append", Strike("create _lakeupsert/ledger", when="after"))
+    committed = lake.entries()
+    assert len(committed) == len(before) + 1
+    assert lake.table._table.queue.stats().visible == 0, "nobody was told"
+    finish_and_check(lake)
+    assert lake.entries() == committed, "the batch counts once"
+
+
+def test_dedupe_killed_between_base_file_and_manifest_is_done_again(lakes: dict[str, Lake], folder: Path) -> None:
+    lake = lakes["dedupe"].copy(folder / "lake")
+    stored = lake.stored_files()
+    kill(lake, "dedupe", Strike("create _lakeupsert/partitions", when="before"))
+    assert any("/base-" in name for name in lake.stored_files() - stored), "the base file was written already"
+    assert lake.stored_files() - lake.named_files()
+    finish_and_check(lake)
+
+
+def test_dedupe_killed_between_manifest_and_ack_merges_no_row_twice(lakes: dict[str, Lake], folder: Path) -> None:
+    lake = lakes["dedupe"].copy(folder / "lake")
+    kill(lake, "dedupe", Strike("queue ack", when="before"))
+    merged = [p for p in lake.entries()[-1][1].touched if lake.table._table.merged(p, 2)]
+    assert merged
+    heads = {p: lake.table._table.objects.partition(p).head() for p in merged}
+    finish_and_check(lake)
+    assert {p: lake.table._table.objects.partition(p).head().write_id for p in merged} == {
+        p: head.write_id for p, head in heads.items() if head
+    }
+
+
+# ---------------------------------------------------------------- every call
+
+
+def calls_of(lake: Lake, step: str) -> list[str]:
+    lake.points.arm(NEVER, Fault.BEFORE)
+    options = {"host": "local"} if step.endswith("append") else {}
+    getattr(lake.table, step.split()[-1])(**options)
+    return lake.points.seen
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["first append", "append", "dedupe", "publish"])
+def test_process_killed_at_any_call_is_survived(
+    lakes: dict[str, Lake], folder: Path, step: str, when: Literal["before", "after"]
+) -> None:
+    counted = lakes[step].copy(folder / "counted")
+    calls = calls_of(counted, step)
+    counted.table.close()
+    for number, call in enumerate(calls):
+        lake = lakes[step].copy(folder / str(number))
+        try:
+            kill(lake, step, Strike(number=number, when=when))
+            finish_and_check(lake)
+        except BaseException as e:
+            e.add_note(f"{step}, killed {when} call {number}, {call}")
+            raise
+        lake.table.close()
+        shutil.rmtree(lake.root)
+
+
+@pytest.mark.crash
+def test_message_that_kills_every_worker_is_buried_and_run_still_finishes(lakes: dict[str, Lake], folder: Path) -> None:
+    lake = lakes["dedupe"].copy(folder / "lake")
+    queue = lake.table._table.queue
+    messages = queue.stats().visible
+    for _ in range(queue.max_receives):
+        kill(lake, "dedupe", Strike("create _lakeupsert/partitions"))
+    assert queue.stats() == QueueStats(visible=messages, leased=0, dead=0)
+    assert lake.table.dedupe() == []
+    assert queue.stats() == QueueStats(visible=0, leased=0, dead=messages)
+    assert {letter.reason for letter in queue.dead_letters(99)} == {"received 5 times without an answer"}
+    lake.finish_and_check()
+    assert lake.table.status().dirty == 0
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("seed", range(10))
+def test_lake_survives_processes_that_work_at_once_and_die(folder: Path, seed: int) -> None:
+    """Three processes run nights over one lake, again and again, and most of them are killed at a call or from outside."""
+    chance = random.Random(seed)
+    lake = Lake(folder / "lake")
+    died = 0
+    for number in range(8):
+        for file in range(2):
+            rows = [row(chance.choice("abc"), chance.randrange(9), chance.randrange(4), number) for _ in range(12)]
+            lake.land(f"{number}-{file}.jsonl", [{**r, "op": chance.choice([None, None, "D"])} for r in rows])
+        with ExitStack() as stack:
+            workers = [stack.enter_context(LakeProcess(lake)) for _ in range(3)]
+            for worker in workers:
+                kind, most = chance.choice([("", 300), ("create", 20), ("queue", 12), ("put", 12)])
+                when: Literal["before", "after"] = chance.choice(["before", "after"])
+                worker.begin("run", strike=Strike(kind, chance.randrange(most), when))
+            if chance.random() < 0.3:
+                workers[0].kill()
+            for worker in workers:
+                try:
+                    worker.end()
+                except Died as e:
+                    assert e.code == KILLED
+                    died += 1
+        lake.reopen()
+        lake.check()
+    assert died > 4
+    finish_and_check(lake)
+
+
+# ---------------------------------------------------------------- Spark
+
+
+DAYS = 30
+
+
+def night(lake: Lake, number: int) -> None:
+    """Three files, many partitions, ties, deletes, and a row to refuse."""
+    for file in range(3):
+        rows: list[Mapping[str, Any]] = [
+            row(f"k{(i * 7 + file) % 11}", (i + file) % DAYS, (i * number) % 4, i, op="D" if i % 13 == number else None)
+            for i in range(300)
+        ]
+        lake.land(f"{number}-{file}.jsonl", rows, refused=[{**row("x", 0, 1), "v": "no number"}])
+
+
+@pytest.fixture(scope="module")
+def nights() -> Iterator[dict[int, Lake]]:
+    """A lake whose first night landed, and one whose first night is published and whose second landed."""
+    root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    first = Lake(root / "1")
+    night(first, 1)
+    second = first.copy(root / "2")
+    second.run()
+    night(second, 2)
+    yield {1: first, 2: second}
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def spark_process(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[Lake], LakeProcess]]:
+    """Begins a process whose Spark leaves its own litter below ``tmp_path``, killed or not."""
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.io.tmpdir={tmp_path} -XX:TieredStopAtLevel=1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    begun: list[LakeProcess] = []
+
+    def begin(lake: Lake) -> LakeProcess:
+        begun.append(LakeProcess(lake, start="spawn"))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        process.__exit__()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("number", "strike"),
+    [
+        pytest.param(2, Strike("landing open", 1), id="while it surveys"),
+        pytest.param(2, Strike("create _lakeupsert/ledger"), id="before the ledger entry"),
+        pytest.param(2, Strike("create _lakeupsert/ledger", when="after"), id="after the ledger entry"),
+        pytest.param(2, Strike("queue send", when="after"), id="after the messages"),
+        pytest.param(1, Strike("create _lakeupsert/spec"), id="before the spec"),
+        pytest.param(1, Strike("create _lakeupsert/spec", when="after"), id="after the spec"),
+        pytest.param(1, Strike("create _lakeupsert/ledger", when="after"), id="after the ledger's beginning"),
+    ],
+)
+def test_spark_append_whose_driver_is_killed_is_survived(
+    nights: dict[int, Lake],
+    folder: Path,
+    spark_process: Callable[[Lake], LakeProcess],
+    number: int,
+    strike: Strike,
+) -> None:
+    lake = nights[number].copy(folder / "lake")
+    process = spark_process(lake)
+    with pytest.raises(Died) as died:
+        process.do("append", strike=strike, host="spark")
+    assert died.value.code == KILLED
+    process.kill()
+    finish_and_check(lake)
+
+
+def stored(lake: Lake, kind: str) -> int:
+    return sum(1 for _ in (lake.root / "processed/_lakeupsert").glob(f"{kind}/**/*.parquet.rows"))
+
+
+def task_processes(process: LakeProcess) -> list[int]:
+    """Spark's Python workers (and the daemon that forks them)."""
+    return [pid for pid, command in processes_of_session(process.pid) if "pyspark.daemon" in command]
+
+
+def tasks_began(lake: Lake, process: LakeProcess) -> bool:
+    return len(task_processes(process)) > 1
+
+
+def rows_were_refused(lake: Lake, process: LakeProcess) -> bool:
+    return stored(lake, "quarantine") > 1
+
+
+def first_file_appeared(lake: Lake, process: LakeProcess) -> bool:
+    return stored(lake, "data") > DAYS
+
+
+def half_of_the_files_appeared(lake: Lake, process: LakeProcess) -> bool:
+    return stored(lake, "data") >= DAYS + DAYS // 2
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("reached", [tasks_began, rows_were_refused, first_file_appeared, half_of_the_files_appeared])
+def test_spark_append_killed_with_its_tasks_is_survived(
+    nights: dict[int, Lake],
+    folder: Path,
+    spark_process: Callable[[Lake], LakeProcess],
+    reached: Callable[[Lake, LakeProcess], bool],
+) -> None:
+    lake = nights[2].copy(folder / "lake")
+    entries = len(lake.entries())
+    process = spark_process(lake)
+    process.begin("append", host="spark")
+    wait_until(lambda: reached(lake, process), reached.__name__)
+    process.kill()
+    assert len(lake.entries()) == entries, "it came to its end before it was killed"
+    finish_and_check(lake)
+
+
+@pytest.mark.crash
+def test_spark_append_whose_driver_alone_is_killed_while_tasks_write_is_survived(
+    nights: dict[int, Lake], folder: Path, spark_process: Callable[[Lake], LakeProcess]
+) -> None:
+    """What it leaves behind may still write while the rerun works: files that nobody names."""
+    lake = nights[2].copy(folder / "lake")
+    process = spark_process(lake)
+    process.begin("append", host="spark")
+    wait_until(lambda: first_file_appeared(lake, process), "an appended file")
+    process.kill(only_itself=True)
+    finish_and_check(lake)
+
+
+@pytest.mark.crash
+def test_spark_append_whose_tasks_are_killed_fails_without_a_commit(
+    nights: dict[int, Lake], folder: Path, spark_process: Callable[[Lake], LakeProcess]
+) -> None:
+    lake = nights[2].copy(folder / "lake")
+    entries = lake.entries()
+    process = spark_process(lake)
+    process.begin("append", host="spark")
+    wait_until(lambda: first_file_appeared(lake, process), "an appended file")
+    for pid in task_processes(process):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(TryAgainError):
+        process.end()
+    assert lake.entries() == entries
+    finish_and_check(lake)
+
+
+def spark_itself(process: LakeProcess) -> list[int]:
+    return [pid for pid, command in processes_of_session(process.pid) if "org.apache.spark" in command]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("victims", [task_processes, spark_itself])
+def test_spark_dedupe_whose_spark_is_killed_blames_no_partition(
+    nights: dict[int, Lake],
+    folder: Path,
+    spark_process: Callable[[Lake], LakeProcess],
+    victims: Callable[[LakeProcess], list[int]],
+) -> None:
+    """An executor out of memory says nothing about the data: messages go back, and nothing is marked failed."""
+    lake = nights[2].copy(folder / "lake")
+    lake.table.append(host="local")
+    messages = lake.table._table.queue.stats().visible
+    process = spark_process(lake)
+    process.begin("dedupe", engine="spark")
+    wait_until(lambda: tasks_began(lake, process), "tasks")
+    for pid in victims(process):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(TryAgainError):
+        process.end()
+    assert lake.table._table.queue.stats() == QueueStats(visible=messages, leased=0, dead=0)
+    finish_and_check(lake)
+
+
+@pytest.mark.crash
+def test_spark_append_killed_at_night_is_finished_by_spark(
+    nights: dict[int, Lake], folder: Path, spark_process: Callable[[Lake], LakeProcess], spark: Any
+) -> None:
+    lake = nights[2].copy(folder / "lake")
+    process = spark_process(lake)
+    process.begin("append", host="spark")
+    wait_until(lambda: first_file_appeared(lake, process), "an appended file")
+    process.kill()
+    lake.reopen()
+    lake.run(host="spark")
+    assert len(lake.entries()) == 3
+    finish_and_check(lake)
+
+
+# ---------------------------------------------------------------- worker processes
+
+PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
+
+
+@pytest.fixture
+def dirty(folder: Path) -> Lake:
+    """Two hundred partitions to merge."""
+    lake = Lake(folder / "lake")
+    lake.land("1.jsonl", [row(k, day, 1, day) for day in range(200) for k in "abc"])
+    lake.table.append(host="local")
+    return lake
+
+
+def configured(lake: Lake) -> Path:
+    """The lake's configuration, for the command line."""
+    settings: TableSettings = lake.settings
+    path = lake.root / "lakeupsert.toml"
+    text = f'[tables.t]\nlanding = "{settings.landing}"\nprocessed = "{settings.processed}"\n'
+    text += f"key = {json.dumps(settings.key)}\npartition_by = {json.dumps(settings.partition_by)}\n"
+    text += f"order_by = {json.dumps(settings.order_by)}\n[tables.t.schema]\n"
+    text += "".join(f'{column} = "{type_}"\n' for column, type_ in settings.schema.items())
+    assert settings.delete
+    text += f'[tables.t.delete]\ncolumn = "{settings.delete.column}"\nvalues = {json.dumps(settings.delete.values)}\n'
+    path.write_text(text)
+    return path
+
+
+@contextmanager
+def command(lake: Lake, *args: str) -> Iterator[subprocess.Popen[str]]:
+    """The program in a session of its own; whatever of it still lives after the block is killed."""
+    arguments = [*PROGRAM, "--config", str(configured(lake)), "--json", *args]
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        end_session(process.pid)
+        process.communicate()
+
+
+def kill_a_worker_with_leases(lake: Lake) -> None:
+    """SIGKILL to one of the processes that hold leases, while the queue is locked, so that it can't answer meanwhile."""
+    path = str(Path(lake.settings.processed) / "_lakeupsert/queue.sqlite")
+    with closing(connect(path, timeout=60, isolation_level=None)) as db:
+
+        def killed() -> bool:
+            if db.execute("SELECT 1 FROM messages WHERE owner IS NOT NULL").fetchone() is None:
+                return False
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                found = db.execute("SELECT owner FROM messages WHERE owner IS NOT NULL").fetchone()
+                if found is not None:
+                    os.kill(json.loads(found[0])["pid"], signal.SIGKILL)
+            finally:
+                db.execute("ROLLBACK")
+            return found is not None
+
+        wait_until(killed, "a worker holds leases")
+
+
+@pytest.mark.crash
+def test_killed_worker_process_ends_the_command_with_75_and_a_rerun_finishes(dirty: Lake) -> None:
+    with command(dirty, "dedupe", "--workers", "2") as process:
+        kill_a_worker_with_leases(dirty)
+        out, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    answer = json.loads(out)
+    assert (process.returncode, answer["exit_code"], answer["error"]["code"]) == (75, 75, "worker-died"), errors
+    finish_and_check(dirty)
+
+
+def worker_processes(session: int) -> list[int]:
+    return sorted(pid for pid, line in processes_of_session(session) if "multiprocessing.spawn" in line)
+
+
+def all_merged(lake: Lake) -> Callable[[], bool]:
+    return lambda: lake.table.status().dirty == 0
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("which", [0, 1])
+def test_killed_waiting_worker_process_ends_the_command_with_75(dirty: Lake, which: int) -> None:
+    """Whichever of them it is, and also where it had nothing to do: who started the command must learn of it."""
+    with command(dirty, "worker", "--workers", "2") as process:
+        wait_until(all_merged(dirty), "all is merged")
+        wait_until(lambda: dirty.table._table.queue.stats() == QueueStats(0, 0, 0), "the queue is empty")
+        os.kill(worker_processes(process.pid)[which], signal.SIGKILL)
+        out, errors = process.communicate(timeout=PATIENCE_SECONDS / 4)
+    assert (process.returncode, json.loads(out)["error"]["code"]) == (75, "worker-died"), errors
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("arguments", [("dedupe",), ("worker",)])
+def test_worker_processes_end_when_their_parent_is_killed(dirty: Lake, arguments: tuple[str, ...]) -> None:
+    """Nobody else will end them: they would hold memory for ever, and a waiting one would go on merging unseen."""
+    with command(dirty, *arguments, "--workers", "2") as process:
+        wait_until(lambda: dirty.table.status().dirty < 200, "the first partition is merged")
+        process.kill()
+        process.wait(PATIENCE_SECONDS)
+        wait_until(lambda: not worker_processes(process.pid), "the end of the worker processes")
+    finish_and_check(dirty)

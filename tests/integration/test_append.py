@@ -1,0 +1,135 @@
+"""Phase one's counterexamples: each of these lost, doubled or held back something once."""
+
+import uuid
+from collections.abc import Callable
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert.engine import batch as engine_batch
+from lakeupsert.engine import local as engine_local
+from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline import append as pipeline_append
+from lakeupsert.testing.lake import Lake, row
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path, quarantine_limit=0)
+
+
+def test_batch_that_spills_to_its_last_block_is_whole(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block that filled the memory was the last one, and nothing was left to spill."""
+    monkeypatch.setattr(engine_local, "HELD_BYTES", 1)
+    lake.land("1.jsonl", [row("a", 0, 1), row("b", 1, 1)])
+    lake.land("2.jsonl", [row("a", 0, 2, 2), row("c", 2, 1)])
+    lake.run()
+    lake.check()
+    assert len(lake.rows()) == 3
+
+
+@pytest.mark.parametrize("folder", ["_temporary/0/attempt_1", ".spark-staging-1", "_delta_log"])
+def test_uncommitted_output_of_another_job_is_not_taken(lake: Lake, folder: str) -> None:
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    lake.land(f"{folder}/part-0.jsonl", [row("ghost", 0, 1)])
+    lake.run()
+    assert [r["k"] for r in lake.rows()] == ["a"]
+
+
+def test_file_that_became_whole_between_two_tries_is_taken(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first try met half of it; the second one listed the whole file and must not remember the half."""
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    lake.run()
+    half = lake.root / "landing" / "2.parquet"
+    half.write_bytes(b"PAR1 half of it")
+    real = pipeline_append._look
+    tries = []
+
+    def look(*args: Any) -> Any:
+        tries.append(args)
+        if len(tries) == 2:
+            columns = {"k": ["b"], "l": [0], "d": [date(2020, 1, 1)], "ts": [datetime(2020, 1, 1)], "v": [1]}
+            pq.write_table(pa.table(columns), half)
+        return real(*args)
+
+    monkeypatch.setattr(pipeline_append, "_look", look)
+    lake.run()
+    assert [r["k"] for r in lake.rows()] == ["a", "b"]
+
+
+def test_file_replaced_after_its_rows_were_read_is_left_to_the_next_batch(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old rows under the new content's hash would make the new content look taken for ever."""
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    real: Callable[..., str] = engine_batch.content_hash
+
+    def replaced(store: Any, path: str) -> str:
+        monkeypatch.setattr(engine_batch, "content_hash", real)
+        lake.land("1.jsonl", [row("a", 0, 1), row("b", 0, 1)])
+        return real(store, path)
+
+    monkeypatch.setattr(engine_batch, "content_hash", replaced)
+    lake.land("0.jsonl", [row("z", 0, 1)])
+    lake.run()
+    lake.finish_and_check()
+    assert [r["k"] for r in lake.rows()] == ["a", "b", "z"]
+
+
+def test_refused_batch_does_not_hold_back_what_was_committed_before(lake: Lake) -> None:
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    lake.table.append(host="local")
+    lake.land("2.jsonl", [], refused=[{**row("x", 0, 1), "v": "no number"}])
+    with pytest.raises(RefusedError):
+        lake.run()
+    assert [r["k"] for r in lake.rows()] == ["a"]
+
+
+def test_file_whose_columns_do_not_fit_is_set_aside_and_the_rest_goes_on(lake: Lake) -> None:
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    lake.run()
+    lake.land("2.jsonl", [row("b", 0, 1)])
+    (lake.root / "landing" / "3.csv").write_text("k,l,d,ts,V\nc,0,2020-01-01,2020-01-01T00:00:00,1\n")
+    lake.run()
+    assert [r["k"] for r in lake.rows()] == ["a", "b"]
+    (_, entry) = lake.entries()[-1]
+    assert entry.quarantined == {"unreadable_file": 1}
+
+
+def test_uuid_column_comes_back(lake: Lake) -> None:
+    values = [uuid.UUID(int=1).bytes, None]
+    columns = {
+        "k": pa.array(["a", "b"]),
+        "l": pa.array([0, 0], pa.int32()),
+        "d": pa.array([date(2020, 1, 1)] * 2),
+        "ts": pa.array([datetime(2020, 1, 1)] * 2, pa.timestamp("us")),
+        "v": pa.array([1, 2]),
+        "u": pa.ExtensionArray.from_storage(pa.uuid(), pa.array(values, pa.binary(16))),
+    }
+    pq.write_table(pa.table(columns), lake.root / "landing" / "1.parquet")
+    lake.run()
+    assert [r["u"] for r in lake.rows()] == [uuid.UUID(int=1), None]
+
+
+def test_base_files_of_nan_are_filtered_rightly_by_other_programs(lake: Lake) -> None:
+    """NaN is greatest, and a statistic of the greatest value leaves it out: a reader would skip rows of the answer."""
+    columns = {
+        "k": pa.array(["a", "b"]),
+        "l": pa.array([0, 0], pa.int32()),
+        "d": pa.array([date(2020, 1, 1)] * 2),
+        "ts": pa.array([datetime(2020, 1, 1)] * 2, pa.timestamp("us")),
+        "v": pa.array([1, 2]),
+        "x": pa.array([1.0, float("nan")]),
+    }
+    pq.write_table(pa.table(columns), lake.root / "landing" / "1.parquet")
+    lake.run()
+    (file,) = lake.table.files()
+    group = pq.read_metadata(file.path).row_group(0)
+    has_statistics = {group.column(i).path_in_schema: group.column(i).is_stats_set for i in range(group.num_columns)}
+    assert has_statistics == {"k": True, "l": True, "ts": True, "v": True, "x": False}
+    assert duckdb.sql(f"select k from read_parquet('{file.path}') where x > 8").fetchall() == [("b",)]

@@ -1,0 +1,150 @@
+"""Append, dedupe, publish, crash, lose and double messages in any order: every snapshot equals a dict."""
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.pipeline.dedupe import drain
+from lakeupsert.queue import Message
+from lakeupsert.testing.faults import Fault, Killed
+from lakeupsert.testing.lake import Lake, row
+
+MEMORY = Path("/dev/shm")
+
+records = st.builds(
+    row,
+    k=st.sampled_from(["a", "b", "ü"]),
+    day=st.integers(0, 1),
+    ts=st.one_of(st.none(), st.integers(0, 3)),
+    v=st.integers(0, 9),
+    line=st.integers(0, 1),
+    op=st.sampled_from([None, None, None, "U", "D"]),
+).map(lambda r: {**r, "ts": row("", 0, 0)["ts"]} if r["op"] == "D" and r["ts"] is None else r)
+# A step makes dozens of calls and few creates, and the creates are what matters most.
+calls = st.one_of(st.tuples(st.integers(0, 40), st.just("")), st.tuples(st.integers(0, 3), st.just("create")))
+strikes = st.one_of(st.none(), st.tuples(calls, st.sampled_from(Fault)))
+
+
+class LakeMachine(RuleBasedStateMachine):
+    """Few keys, two dates, ordering values 0 to 3 and null: ties and late rows are the point."""
+
+    engines: Any = (ArrowEngine(),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        self.lake = Lake(self.root)
+        self.number = 0
+        self.checked = (-1, -1)
+
+    def teardown(self) -> None:
+        try:
+            self.lake.finish_and_check()
+        finally:
+            self.lake.table.close()
+            shutil.rmtree(self.root)
+
+    def struck(self, strike: Any, step: Any) -> None:
+        """Run a step; where it is struck, a new process goes on."""
+        if strike is not None:
+            (number, kind), fault = strike
+            self.lake.points.arm(number, fault, kind)
+        try:
+            step()
+        except (Killed, TryAgainError):
+            self.lake.points.disarm()
+            self.lake.reopen()
+        finally:
+            self.lake.points.disarm()
+
+    @rule(files=st.lists(st.lists(records, max_size=5), min_size=1, max_size=2))
+    def land(self, files: list[list[Any]]) -> None:
+        for rows in files:
+            self.number += 1
+            self.lake.land(f"{self.number:03d}.jsonl", rows)
+
+    @precondition(lambda self: self.lake.landed)
+    @rule(data=st.data())
+    def send_a_file_again(self, data: Any) -> None:
+        """Same path, same bytes, another modification time."""
+        path = self.root / "landing" / data.draw(st.sampled_from(sorted(self.lake.landed)))
+        path.write_bytes(path.read_bytes())
+
+    @rule(strike=strikes)
+    def append(self, strike: Any) -> None:
+        self.struck(strike, lambda: self.lake.table.append(host="local"))
+
+    @rule(name=st.integers(0, 3))
+    def append_with_a_batch_id(self, name: int) -> None:
+        taken = {entry.batch_id for _, entry in self.lake.entries()}
+        try:
+            self.lake.table.append(host="local", batch_id=f"night-{name}")
+        except ConfigurationError as e:
+            assert e.code == "batch-id-taken"
+            assert f"night-{name}" in taken
+
+    @rule(strike=strikes, engine=st.integers(0, 1))
+    def dedupe(self, strike: Any, engine: int) -> None:
+        chosen = self.engines[engine % len(self.engines)]
+        self.struck(strike, lambda: self._drain(chosen))
+
+    def _drain(self, engine: Any) -> None:
+        if self.lake.entries():
+            drain(self.lake.table._table, engine, until_empty=True, stop=threading.Event())
+
+    @precondition(lambda self: self.lake.entries())
+    @rule(times=st.integers(1, 2), data=st.data())
+    def double_a_message(self, times: int, data: Any) -> None:
+        """Any message about any batch may come at any time."""
+        entries = [(n, e) for n, e in self.lake.entries() if e.touched]
+        if entries:
+            number, entry = data.draw(st.sampled_from(entries))
+            partition = data.draw(st.sampled_from(sorted(entry.touched)))
+            self.lake.table._table.queue.send([Message("t", partition, number)] * times)
+
+    @precondition(lambda self: self.lake.entries())
+    @rule(keep=st.integers(0, 2))
+    def lose_messages(self, keep: int) -> None:
+        queue = self.lake.table._table.queue
+        for lease in queue.receive(1000, 60)[keep:]:
+            queue.ack(lease)
+        self.lake.reopen()  # what this process leased and kept comes back by its end
+
+    @rule(strike=strikes)
+    def publish(self, strike: Any) -> None:
+        self.struck(strike, lambda: self.lake.table.publish())
+
+    @invariant()
+    def every_snapshot_is_right(self) -> None:
+        """Snapshots are immutable, so each is compared once for each state of the chains below it."""
+        snapshots = self.lake.table.snapshots()
+        state = (len(snapshots), len(self.lake.entries()))
+        if state != self.checked:
+            self.checked = state
+            self.lake.check()
+
+
+def examples(number: int) -> settings:
+    return settings(max_examples=number, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def test_lake_equals_a_dict_after_every_step() -> None:
+    run_state_machine_as_test(LakeMachine, settings=examples(190))
+
+
+def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:
+    """A partition goes from one engine to the other and back."""
+    from lakeupsert.engine.spark import SparkEngine
+
+    class BothEngines(LakeMachine):
+        engines = (SparkEngine(), ArrowEngine())
+
+    run_state_machine_as_test(BothEngines, settings=examples(10))

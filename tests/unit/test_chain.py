@@ -1,0 +1,267 @@
+"""The chain: one writer a version, lost answers found again, nothing guessed."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
+from lakeupsert.storage import LocalStore, StoreUnavailableError
+from lakeupsert.table.chain import FORMAT, LARGEST, Chain
+from lakeupsert.testing.faults import Fault, FaultyStore, Points
+
+
+class Body(msgspec.Struct, frozen=True):
+    value: int
+
+
+def never_falls(old: Body | None, new: Body) -> None:
+    if old is not None and new.value < old.value:
+        raise DamagedTableError("broken-invariant", f"{new.value} < {old.value}", next="-")
+
+
+class Boat(clock.Source):
+    """A clock that a test moves, and that does not sleep."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def elapsed(self) -> float:
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.seconds += 0.001
+
+
+@pytest.fixture
+def time() -> Boat:
+    return Boat()
+
+
+@pytest.fixture(autouse=True)
+def _moved_by_hand(time: Boat):
+    with clock.use(time):
+        yield
+
+
+@pytest.fixture
+def points() -> Points:
+    return Points()
+
+
+@pytest.fixture
+def chain(tmp_path: Path, points: Points) -> Chain[Body]:
+    return Chain(FaultyStore(LocalStore(tmp_path), points), "c", "thing", Body, never_falls)
+
+
+def grown(chain: Chain[Body], *values: int) -> None:
+    for value in values:
+        assert chain.append(Body(value), chain.head()).result == "won"
+
+
+def test_versions_are_numbered_from_zero_and_know_their_parent(chain: Chain[Body]) -> None:
+    assert chain.head() is None
+    grown(chain, 5, 6, 7)
+    links = list(chain.between(-1, 2))
+    assert [(x.number, x.body.value) for x in links] == [(0, 5), (1, 6), (2, 7)]
+    assert [x.parent for x in links] == [None, links[0].write_id, links[1].write_id]
+
+
+def test_head_costs_one_list_and_one_get_however_long_the_chain(chain: Chain[Body], points: Points) -> None:
+    grown(chain, *range(30))
+    points.arm(-1, Fault.BEFORE)
+    head = chain.head()
+    assert head is not None
+    assert head.number == 29
+    assert [name.split()[0] for name in points.seen] == ["list", "get"]
+
+
+def test_names_count_down_so_that_the_head_is_listed_first(chain: Chain[Body], tmp_path: Path) -> None:
+    grown(chain, 0, 1)
+    names = sorted(p.name for p in (tmp_path / "c").iterdir())
+    assert names == [f"v{LARGEST - 1:020d}.json", f"v{LARGEST:020d}.json"]
+
+
+def test_append_behind_an_old_head_is_lost_and_changes_nothing(chain: Chain[Body]) -> None:
+    grown(chain, 1)
+    old = chain.head()
+    grown(chain, 2)
+    assert chain.append(Body(3), old).result == "lost"
+    head = chain.head()
+    assert head is not None
+    assert head.body.value == 2
+
+
+def test_lost_answer_of_a_create_is_found_to_be_won(chain: Chain[Body], points: Points) -> None:
+    grown(chain, 1)
+    head = chain.head()
+    points.arm(0, Fault.AFTER)
+    assert chain.append(Body(2), head).result == "won"
+    assert points.struck is not None
+    points.disarm()
+    assert [link.body.value for link in chain.between(-1, 1)] == [1, 2]
+
+
+def test_create_that_never_arrived_is_sent_again(chain: Chain[Body], points: Points) -> None:
+    grown(chain, 1)
+    head = chain.head()
+    points.arm(0, Fault.BEFORE)
+    assert chain.append(Body(2), head).result == "won"
+    assert [name.split()[0] for name in points.seen] == ["create", "get", "list", "create"]
+
+
+def test_lost_answer_behind_another_writer_is_found_to_be_lost(chain: Chain[Body], points: Points) -> None:
+    grown(chain, 1)
+    head = chain.head()
+    grown(chain, 2)
+    points.arm(0, Fault.BEFORE)
+    assert chain.append(Body(3), head).result == "lost"
+
+
+def test_trimmed_version_behind_a_lost_answer_is_unknown(chain: Chain[Body], points: Points, tmp_path: Path) -> None:
+    """It may have been ours: nothing may be deleted."""
+    grown(chain, 1)
+    head = chain.head()
+    grown(chain, 2, 3)
+    (tmp_path / "c" / f"v{LARGEST - 1:020d}.json").unlink()
+    points.arm(0, Fault.BEFORE)
+    assert chain.append(Body(4), head).result == "unknown"
+
+
+def test_silent_store_is_try_again_after_bounded_sends(chain: Chain[Body]) -> None:
+    grown(chain, 1)
+    head = chain.head()
+
+    class Silent(FaultyStore):
+        def create(self, name: str, data: bytes) -> bool:
+            with Points_that_always_fail().at("create", commit=True):
+                raise AssertionError("not reached")
+
+    chain._store = Silent(chain._store, Points())
+    with pytest.raises(StoreUnavailableError, match="got no answer"):
+        chain.append(Body(2), head)
+
+
+class Points_that_always_fail(Points):  # noqa: N801 - reads as a sentence where it is used
+    def __init__(self) -> None:
+        super().__init__()
+        self.arm(0, Fault.BEFORE)
+
+
+def test_head_that_was_read_long_ago_is_read_again(chain: Chain[Body], points: Points, time: Boat) -> None:
+    grown(chain, 1)
+    head = chain.head()
+    time.seconds += 3601
+    points.arm(-1, Fault.BEFORE)
+    assert chain.append(Body(2), head).result == "won"
+    assert [name.split()[0] for name in points.seen] == ["list", "create"]
+
+
+def test_stalled_writer_does_not_take_a_trimmed_number(chain: Chain[Body], time: Boat, tmp_path: Path) -> None:
+    grown(chain, 1)
+    head = chain.head()
+    grown(chain, 2, 3)
+    (tmp_path / "c" / f"v{LARGEST - 1:020d}.json").unlink()
+    time.seconds += 3601
+    assert chain.append(Body(9), head).result == "lost"
+
+
+def test_success_after_a_long_sleep_is_believed_only_if_the_head_descends_from_it(
+    chain: Chain[Body], time: Boat, tmp_path: Path
+) -> None:
+    """The machine slept between the look at the clock and the create; meanwhile the number was used and trimmed."""
+    grown(chain, 1)
+    head = chain.head()
+    grown(chain, 2, 3)
+    (tmp_path / "c" / f"v{LARGEST - 1:020d}.json").unlink()
+
+    class Sleepy(FaultyStore):
+        def create(self, name: str, data: bytes) -> bool:
+            time.seconds += 90_000
+            return super().create(name, data)
+
+    chain._store = Sleepy(LocalStore(tmp_path), Points())
+    assert chain.append(Body(9), head).result == "unknown"
+
+
+def test_success_after_a_long_sleep_is_won_where_the_head_descends_from_it(chain: Chain[Body], time: Boat) -> None:
+    grown(chain, 1)
+    head = chain.head()
+    inner = chain._store
+
+    class Sleepy(FaultyStore):
+        def create(self, name: str, data: bytes) -> bool:
+            time.seconds += 90_000
+            done = super().create(name, data)
+            chain._store = inner
+            grown(chain, 3, 4)
+            return done
+
+    chain._store = Sleepy(inner, Points())
+    assert chain.append(Body(2), head).result == "won"
+
+
+def test_invariants_run_before_every_append(chain: Chain[Body]) -> None:
+    grown(chain, 5)
+    with pytest.raises(DamagedTableError):
+        chain.append(Body(4), chain.head())
+    assert len(list(chain.between(-1, 0))) == 1
+    assert chain.get(1) is None
+
+
+def test_extend_rebases_on_each_new_head(chain: Chain[Body]) -> None:
+    grown(chain, 1)
+    rivals = iter([2, 3])
+
+    def build(head):
+        for value in rivals:
+            grown(chain, value)
+            break
+        return Body(head.body.value + 10)
+
+    link = chain.extend(build)
+    assert link is not None
+    assert (link.number, link.body.value) == (3, 13)
+
+
+def test_extend_gives_up_with_a_clear_error(chain: Chain[Body]) -> None:
+    grown(chain, 1)
+
+    def build(head):
+        grown(chain, head.body.value + 1)
+        return Body(100)
+
+    with pytest.raises(TryAgainError, match="in each of 3 attempts"):
+        chain.extend(build, attempts=3)
+
+
+def test_newer_format_is_refused_clearly(chain: Chain[Body], tmp_path: Path) -> None:
+    grown(chain, 1)
+    path = tmp_path / "c" / f"v{LARGEST:020d}.json"
+    path.write_bytes(path.read_bytes().replace(f'"format":{FORMAT}'.encode(), b'"format":99'))
+    with pytest.raises(ConfigurationError, match="has format 99; this lakeupsert reads formats up to 1"):
+        chain.head()
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"format":1}'])
+def test_damaged_version_is_named(chain: Chain[Body], tmp_path: Path, body: bytes) -> None:
+    grown(chain, 1)
+    path = tmp_path / "c" / f"v{LARGEST:020d}.json"
+    path.write_bytes(body)
+    with pytest.raises(DamagedTableError, match=path.name):
+        chain.head()
+
+
+def test_version_of_another_chain_is_refused(chain: Chain[Body], tmp_path: Path) -> None:
+    grown(chain, 1, 2)
+    (tmp_path / "c" / f"v{LARGEST - 1:020d}.json").write_bytes((tmp_path / "c" / f"v{LARGEST:020d}.json").read_bytes())
+    with pytest.raises(DamagedTableError, match="it says thing 0, not thing 1"):
+        chain.head()
+
+
+def test_gap_in_a_chain_is_named(chain: Chain[Body], tmp_path: Path) -> None:
+    grown(chain, 1, 2, 3)
+    (tmp_path / "c" / f"v{LARGEST - 1:020d}.json").unlink()
+    with pytest.raises(DamagedTableError, match="thing version 1 is missing"):
+        list(chain.between(-1, 2))

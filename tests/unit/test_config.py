@@ -1,0 +1,282 @@
+"""The configuration: what is read, where from, and what is refused with which words."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from lakeupsert.cli.example import EXAMPLE
+from lakeupsert.config import Config, TableSettings, load
+from lakeupsert.errors import ConfigurationError
+
+REQUIRED = """
+[tables.sales]
+landing = "landing"
+processed = "processed"
+key = ["id"]
+partition_by = ["day"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "lakeupsert.toml"
+    path.write_text(REQUIRED)
+    return path
+
+
+def read(file: Path, more: str = "", **environment: str) -> Config:
+    file.write_text(REQUIRED + more)
+    return load(str(file), environment)
+
+
+def refused(file: Path, text: str, **environment: str) -> ConfigurationError:
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as raised:
+        load(str(file), environment)
+    assert raised.value.exit_code == 2
+    assert raised.value.next
+    return raised.value
+
+
+def test_four_settings_are_enough_and_the_rest_has_defaults(file: Path) -> None:
+    settings = read(file).tables["sales"]
+    assert settings.order_by == ("record_timestamp",)
+    assert (settings.format, settings.queue, settings.engine, settings.strategy) == ("auto", "auto", "arrow", "auto")
+    assert (settings.on_failed_partition, settings.quarantine_limit) == ("hold", "1%")
+    assert (settings.keep_snapshots, settings.superseded_retention) == (7, "24h")
+    assert settings.schema == {}
+    assert settings.delete is None
+
+
+def test_relative_paths_are_relative_to_the_file(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    settings = read(file, 'queue = "queue.sqlite"').tables["sales"]
+    assert settings.landing == str(tmp_path / "landing")
+    assert settings.processed == str(tmp_path / "processed")
+    assert settings.queue == str(tmp_path / "queue.sqlite")
+
+
+def test_addresses_stay_as_they_are(file: Path) -> None:
+    text = REQUIRED.replace('"landing"', '"abfss://container@account.dfs.core.windows.net/landing"')
+    file.write_text(text)
+    assert load(str(file), {}).tables["sales"].landing == "abfss://container@account.dfs.core.windows.net/landing"
+
+
+def test_file_is_found_upward_from_the_working_directory(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    below = tmp_path / "a/b"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    assert load(None, {}).path == str(file)
+
+
+def test_missing_file_tells_how_to_begin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="There is no lakeupsert") as raised:
+        load(None, {})
+    assert "lakeupsert config --example" in raised.value.next
+
+
+def test_environment_wins_over_the_file_and_origins_tell(file: Path) -> None:
+    variable = "LAKEUPSERT__TABLES__SALES__ENGINE"
+    config = read(file, 'format = "csv"\nengine = "arrow"', **{variable: "spark"})
+    assert config.tables["sales"].engine == "spark"
+    assert config.origins["sales"]["engine"] == variable
+    assert config.origins["sales"]["format"] == "file"
+    assert "strategy" not in config.origins["sales"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "setting", "value"),
+    [
+        ("KEY", '["order_id", "line_no"]', "key", ("order_id", "line_no")),
+        ("KEEP_SNAPSHOTS", "3", "keep_snapshots", 3),
+        ("QUARANTINE_LIMIT", "5%", "quarantine_limit", "5%"),
+        ("QUARANTINE_LIMIT", "12", "quarantine_limit", 12),
+        ("LANDING_DATES", "%Y/%m/%d", "landing_dates", "%Y/%m/%d"),
+    ],
+)
+def test_environment_value_is_toml_or_plain_text(
+    file: Path, variable: str, text: str, setting: str, value: object
+) -> None:
+    settings = read(file, **{f"LAKEUPSERT__TABLES__SALES__{variable}": text}).tables["sales"]
+    assert getattr(settings, setting) == value
+
+
+def test_environment_reaches_into_the_parts_of_a_table(file: Path) -> None:
+    environment = {
+        "LAKEUPSERT__TABLES__SALES__DELETE__COLUMN": "op",
+        "LAKEUPSERT__TABLES__SALES__DELETE__VALUES": '["D"]',
+        "LAKEUPSERT__TABLES__SALES__SCHEMA__ID": "bigint",
+    }
+    config = read(file, '[tables.sales.schema]\nid = "string"\nday = "date"', **environment)
+    settings = config.tables["sales"]
+    assert settings.delete is not None
+    assert (settings.delete.column, settings.delete.values, settings.delete.keep) == ("op", ("D",), False)
+    assert settings.schema == {"id": "bigint", "day": "date"}
+    assert config.origins["sales"]["delete"] == (
+        "LAKEUPSERT__TABLES__SALES__DELETE__COLUMN, LAKEUPSERT__TABLES__SALES__DELETE__VALUES"
+    )
+
+
+def test_environment_finds_a_table_whose_name_is_no_variable(file: Path) -> None:
+    file.write_text(REQUIRED.replace("[tables.sales]", '[tables."eu-sales"]'))
+    config = load(str(file), {"LAKEUPSERT__TABLES__EU_SALES__ENGINE": "spark"})
+    assert config.tables["eu-sales"].engine == "spark"
+
+
+@pytest.mark.parametrize(
+    ("text", "suggestion"),
+    [
+        (
+            REQUIRED + 'quarantine_limt = "1%"',
+            "[tables.sales] has an unknown key 'quarantine_limt'. Did you mean 'quarantine_limit'?",
+        ),
+        (
+            REQUIRED + '[tables.sales.delete]\ncolum = "op"',
+            "[tables.sales.delete] has an unknown key 'colum'. Did you mean 'column'?",
+        ),
+        ("[table.sales]\n", "the file has an unknown key 'table'. Did you mean 'tables'?"),
+    ],
+)
+def test_unknown_key_is_refused_with_a_suggestion(file: Path, text: str, suggestion: str) -> None:
+    error = refused(file, text)
+    assert error.code == "unknown-setting"
+    assert suggestion in error.message
+
+
+def test_unknown_key_in_the_environment_is_refused(file: Path) -> None:
+    error = refused(file, REQUIRED, LAKEUPSERT__TABLES__SALES__ENGIN="spark")
+    assert "Did you mean 'engine'?" in error.message
+
+
+def test_missing_settings_are_all_named(file: Path) -> None:
+    error = refused(file, '[tables.sales]\nlanding = "landing"')
+    assert error.code == "missing-setting"
+    assert "lacks processed, key, partition_by" in error.message
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ('format = "avro"', "'avro'"),
+        ('strategy = "delta"', "'delta'"),
+        ('engine = "duckdb"', "'duckdb'"),
+        ("keep_snapshots = 0", "(found 0)"),
+        ('quarantine_limit = "much"', 'expected a share such as "1%"'),
+        ('superseded_retention = "1 day"', 'expected a duration such as "24h"'),
+        ('order_by = ["ts", "ts"]', "a column is named twice"),
+        ("order_by = []", "order_by"),
+        ('delete = "op"', "it is a table of its own"),
+        ('delete = { column = "op" }', "values"),
+    ],
+)
+def test_unfit_value_is_refused_and_shown(file: Path, setting: str, expected: str) -> None:
+    error = refused(file, REQUIRED + setting)
+    assert error.code == "bad-setting"
+    assert expected in error.message
+    assert "[tables.sales]" in error.message
+
+
+def test_second_partition_column_is_refused(file: Path) -> None:
+    error = refused(file, REQUIRED.replace('["day"]', '["day", "store"]'))
+    assert "partition_by" in error.message
+
+
+def test_file_that_is_no_toml_tells_the_line(file: Path) -> None:
+    error = refused(file, "[tables.sales\n")
+    assert error.code == "unreadable-configuration"
+    assert "line 1" in error.message
+
+
+def test_folder_given_as_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="can't be read") as raised:
+        load(str(tmp_path), {})
+    assert raised.value.code == "unreadable-configuration"
+
+
+def test_remote_configuration_is_refused_until_it_lands() -> None:
+    with pytest.raises(ConfigurationError, match="local file") as raised:
+        load("s3://lake/lakeupsert.toml", {})
+    assert raised.value.code == "unknown-store"
+
+
+def test_file_without_a_table_is_refused(file: Path) -> None:
+    assert refused(file, "").code == "no-table"
+
+
+def test_two_tables_on_one_processed_path_are_refused(file: Path) -> None:
+    error = refused(file, REQUIRED + REQUIRED.replace("sales", "returns").replace('"processed"', '"processed/"'))
+    assert error.code == "shared-processed"
+    assert "'sales' and 'returns'" in error.message
+
+
+@pytest.mark.parametrize(("landing", "processed"), [("lake", "lake/sales"), ("lake/sales", "lake"), ("lake", "lake")])
+def test_table_inside_its_landing_zone_is_refused(file: Path, landing: str, processed: str) -> None:
+    text = REQUIRED.replace('"landing"', f'"{landing}"').replace('"processed"', f'"{processed}"')
+    assert refused(file, text).code == "overlapping-zones"
+
+
+def test_neighbours_with_a_common_beginning_do_not_overlap(file: Path) -> None:
+    file.write_text(REQUIRED.replace('"landing"', '"sales"').replace('"processed"', '"sales_table"'))
+    assert load(str(file), {}).tables["sales"].processed.endswith("/sales_table")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "s3://AKIA123:hunter2@lake/landing",
+        "abfss://c@a.dfs.core.windows.net/landing?sv=2024&sig=hunter2",
+        "s3://lake/landing?aws_secret_access_key=hunter2",
+    ],
+)
+def test_credential_in_an_address_is_refused_and_not_repeated(file: Path, address: str) -> None:
+    error = refused(file, REQUIRED.replace('"landing"', f'"{address}"'))
+    assert error.code == "credential-in-configuration"
+    assert "hunter2" not in str(error)
+
+
+def test_table_is_the_only_one_or_the_named_one(file: Path) -> None:
+    one = read(file)
+    assert one.table(None)[0] == "sales"
+    two = read(file, REQUIRED.replace("sales", "returns").replace('"processed"', '"other"'))
+    assert two.table("returns")[0] == "returns"
+    with pytest.raises(ConfigurationError, match="sales, returns") as raised:
+        two.table(None)
+    assert raised.value.code == "which-table"
+    with pytest.raises(ConfigurationError, match="Did you mean 'returns'") as raised:
+        two.table("return")
+    assert raised.value.code == "unknown-table"
+
+
+def test_quarantine_limit_as_a_share_counts_only_above_a_thousand_rows() -> None:
+    required: dict[str, Any] = {"landing": "l", "processed": "p", "key": ("k",), "partition_by": ("d",)}
+    share = TableSettings(**required, quarantine_limit="1%")
+    assert share.within_limit(1000, 1000)
+    assert not share.within_limit(1001, 100_000)
+    assert share.within_limit(1001, 100_100)
+    rows = TableSettings(**required, quarantine_limit=3)
+    assert rows.within_limit(3, 10)
+    assert not rows.within_limit(4, 1_000_000)
+
+
+def test_example_reads_back_as_the_defaults(file: Path) -> None:
+    file.write_text(EXAMPLE)
+    assert set(load(str(file), {}).origins["sales"]) == {"landing", "processed", "key", "partition_by"}
+
+
+def test_example_names_every_setting_with_its_default(file: Path) -> None:
+    lines = [line.removeprefix("# ") for line in EXAMPLE.splitlines()]
+    settings = [line for line in lines if line.startswith("[tables") or " = " in line.split("#")[0]]
+    file.write_text("\n".join(settings))
+    config = load(str(file), {})
+    found, fields = config.tables["sales"], msgspec.structs.fields(TableSettings)
+    assert set(config.origins["sales"]) == {f.name for f in fields}
+    for f in fields:
+        if not f.required and f.name not in ("schema", "delete"):
+            assert getattr(found, f.name) == f.default
