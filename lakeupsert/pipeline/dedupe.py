@@ -279,41 +279,42 @@ def drain(
 
 def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_seconds: float) -> Iterator[PartitionResult]:
     """What became of the partitions of these messages; every lease is acked, released or buried, also where this fails."""
+    unanswered = set(leases)
+
+    def answer(call: Callable[..., bool], answered: Sequence[Lease], *arguments: object) -> None:
+        for lease in answered:
+            call(lease, *arguments)
+            unanswered.remove(lease)
+
+    queue = table.queue
     held: dict[str, list[Lease]] = {}
-    for lease in leases:
-        message = lease.message
-        entry = table.entry(message.batch) if message.table == table.name else None
-        if entry is None:  # queues outlive tables, and one that is made anew counts from 0
-            reason = f"it is for table {message.table!r}, batch {message.batch}; {table.name!r} has no such batch"
-            table.queue.bury(lease, reason)
-        elif message.partition not in entry.body.touched:
-            table.queue.ack(lease)
-        else:
-            held.setdefault(message.partition, []).append(lease)
-    wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in held.items()}
     try:
+        for lease in leases:
+            message = lease.message
+            entry = table.entry(message.batch) if message.table == table.name else None
+            if entry is None:  # queues outlive tables, and one that is made anew counts from 0
+                reason = f"it is for table {message.table!r}, batch {message.batch}; {table.name!r} has no such batch"
+                answer(queue.bury, [lease], reason)
+            elif message.partition not in entry.body.touched:
+                answer(queue.ack, [lease])
+            else:
+                held.setdefault(message.partition, []).append(lease)
+        wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in held.items()}
         for result in _each(table, engine, wanted):
             of_it = held[result.partition]
             if result.status != "failed":
-                for lease in of_it:
-                    table.queue.ack(lease)
-                del held[result.partition]
+                answer(queue.ack, of_it)
                 yield result
-            elif max(x.receives for x in of_it) < table.queue.max_receives:
+            elif max(x.receives for x in of_it) < queue.max_receives:
                 log.warning("partition failed, will be tried again: %s: %s", result.partition, result.error)
-                for lease in of_it:
-                    table.queue.release(lease, retry_seconds)
-                del held[result.partition]
+                answer(queue.release, of_it, retry_seconds)
             else:
                 _mark_failed(table, result.partition, wanted[result.partition], result.error or "")
-                for lease in of_it:
-                    table.queue.bury(lease, result.error or "")
-                del held[result.partition]
+                answer(queue.bury, of_it, result.error or "")
                 yield result
     finally:
-        for of_it in held.values():
-            for lease in of_it:
-                table.queue.release(lease)
+        for lease in unanswered:
+            queue.release(lease)
 
 
 def _each(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> Iterator[PartitionResult]:
