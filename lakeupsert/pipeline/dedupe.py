@@ -40,6 +40,7 @@ worker on another machine waits longer. Too short: a second worker repeats the w
 RETRY_SECONDS = 5.0
 """How long a waiting worker leaves a message alone that just failed; one that drains the queue tries again at once."""
 IDLE_SECONDS = 1.0
+UNANSWERED = "no worker that began this merge came to its end: killed, out of memory, or the store was away"
 
 
 @dataclass(frozen=True)
@@ -300,12 +301,16 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
             else:
                 held.setdefault(message.partition, []).append(lease)
         wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in held.items()}
-        for result in _each(table, engine, wanted):
+        receives = {partition: max(x.receives for x in of_it) for partition, of_it in held.items()}
+        for partition in wanted:
+            if receives[partition] >= queue.max_receives:  # before the merge, as this one too may kill its worker
+                _mark_failed(table, partition, wanted[partition], UNANSWERED)
+        for result in _each(table, engine, wanted, max(receives.values(), default=1)):
             of_it = held[result.partition]
             if result.status != "failed":
                 answer(queue.ack, of_it)
                 yield result
-            elif max(x.receives for x in of_it) < queue.max_receives:
+            elif receives[result.partition] < queue.max_receives:
                 log.warning("partition failed, will be tried again: %s: %s", result.partition, result.error)
                 answer(queue.release, of_it, retry_seconds)
             else:
@@ -317,16 +322,20 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
             queue.release(lease)
 
 
-def _each(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> Iterator[PartitionResult]:
-    """One shared call; where that fails, each partition alone, since only that shows whose fault it was."""
-    try:
-        yield from dedupe_partitions(table, engine, wanted)
-        return
-    except TryAgainError:
-        raise
-    except Exception as e:
-        log.debug("a shared call failed, trying each partition alone: %r", e)
-    for partition, batch in wanted.items():
+def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], receives: int) -> Iterator[PartitionResult]:
+    """One shared call; where that fails, or was tried before, each partition alone: only that shows whose fault it is.
+
+    One that kills its worker takes the messages behind it along, so every other receive begins at the end.
+    """
+    if receives == 1:
+        try:
+            yield from dedupe_partitions(table, engine, wanted)
+            return
+        except TryAgainError:
+            raise
+        except Exception as e:
+            log.debug("a shared call failed, trying each partition alone: %r", e)
+    for partition, batch in reversed(wanted.items()) if receives % 2 == 0 else wanted.items():
         try:
             yield from dedupe_partitions(table, engine, {partition: batch})
         except TryAgainError:

@@ -1,22 +1,30 @@
 """Several worker processes on one queue: each is `dedupe.drain`, and they share nothing but the store and the queue."""
 
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
+from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.dedupe import PartitionResult, drain
 from lakeupsert.pipeline.opened import OpenTable
 
+log = logging.getLogger(__name__)
+
 FEW_MESSAGES = 16
 """Up to so many messages this process works alone: starting another costs more than it takes over."""
+MOST_DEATHS = 20
+"""How many dead processes are replaced before the command gives up: more than a few partitions that kill their worker
+make, fewer than a machine should bear on which no process can live."""
 
 
 def drain_in_processes(
@@ -30,7 +38,9 @@ def drain_in_processes(
 ) -> list[PartitionResult]:
     """`dedupe.drain` with engine arrow in ``workers`` processes; one worker, or few messages, need no other process.
 
-    Raises TryAgainError where a process died; what it committed stands, and its messages are free again.
+    One that dies is replaced: its messages are free at once, and one that kills its workers comes to an end by its
+    receives. What it had committed stands, but is not among the results.
+    Raises TryAgainError after ``MOST_DEATHS``.
     """
     if workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES):
         return drain(
@@ -40,31 +50,48 @@ def drain_in_processes(
     # Not context.Event: setting that waits for ever where a process died that was waiting for it.
     listening, stop_all = context.Pipe(duplex=False)
     results: list[PartitionResult] = []
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(listening,)) as pool:
+    begun = clock.elapsed()
+    deaths = 0
+    with ExitStack() as pools:
+
+        def begin() -> Future[tuple[list[PartitionResult], dict[str, int]]]:
+            left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
+            # A pool for each, as the death of one process ends the others of its pool.
+            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening,))
+            return pools.enter_context(pool).submit(_drain, table.name, table.settings, until_empty, left)
+
         try:
-            pending = {
-                pool.submit(_drain, table.name, table.settings, until_empty, max_seconds) for _ in range(workers)
-            }
+            pending = {begin() for _ in range(workers)}
             while pending:
                 done, pending = wait(pending, timeout=0.5)
                 for future in done:
-                    of_worker, requests = future.result()
+                    try:
+                        of_worker, requests = future.result()
+                    except BrokenProcessPool as e:
+                        deaths += 1
+                        if deaths > MOST_DEATHS:
+                            raise _died(table) from e
+                        log.warning("a worker process died (killed, or out of memory); beginning another one")
+                        pending.add(begin())
+                        continue
                     results += of_worker
                     table.store.requests.add(requests)
                 if stop.is_set():
                     stop_all.close()
                 stats = table.queue.stats()
                 progress(stats.visible + stats.leased)
-        except BrokenProcessPool as e:
-            raise TryAgainError(
-                "worker-died",
-                f"Table {table.name!r}: a worker process ended without a word (killed, or out of memory). "
-                "What it had committed stands, and its messages are free again.",
-                next="run the same command again, with fewer --workers if memory is short",
-            ) from e
         finally:
             stop_all.close()
     return results
+
+
+def _died(table: OpenTable) -> TryAgainError:
+    return TryAgainError(
+        "worker-died",
+        f"Table {table.name!r}: worker processes ended without a word (killed, or out of memory) more than "
+        f"{MOST_DEATHS} times. What they had committed stands, and their messages are free again.",
+        next="run the same command again, with fewer --workers if memory is short",
+    )
 
 
 _stop = threading.Event()

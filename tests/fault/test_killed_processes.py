@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from sqlite3 import connect
 from typing import Any, Literal
@@ -157,17 +157,23 @@ def test_process_killed_at_any_call_is_survived(
         shutil.rmtree(lake.root)
 
 
-@pytest.mark.crash
-def test_message_that_kills_every_worker_is_buried_and_run_still_finishes(lakes: dict[str, Lake], folder: Path) -> None:
+@pytest.mark.parametrize("poisonous", range(3))
+def test_partition_that_kills_every_worker_is_marked_and_the_others_are_merged(
+    lakes: dict[str, Lake], folder: Path, poisonous: int
+) -> None:
+    """The worker takes its other messages along each time; they must get through before these count as dead as well."""
     lake = lakes["dedupe"].copy(folder / "lake")
+    poison = sorted(lake.entries()[-1][1].touched)[poisonous]
     queue = lake.table._table.queue
-    messages = queue.stats().visible
     for _ in range(queue.max_receives):
-        kill(lake, "dedupe", Strike("create _lakeupsert/partitions"))
-    assert queue.stats() == QueueStats(visible=messages, leased=0, dead=0)
+        kill(lake, "dedupe", Strike(f"put {poison}"))
+    assert queue.stats() == QueueStats(visible=1, leased=0, dead=0)
     assert lake.table.dedupe() == []
-    assert queue.stats() == QueueStats(visible=0, leased=0, dead=messages)
-    assert {letter.reason for letter in queue.dead_letters(99)} == {"received 5 times without an answer"}
+    [letter] = queue.dead_letters(99)
+    assert (letter.message.partition, letter.reason) == (poison, "received 5 times without an answer")
+    head = lake.table._table.objects.partition(poison).head()
+    assert head.body.failed.batch == 2
+    assert lake.table.publish().failed == (poison,)
     lake.finish_and_check()
     assert lake.table.status().dirty == 0
 
@@ -438,7 +444,7 @@ def command(lake: Lake, *args: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def kill_a_worker_with_leases(lake: Lake) -> None:
+def kill_a_worker_with_leases(lake: Lake, session: int) -> None:
     """SIGKILL to one of the processes that hold leases, while the queue is locked, so that it can't answer meanwhile."""
     path = str(Path(lake.settings.processed) / "_lakeupsert/queue.sqlite")
     with closing(connect(path, timeout=60, isolation_level=None)) as db:
@@ -448,21 +454,41 @@ def kill_a_worker_with_leases(lake: Lake) -> None:
                 return False
             db.execute("BEGIN IMMEDIATE")
             try:
-                found = db.execute("SELECT owner FROM messages WHERE owner IS NOT NULL").fetchone()
-                if found is not None:
-                    os.kill(json.loads(found[0])["pid"], signal.SIGKILL)
+                for (owner,) in db.execute("SELECT DISTINCT owner FROM messages WHERE owner IS NOT NULL").fetchall():
+                    pid = json.loads(owner)["pid"]
+                    if pid in worker_processes(session):
+                        os.kill(pid, signal.SIGKILL)
+                        return True
             finally:
                 db.execute("ROLLBACK")
-            return found is not None
+            return False
 
         wait_until(killed, "a worker holds leases")
 
 
 @pytest.mark.crash
-def test_killed_worker_process_ends_the_command_with_75_and_a_rerun_finishes(dirty: Lake) -> None:
+def test_new_workers_take_over_from_a_killed_one(dirty: Lake) -> None:
     with command(dirty, "dedupe", "--workers", "2") as process:
-        kill_a_worker_with_leases(dirty)
+        kill_a_worker_with_leases(dirty, process.pid)
         out, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, json.loads(out)["exit_code"]) == (0, 0), errors
+    assert "a worker process died" in errors
+    assert dirty.table.status().dirty == 0
+    finish_and_check(dirty)
+
+
+@pytest.mark.crash
+def test_machine_on_which_no_worker_lives_ends_the_command_with_75(dirty: Lake) -> None:
+    with command(dirty, "dedupe", "--workers", "2") as process:
+
+        def ended() -> bool:
+            for pid in worker_processes(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return process.poll() is not None
+
+        wait_until(ended, "the end of the command")
+        out, errors = process.communicate()
     answer = json.loads(out)
     assert (process.returncode, answer["exit_code"], answer["error"]["code"]) == (75, 75, "worker-died"), errors
     finish_and_check(dirty)
@@ -478,14 +504,16 @@ def all_merged(lake: Lake) -> Callable[[], bool]:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("which", [0, 1])
-def test_killed_waiting_worker_process_ends_the_command_with_75(dirty: Lake, which: int) -> None:
-    """Whichever of them it is, and also where it had nothing to do: who started the command must learn of it."""
+def test_killed_waiting_worker_process_is_replaced(dirty: Lake, which: int) -> None:
+    """Whichever of them it is, and also where it had nothing to do: messages of later must find all of them."""
     with command(dirty, "worker", "--workers", "2") as process:
         wait_until(all_merged(dirty), "all is merged")
         wait_until(lambda: dirty.table._table.queue.stats() == QueueStats(0, 0, 0), "the queue is empty")
-        os.kill(worker_processes(process.pid)[which], signal.SIGKILL)
-        out, errors = process.communicate(timeout=PATIENCE_SECONDS / 4)
-    assert (process.returncode, json.loads(out)["error"]["code"]) == (75, "worker-died"), errors
+        before = worker_processes(process.pid)
+        os.kill(before[which], signal.SIGKILL)
+        wait_until(lambda: len(set(worker_processes(process.pid)) - set(before)) == 1, "another worker process")
+        process.terminate()
+        process.communicate(timeout=PATIENCE_SECONDS / 4)
 
 
 @pytest.mark.crash
