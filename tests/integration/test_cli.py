@@ -627,7 +627,14 @@ def test_worker_without_time_takes_nothing(lake: Path) -> None:
 
 @contextmanager
 def started(*args: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([*PROGRAM, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*PROGRAM, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # a shell starts what it puts in the background with SIGINT ignored, perhaps these tests as well
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         yield process
     finally:
