@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import FIGURES, KEY, comparable, make, size_arguments, size_of
+from lakeupsert import sparkenv
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 
@@ -153,6 +154,7 @@ def _spark(work: Path) -> Any:
     """The session of both sides; after one small job, so that JVM and Python workers are up and have their imports."""
     from pyspark.sql import SparkSession
 
+    sparkenv.prepare()
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.driver.memory", "8g")
