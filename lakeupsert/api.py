@@ -39,7 +39,10 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Status:
-    """What there is and what is still to do; ``dirty`` partitions have batches that are not merged."""
+    """What there is and what is still to do.
+
+    ``dirty`` partitions have batches that are not merged; ``failed`` are those that can't be, with the reason.
+    """
 
     snapshot: int | None
     published_at: str | None
@@ -47,6 +50,7 @@ class Status:
     partitions: int
     dirty: int
     lagging: tuple[str, ...]
+    failed: dict[str, str]
     queue: QueueStats
     rows: int
     bytes: int
@@ -165,6 +169,7 @@ class Table:
             partitions=len(body.partitions),
             dirty=len(dirty),
             lagging=body.lagging,
+            failed=self._table.failed(dirty),
             queue=self._table.queue.stats() if head else QueueStats(0, 0, 0),
             rows=body.rows,
             bytes=body.bytes,

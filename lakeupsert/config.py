@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -242,9 +242,10 @@ def _check_values(path: Path, where: str, settings: TableSettings) -> None:
 
 def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
     """Two tables in one place would merge each other's rows; a table inside its landing zone would append itself."""
-    owners: dict[str, str] = {}
+    processed_by: dict[str, str] = {}
+    queue_by: dict[str, str] = {}
     for name, settings in tables.items():
-        landing, processed = settings.landing.rstrip("/") + "/", settings.processed.rstrip("/") + "/"
+        landing, processed = _place(settings.landing), _place(settings.processed)
         if landing.startswith(processed) or processed.startswith(landing):
             raise ConfigurationError(
                 "overlapping-zones",
@@ -252,13 +253,31 @@ def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
                 "lies in the other.",
                 next="give landing and processed folders side by side",
             )
-        other = owners.setdefault(settings.processed.rstrip("/"), name)
+        for place, other in processed_by.items():
+            if place.startswith(processed) or processed.startswith(place):
+                raise ConfigurationError(
+                    "shared-processed",
+                    f"{path}: the processed paths of tables {other!r} and {name!r} are one, or lie in each other: "
+                    f"{tables[other].processed} and {settings.processed}.",
+                    next="give each table a processed path of its own",
+                )
+        processed_by[processed] = name
+        other = name if settings.queue == "auto" else queue_by.setdefault(_place(settings.queue), name)
         if other != name:
             raise ConfigurationError(
-                "shared-processed",
-                f"{path}: tables {other!r} and {name!r} have one processed path, {settings.processed}.",
-                next="give each table a processed path of its own",
+                "shared-queue",
+                f"{path}: tables {other!r} and {name!r} have one queue, {settings.queue}; the workers of one would bury "
+                "the messages of the other.",
+                next="give each table a queue of its own, or leave out `queue`",
             )
+
+
+def _place(address: str) -> str:
+    """What is compared to tell places apart: where links lead, and with a slash at the end."""
+    parts = urlsplit(address) if "://" in address else None
+    if parts is None or parts.scheme in ("file", "sqlite"):
+        address = os.path.realpath(unquote(parts.path) if parts else address)
+    return address.rstrip("/") + "/"
 
 
 def _absolute(path: Path, address: str) -> str:

@@ -12,7 +12,7 @@ from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.example import EXAMPLE
 from lakeupsert.cli.frame import Answer, Call, Program, common, json_option
-from lakeupsert.cli.shared import append_warnings, each, lagging, merge, need_spark, selection, trouble, waiting
+from lakeupsert.cli.shared import append_warnings, each, failed, lagging, merge, need_spark, selection, trouble, waiting
 from lakeupsert.errors import ConfigurationError, RefusedError
 
 if TYPE_CHECKING:
@@ -252,7 +252,9 @@ def status(call: Call) -> Answer:
         error = None
         warnings: tuple[str, ...] = ()
         dead = output.count(found.queue.dead, "dead letter")
-        if found.lagging:
+        if found.failed:
+            error = failed(table, found.failed)
+        elif found.lagging:
             error = lagging(table, found.lagging)
         elif found.queue.dead and found.dirty:
             error = RefusedError(

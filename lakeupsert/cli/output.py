@@ -76,7 +76,8 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
 
 
 def status_result(status: "Status") -> dict[str, Any]:
-    fields = {f.name: getattr(status, f.name) for f in dataclasses.fields(status)}
+    # What failed is told by the error beside this result.
+    fields = {f.name: getattr(status, f.name) for f in dataclasses.fields(status) if f.name != "failed"}
     return {**fields, "lagging": list(status.lagging), "queue": msgspec.structs.asdict(status.queue)}
 
 
@@ -189,6 +190,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("rows", f"{status.rows:,} in {count(status.partitions, 'partition')}, {size(status.bytes)}"),
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
         ("lagging", named(status.lagging) if status.lagging else "none"),
+        ("failed", named(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"),
         ("quarantined", f"{count(status.quarantined, 'row')} so far"),
     ]

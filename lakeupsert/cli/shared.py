@@ -1,6 +1,6 @@
 """What several commands do: go through the tables, merge and publish, select partitions, find what is wrong."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING
 
@@ -142,26 +142,30 @@ def trouble(
     changed = published is not None and published.partitions_changed > 0
     call.changed = call.changed or changed
     last = {r.partition: r for r in results}
-    failed = {p: r.error or "" for p, r in last.items() if r.status == "failed"}
-    for partition in published.failed if published else ():
-        failed.setdefault(partition, "it failed earlier; `lakeupsert run` tries it again and tells why")
-    if failed:
-        partition, told = next(iter(failed.items()))
-        # The engine's own error ends with what to do about it, and that is the best advice there is.
-        reason, _, advice = told.partition("\nData changed: no. Next: ")
-        others = [p for p in failed if p != partition]
-        hold = table.settings.on_failed_partition == "hold"
-        return RefusedError(
-            "failed-partitions",
-            f"Table {table.name!r}: {output.count(len(failed), 'partition')} can't be merged. {partition}: {reason} "
-            + (f"The others are {output.named(others)}. " if others else "")
-            + ("Readers keep" if hold else "Of these partitions readers keep")
-            + f" the batch before (`on_failed_partition` is {table.settings.on_failed_partition!r}).",
-            data_changed=changed,
-            next=f"{advice or 'mend the cause'}; then run `lakeupsert run`, which tries these partitions again",
-            partition=partition,
-        )
+    failing = {p: r.error or "" for p, r in last.items() if r.status == "failed"}
+    if published:
+        failing = {**published.failed, **failing}
+    if failing:
+        return failed(table, failing, changed)
     return lagging(table, published.lagging, changed) if published and published.lagging else None
+
+
+def failed(table: "Table", failed: Mapping[str, str], changed: bool = False) -> RefusedError:
+    partition, told = next(iter(failed.items()))
+    # The engine's own error ends with what to do about it, and that is the best advice there is.
+    reason, _, advice = told.partition("\nData changed: no. Next: ")
+    others = [p for p in failed if p != partition]
+    hold = table.settings.on_failed_partition == "hold"
+    return RefusedError(
+        "failed-partitions",
+        f"Table {table.name!r}: {output.count(len(failed), 'partition')} can't be merged. {partition}: {reason} "
+        + (f"The others are {output.named(others)}. " if others else "")
+        + ("Readers keep" if hold else "Of these partitions readers keep")
+        + f" the batch before (`on_failed_partition` is {table.settings.on_failed_partition!r}).",
+        data_changed=changed,
+        next=f"{advice or 'mend the cause'}; then run `lakeupsert run`, which tries these partitions again",
+        partition=partition,
+    )
 
 
 def lagging(table: "Table", lagging: Sequence[str], changed: bool = False) -> RefusedError:

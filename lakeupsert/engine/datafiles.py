@@ -3,7 +3,7 @@
 import errno
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,15 +152,27 @@ def read_file(store: ObjectStore, name: str, schema: Any) -> Any:
 
 def stream_file(store: ObjectStore, name: str, schema: Any) -> Iterator[Any]:
     """The rows of one of our files in their order, in tables of about ``ROW_GROUP_BYTES``."""
+    with opened(store, name) as source, pq.ParquetFile(source) as file:
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        total = sum(g.total_byte_size for g in groups)
+        rows = max(1024, ROW_GROUP_BYTES * file.metadata.num_rows // max(total, 1))
+        stored = set(file.schema_arrow.names)
+        columns = [name for name in schema.names if name in stored]
+        for batch in file.iter_batches(batch_size=rows, columns=columns, use_threads=False):
+            yield aligned(pa.Table.from_batches([batch]), schema)
+
+
+@contextmanager
+def opened(store: ObjectStore, name: str, partition: str | None = None) -> Iterator[Any]:
+    """One of our files, to be read in the block; ``partition`` is for the error.
+
+    Raises:
+        DamagedTableError: it is missing, or no Parquet.
+        StoreUnavailableError: the disk or mount failed.
+    """
     try:
-        with store.open(name) as source, pq.ParquetFile(source) as file:
-            groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-            total = sum(g.total_byte_size for g in groups)
-            rows = max(1024, ROW_GROUP_BYTES * file.metadata.num_rows // max(total, 1))
-            stored = set(file.schema_arrow.names)
-            columns = [name for name in schema.names if name in stored]
-            for batch in file.iter_batches(batch_size=rows, columns=columns, use_threads=False):
-                yield aligned(pa.Table.from_batches([batch]), schema)
+        with store.open(name) as source:
+            yield source
     except (NotFoundError, pa.ArrowInvalid, OSError) as e:
         if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
             raise StoreUnavailableError(
@@ -168,12 +180,13 @@ def stream_file(store: ObjectStore, name: str, schema: Any) -> Iterator[Any]:
                 f"{store.uri(name)} could not be read: {e}.",
                 next="check the disk or mount, then run the same command again",
             ) from e
-        found = "is missing" if isinstance(e, NotFoundError) else f"can't be read: {e}"
+        found = "is missing" if isinstance(e, NotFoundError) else f"can't be read: {str(e).rstrip('.')}"
         raise DamagedTableError(
             "damaged-data-file",
             f"Data file {store.uri(name)} {found}. Its manifest names it, so something other than lakeupsert "
             "deleted or changed it.",
             next="restore that object from a backup or from the bucket's own versions",
+            partition=partition,
         ) from e
 
 

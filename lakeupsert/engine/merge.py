@@ -21,7 +21,7 @@ class MergeTask:
 
     Attributes:
         base, tombstones: what is stored: base files in key order, one row per key; keys that are deleted.
-        batches: per batch, in ledger order, its appended files; within a batch they have no key in common.
+        batches: per batch, in ledger order, its appended files; a key may be in several of them, and their rank columns decide.
         up_to: the batch that `merged` will be.
     """
 

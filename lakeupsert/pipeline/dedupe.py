@@ -354,8 +354,8 @@ def _mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> N
         if first is None:
             return None  # somebody merged it meanwhile
         base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
-        if base.failed == Failed(batch=first, reason=reason):
-            return None
+        if base.failed and base.failed.batch == first and reason in (base.failed.reason, UNANSWERED):
+            return None  # what is there says as much, or more
         return msgspec.structs.replace(base, failed=Failed(batch=first, reason=reason))
 
     table.objects.partition(partition).extend(marked)

@@ -107,6 +107,11 @@ class OpenTable:
         head = self.objects.partition(partition).head()
         return head is not None and head.body.merged >= batch
 
+    def failed(self, partitions: Iterable[str]) -> dict[str, str]:
+        """Those that are marked failed, with the reason."""
+        heads = {p: self.objects.partition(p).head() for p in partitions}
+        return {p: head.body.failed.reason for p, head in heads.items() if head and head.body.failed}
+
     def close(self) -> None:
         if "queue" in self.__dict__:
             self.queue.close()

@@ -8,7 +8,7 @@ Snapshot N needs, of every partition that is touched in (last snapshot's batch, 
 the last batch <= N that touches it. Where one has jumped beyond N, or is not there yet, another N is tried.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
@@ -20,7 +20,8 @@ from lakeupsert.table.snapshot import Shown, Snapshot
 class PublishResult:
     """``snapshot`` is the number of the newest snapshot (None: there is none), ``batch`` its batch.
 
-    ``waiting`` are partitions whose newest batches are not in it, ``failed`` those among them that are marked failed.
+    ``waiting`` are partitions whose newest batches are not in it, ``failed`` those among them that are marked failed,
+    with the reason.
     """
 
     snapshot: int | None
@@ -29,13 +30,12 @@ class PublishResult:
     rows: int
     lagging: tuple[str, ...]
     waiting: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def publish(table: OpenTable) -> PublishResult:
     """Append the newest possible snapshot; the result also where nothing was to do."""
     before = table.last_snapshot()
-    published: Link[Snapshot] | None = None
 
     def build(last: Link[Snapshot] | None) -> Snapshot | None:
         nonlocal before
@@ -47,7 +47,6 @@ def publish(table: OpenTable) -> PublishResult:
     body = now.body if now else None
     head = table.objects.ledger.head()
     behind = table.unpublished(body, head.number) if head else {}
-    failed = [p for p in behind if (link := table.objects.partition(p).head()) and link.body.failed]
     changed = 0
     if published:
         old = before.body.partitions if before else {}
@@ -59,7 +58,7 @@ def publish(table: OpenTable) -> PublishResult:
         rows=body.rows if body else 0,
         lagging=body.lagging if body else (),
         waiting=tuple(behind),
-        failed=tuple(failed),
+        failed=table.failed(behind),
     )
 
 

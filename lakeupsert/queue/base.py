@@ -18,7 +18,7 @@ from lakeupsert.errors import ConfigurationError
 
 
 class MessageError(ConfigurationError):
-    """A queue holds what this version can't read as a message; it is left where it is."""
+    """What lies on a queue is no message that this version can read."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -44,9 +44,9 @@ class Message(msgspec.Struct, frozen=True):
             raise MessageError(
                 "unreadable-message",
                 f"A message on the queue can't be read: {e}. Expected version 1 (`v`) with `table`, `partition` and "
-                "`batch`. The message stays on the queue and no partition was touched.",
-                next="upgrade lakeupsert here if a later version sends to this queue; else remove that message: "
-                "`lakeupsert run` sends again what is still to merge",
+                "`batch`.",
+                next="upgrade lakeupsert here if a later version sends to this queue; `lakeupsert run` sends again what "
+                "is still to merge",
             ) from e
         return Message(found.table, found.partition, found.batch)
 
@@ -77,7 +77,9 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    message: Message
+    """``message`` is None where it can't be read; the reason then says why."""
+
+    message: Message | None
     reason: str
     receives: int
 
@@ -97,7 +99,10 @@ class WorkQueue(Protocol):
         """Durable as far as the backend goes when it returns; after an error some may have been sent."""
 
     def receive(self, limit: int, lease_seconds: float) -> list[Lease]:
-        """Up to ``limit`` visible messages, oldest first, hidden from everybody for ``lease_seconds``. Never waits."""
+        """Up to ``limit`` visible messages, oldest first, hidden from everybody for ``lease_seconds``. Never waits.
+
+        One that can't be read goes to the dead letters, so that it keeps nobody from those behind it.
+        """
 
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
         """Hide the message for ``lease_seconds`` from now."""

@@ -22,7 +22,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
-from lakeupsert.queue.base import DeadLetter, Lease, Message, QueueStats
+from lakeupsert.queue.base import DeadLetter, Lease, Message, MessageError, QueueStats
 
 BUSY_SECONDS = 30.0
 """How long a call waits for another process's transaction; these take milliseconds, so longer means one that hangs."""
@@ -68,13 +68,17 @@ class SqliteQueue:
                 (now, self.max_receives),
             )
             found = db.execute(
-                "SELECT id, body, receives + 1 FROM messages WHERE buried IS NULL AND visible_at <= ? "
-                "ORDER BY id LIMIT ?",
-                (now, limit),
-            ).fetchall()
-            leases = []
-            for id_, body, receives in found:
-                lease = Lease(Message.decode(body), receives, clock.new_id())
+                "SELECT id, body, receives + 1 FROM messages WHERE buried IS NULL AND visible_at <= ? ORDER BY id",
+                (now,),
+            )
+            leases: list[Lease] = []
+            while len(leases) < limit and (row := found.fetchone()):
+                id_, body, receives = row
+                try:
+                    lease = Lease(Message.decode(body), receives, clock.new_id())
+                except MessageError as e:
+                    db.execute("UPDATE messages SET buried = ? WHERE id = ?", (e.message, id_))
+                    continue
                 db.execute(
                     "UPDATE messages SET token = ?, owner = ?, receives = ?, visible_at = ? WHERE id = ?",
                     (lease.token, _text(me), receives, now + lease_seconds, id_),
@@ -113,7 +117,7 @@ class SqliteQueue:
             found = db.execute(
                 "SELECT body, buried, receives FROM messages WHERE buried IS NOT NULL ORDER BY id LIMIT ?", (limit,)
             ).fetchall()
-        return [DeadLetter(Message.decode(body), reason, receives) for body, reason, receives in found]
+        return [DeadLetter(_decoded(body), reason, receives) for body, reason, receives in found]
 
     def close(self) -> None:
         with _lock:
@@ -186,6 +190,13 @@ class SqliteQueue:
             next="if it is the queue, stop its workers and delete it: a queue is only a hint, `lakeupsert run` sends "
             "the messages again; if it is another file, name another path in `queue`",
         )
+
+
+def _decoded(body: str) -> Message | None:
+    try:
+        return Message.decode(body)
+    except MessageError:
+        return None
 
 
 _lock = threading.Lock()

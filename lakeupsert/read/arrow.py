@@ -1,16 +1,14 @@
 """Reading a view with Arrow; Polars and DuckDB take the reader as it is."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from lakeupsert.errors import DamagedTableError
+from lakeupsert.engine.datafiles import opened
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
-from lakeupsert.storage import NotFoundError
 from lakeupsert.table.layout import partition_scalar
 from lakeupsert.table.spec import TableSpec, normal
 
@@ -30,7 +28,7 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
     narrower one widened. Memory: one row group, and a few batches. With ``partition``, that one's rows alone.
 
     Raises ConfigurationError for a filter that can't be used; DamagedTableError, while it is consumed, where a file is
-    missing or not readable.
+    missing or not readable; StoreUnavailableError where the disk or mount failed.
     """
     schema = reader_schema(view.spec)
     conjuncts = parse_where(where, schema, ArrowTerms())
@@ -43,24 +41,10 @@ def _batches(view: View, files: Iterator[ViewFile], schema: Any, pushed: Any, re
     column = ds.field(view.spec.partition_by[0])
     for file in files:
         value = partition_scalar(view.spec, file.partition)
-        with _damage(file), view.objects.store.open(file.name) as source:
+        with opened(view.objects.store, file.name, file.partition) as source:
             whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=column == value)
             # By row group: the scanner keeps what it has read of a fragment until it is through with it.
             for group in whole.split_by_row_group(pushed, schema):
                 scanner = group.scanner(schema=schema, filter=pushed, batch_readahead=READAHEAD, use_threads=True)
                 for batch in scanner.to_batches():
                     yield batch if rest is None else batch.filter(rest)
-
-
-@contextmanager
-def _damage(file: ViewFile) -> Iterator[None]:
-    try:
-        yield
-    except (NotFoundError, pa.ArrowInvalid, OSError) as e:
-        found = "is missing" if isinstance(e, NotFoundError) else f"can't be read: {e}"
-        raise DamagedTableError(
-            "damaged-data-file",
-            f"Data file {file.uri} {found}. Its manifest names it, so something other than lakeupsert deleted or changed it.",
-            next="restore that object from a backup or from the bucket's own versions",
-            partition=file.partition,
-        ) from e

@@ -74,7 +74,13 @@ class LocalStore:
                     f.write(data)
                     f.flush()
                     os.fsync(f.fileno())
-                return self._link(temporary, path)
+                if not self._link(temporary, path):
+                    return False
+                try:
+                    _sync_folder(os.path.dirname(path))
+                except OSError as e:  # the link is there, but a power cut may take it back
+                    raise UnknownOutcomeError(path) from e
+                return True
             finally:
                 _remove(temporary)
 
@@ -82,15 +88,16 @@ class LocalStore:
     def write(self, name: str) -> Iterator[Any]:
         self.requests.count("put")
         with self._failures(name):
-            temporary = self._temporary()
+            temporary, path = self._temporary(), self._path(name)
             try:
                 with pa.OSFile(temporary, "wb") as sink:
                     yield sink
                     sink.flush()
                 with open(temporary, "rb") as f:
                     os.fsync(f.fileno())
-                if not self._link(temporary, self._path(name)):
-                    raise FileExistsError(errno.EEXIST, "a name that should be unique is taken", self._path(name))
+                if not self._link(temporary, path):
+                    raise FileExistsError(errno.EEXIST, "a name that should be unique is taken", path)
+                _sync_folder(os.path.dirname(path))
             finally:
                 _remove(temporary)
 
@@ -127,16 +134,21 @@ class LocalStore:
         return os.path.join(self._scratch, clock.new_id())
 
     def _link(self, temporary: str, path: str) -> bool:
-        folder = os.path.dirname(path)
-        self._make_folder(folder)
+        """Whether the name was free. The folder is not synced yet."""
+        self._make_folder(os.path.dirname(path))
         try:
             os.link(temporary, path)
         except FileExistsError:
             return False
-        try:
-            _sync_folder(folder)
-        except OSError as e:  # the link is there, but a power cut may take it back
-            raise UnknownOutcomeError(path) from e
+        except OSError as e:
+            if e.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
+                raise
+            raise ConfigurationError(
+                "no-hard-links",
+                f"The file system of {self.root} can't make hard links ({e.strerror}), as FAT, exFAT and some network "
+                "shares can't; lakeupsert makes an object appear whole by link(2). What was committed before is untouched.",
+                next="put the processed zone on a file system with hard links, such as ext4, XFS, APFS or NFS",
+            ) from e
         return True
 
     def _make_folder(self, folder: str) -> None:
@@ -158,7 +170,7 @@ class LocalStore:
         try:
             with os.scandir(path) as scan:
                 # a folder sorts as "name/", as it does in the names of the objects below it
-                entries = sorted((e.name + ("/" if e.is_dir() else ""), e) for e in scan if e.name.startswith(start))
+                entries = sorted((e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start))
         except (FileNotFoundError, NotADirectoryError):
             return
         for key, entry in entries:
@@ -170,6 +182,10 @@ class LocalStore:
                 found = entry.stat()
             except FileNotFoundError:
                 continue  # deleted while we list
+            except OSError as e:
+                if e.errno == errno.ELOOP:
+                    continue  # a link that ends nowhere, as one whose file is gone
+                raise
             if stat.S_ISREG(found.st_mode):
                 yield _info(name, found)
 
@@ -203,6 +219,18 @@ class LocalStore:
 
 def _info(name: str, found: os.stat_result) -> ObjectInfo:
     return ObjectInfo(name, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """A link to a folder that it lies in is none: its files are listed under their own names, and it has no end."""
+    try:
+        if not entry.is_dir():
+            return False
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            return False
+        raise
+    return not entry.is_symlink() or not Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve())
 
 
 def _sync_folder(folder: str) -> None:

@@ -53,6 +53,28 @@ def test_failed_sync_of_the_folder_is_an_unknown_outcome(store: LocalStore, monk
     monkeypatch.setattr(os, "fsync", fail_after_link)
     with pytest.raises(UnknownOutcomeError):
         store.create("chain/v2", b"x")
+    with pytest.raises(StoreUnavailableError), store.write("data/1") as sink:  # no commit: it is written again
+        sink.write(b"x")
+
+
+def test_file_system_without_hard_links_is_named_as_such(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(a: str, b: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")  # what link(2) says on FAT
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(ConfigurationError, match="hard links") as caught:
+        store.create("a", b"x")
+    assert caught.value.code == "no-hard-links"
+
+
+def test_links_that_never_end_are_not_followed(tmp_path: Path, store: LocalStore) -> None:
+    store.create("a/1", b"x")
+    (tmp_path / "root/a/up").symlink_to(tmp_path / "root")
+    (tmp_path / "root/a/self").symlink_to(tmp_path / "root/a/self")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/2").write_bytes(b"y")
+    (tmp_path / "root/b").symlink_to(tmp_path / "elsewhere")
+    assert [found.name for found in store.list("")] == ["a/1", "b/2"]
 
 
 def test_crash_inside_a_create_leaves_no_half_object(tmp_path: Path) -> None:

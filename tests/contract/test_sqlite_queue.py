@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.queue import Message, MessageError, QueueStats, SqliteQueue, open_queue, sqlite
+from lakeupsert.queue import Message, QueueStats, SqliteQueue, open_queue, sqlite
 from lakeupsert.testing.queue_contract import HOLD, WorkQueueContract, drain, message, messages
 
 
@@ -277,13 +277,16 @@ def test_database_of_another_program_is_refused(queue: SqliteQueue) -> None:
         "not JSON",
     ],
 )
-def test_unreadable_message_is_refused_and_stays(queue: SqliteQueue, body: str) -> None:
+def test_unreadable_message_is_buried_and_keeps_nobody_from_the_next(queue: SqliteQueue, body: str) -> None:
     queue.send([message(1)])
     with closing(sqlite3.connect(queue.path)) as db, db:
         db.execute("UPDATE messages SET body = ?", (body,))
-    with pytest.raises(MessageError, match="Expected version 1"):
-        queue.receive(10, HOLD)
-    assert queue.stats() == QueueStats(visible=1, leased=0, dead=0)
+    queue.send([message(2)])
+    assert [lease.message for lease in queue.receive(1, HOLD)] == [message(2)]
+    assert queue.stats() == QueueStats(visible=0, leased=1, dead=1)
+    [letter] = queue.dead_letters(10)
+    assert letter.message is None
+    assert "Expected version 1" in letter.reason
 
 
 def test_message_is_small_versioned_json() -> None:

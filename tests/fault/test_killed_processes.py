@@ -21,6 +21,7 @@ import pytest
 
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import TryAgainError
+from lakeupsert.pipeline.dedupe import UNANSWERED
 from lakeupsert.queue import QueueStats
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
@@ -173,7 +174,7 @@ def test_partition_that_kills_every_worker_is_marked_and_the_others_are_merged(
     assert (letter.message.partition, letter.reason) == (poison, "received 5 times without an answer")
     head = lake.table._table.objects.partition(poison).head()
     assert head.body.failed.batch == 2
-    assert lake.table.publish().failed == (poison,)
+    assert lake.table.publish().failed == {poison: UNANSWERED} == lake.table.status().failed
     lake.finish_and_check()
     assert lake.table.status().dirty == 0
 

@@ -376,7 +376,9 @@ def test_failed_partition_holds_the_night_back_until_it_is_mended(broken: Callab
     assert error["data_changed"] is False
     assert "can't be read" in error["message"]
     assert answer("publish", code=1)["error"]["code"] == "failed-partitions"
-    assert answer("status", code=1)["error"]["code"] == "dead-letters"
+    told = answer("status", code=1)
+    assert (told["error"]["code"], told["error"]["partition"]) == ("failed-partitions", "day=2020-01-01")
+    assert "can't be read" in told["error"]["message"]
     assert {value for *_, value in rows_seen()} == {1}
     broken()
     done("run", "--host", "local")
@@ -391,7 +393,7 @@ def test_skipped_partition_lags_and_is_told(broken: Callable[[], None]) -> None:
     assert found["result"]["publish"]["lagging"] == ["day=2020-01-01"]
     assert found["error"]["data_changed"] is True
     error = answer("status", code=1)["error"]
-    assert (error["code"], error["partition"]) == ("lagging-partitions", "day=2020-01-01")
+    assert (error["code"], error["partition"]) == ("failed-partitions", "day=2020-01-01")
 
 
 # ---------------------------------------------------------------- JSON, and nothing beside it

@@ -638,7 +638,8 @@ def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(
     else:
         assert (ran.publish.batch, ran.publish.lagging) == (2, (name_of(1), name_of(4)))
         assert lake.rows() == shown(lake, {1: 1, 4: 1}, 2)
-    assert lake.table.status().dirty == 2
+    status = lake.table.status()
+    assert (status.dirty, status.failed) == (2, {name_of(day): mark(lake, day).reason for day in (1, 4)})
 
     days(lake, "3.jsonl", 3, [1, 3])
     ran = lake.table.run(host="local")
@@ -654,7 +655,7 @@ def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(
     for path, data in zip(poisoned, healthy, strict=True):
         path.write_bytes(data)
     ran = lake.table.run(host="local")
-    assert (ran.publish.batch, ran.publish.lagging, ran.publish.failed) == (3, (), ())
+    assert (ran.publish.batch, ran.publish.lagging, ran.publish.failed) == (3, (), {})
     assert (mark(lake, 1), mark(lake, 4)) == (None, None)
     assert lake.rows() == lake.expected(3)
     assert lake.table.status().dirty == 0

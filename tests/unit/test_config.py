@@ -210,10 +210,29 @@ def test_file_without_a_table_is_refused(file: Path) -> None:
     assert refused(file, "").code == "no-table"
 
 
-def test_two_tables_on_one_processed_path_are_refused(file: Path) -> None:
-    error = refused(file, REQUIRED + REQUIRED.replace("sales", "returns").replace('"processed"', '"processed/"'))
+def two_tables(first: str, second: str) -> str:
+    """``first`` and ``second`` stand for the tables' processed paths, and what follows these."""
+    returns = REQUIRED.replace("sales", "returns")
+    return REQUIRED.replace('"processed"', first, 1) + returns.replace('"processed"', second, 1)
+
+
+@pytest.mark.parametrize("other", ["processed/", "./x/../processed", "file://{}/processed", "link", "processed/inside"])
+def test_two_tables_on_one_processed_path_are_refused(file: Path, other: str) -> None:
+    (file.parent / "link").symlink_to("processed")
+    error = refused(file, two_tables('"processed"', f'"{other.format(file.parent)}"'))
     assert error.code == "shared-processed"
     assert "'sales' and 'returns'" in error.message
+
+
+def test_two_tables_on_one_queue_are_refused(file: Path) -> None:
+    error = refused(file, two_tables('"p1"\nqueue = "q.sqlite"', f'"p2"\nqueue = "sqlite://{file.parent}/q.sqlite"'))
+    assert error.code == "shared-queue"
+    assert "'sales' and 'returns'" in error.message
+
+
+def test_two_tables_with_queues_of_their_own_are_accepted(file: Path) -> None:
+    file.write_text(two_tables('"p1"\nqueue = "q1.sqlite"', '"p2"\nqueue = "q2.sqlite"'))
+    assert len(load(str(file), {}).tables) == 2
 
 
 @pytest.mark.parametrize(("landing", "processed"), [("lake", "lake/sales"), ("lake/sales", "lake"), ("lake", "lake")])
