@@ -8,6 +8,7 @@ Memory: the incoming rows of the partition and one block of the base.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from lakeupsert.engine.datafiles import read_file, stream_file
@@ -35,33 +36,33 @@ class ArrowEngine:
 
 def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> MergeOutput:
     incoming = _incoming(store, spec, task)
-    rest = _settled(incoming, spec)
+    rest = incoming.take(_winners(incoming, spec))
     superseded = incoming.num_rows - rest.num_rows
     del incoming
     with MergeWriter(store, spec, spec_version, task) as out:
         for file in task.base:
-            for stored in stream_file(store, file.name, spec.stored_schema):
-                block = _tagged(stored, age=0, deleted=False)
-                last = [block[name][-1] for name in spec.stored_key]
-                met = rows_up_to(rest, spec.stored_key, last)
-                if met:
-                    both = pa.concat_tables([block, rest.slice(0, met)])
-                    rest = rest.slice(met)
-                    block = _settled(both, spec)
-                    superseded += both.num_rows - block.num_rows
-                out.write(block)
-        out.write(rest)
-    return MergeOutput(tuple(out.base.files), tuple(out.tombstones.files), superseded)
+            for stored in stream_file(store, file, spec.stored_schema):
+                met = rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
+                if not met:
+                    out.base.write(stored)
+                    continue
+                both = pa.concat_tables([_tagged(stored, age=0, deleted=False), rest.slice(0, met)])
+                rest = rest.slice(met)
+                winners = _winners(both, spec)
+                superseded += both.num_rows - len(winners)
+                out.write(both, winners)
+        out.write(rest, pa.array(np.arange(rest.num_rows)))
+    return out.output(superseded)
 
 
 def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask) -> Any:
     """Tombstones and appended rows in one table, which holds a key as often as they do."""
     tables = [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)]
-    for file in task.tombstones:
-        tables.append(_tagged(read_file(store, file.name, spec.stored_schema), age=0, deleted=True))
+    for tombstones in task.tombstones:
+        tables.append(_tagged(read_file(store, tombstones, spec.stored_schema), age=0, deleted=True))
     for age, files in enumerate(task.batches, start=1):
         for file in files:
-            tables.append(_tagged(read_file(store, file.name, spec.ranked_schema), age, deleted=False))
+            tables.append(_tagged(read_file(store, file, spec.ranked_schema), age, deleted=False))
     return pa.concat_tables(tables)
 
 
@@ -76,7 +77,7 @@ def _tagged(rows: Any, age: int, deleted: bool) -> Any:
     return rows
 
 
-def _settled(rows: Any, spec: TableSpec) -> Any:
-    """The row of greatest rank of every key, sorted by key."""
+def _winners(rows: Any, spec: TableSpec) -> Any:
+    """Index of the row of greatest rank of every key, in key order."""
     order, wins = latest(rows, spec.stored_key, spec.order_by, (_AGE.name, FILE, PLACE))
-    return rows.take(order.filter(wins))
+    return order.filter(wins)

@@ -6,7 +6,6 @@ A host runs `split` on groups of landing files and `settle_and_write` on all row
 What both return are small reports; rows never reach the caller.
 """
 
-import io
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -201,19 +200,6 @@ def key_range(rows: Any, spec: TableSpec, ranges: int) -> Any:
         hashes = [zlib.crc32(str(v).encode()) for v in plain(codes.dictionary)]
         total = total * np.uint64(31) + np.asarray(hashes, np.uint64)[codes.indices.to_numpy()]
     return (total % np.uint64(ranges)).astype(np.int32)
-
-
-def to_bytes(table: Any) -> bytes:
-    """A table as an Arrow IPC stream. (Pickling a slice would carry its whole parent along.)"""
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue()
-
-
-def from_bytes(data: Any) -> Any:
-    with pa.ipc.open_stream(data) as reader:
-        return reader.read_all()
 
 
 class _QuarantineWriter:

@@ -1,6 +1,7 @@
 """Parquet files of a table: written with field ids and footer keys, read back under the spec of today."""
 
 import errno
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,13 +14,17 @@ import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, TombstoneFile
 
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes of a row group, and of what is held of a base file while it streams through a merge."""
 FILE_BYTES = 512 << 20
 """Compressed bytes after which a base file is closed and the next one begun."""
-SAMPLED_ROWS = 1000
+PAGE_BYTES = 1 << 20
+"""Uncompressed bytes of a page, pyarrow's default: a smaller table has one page a column."""
+SAMPLED_ROWS = 250
+MOST_DISTINCT = 0.8
+FEW_ROWS = 64
 FOOTER = "lakeupsert."
 
 
@@ -57,7 +62,7 @@ class DataFileWriter:
         self.files: list[DataFile] = []
         self._store = store
         self._new_name = new_name
-        self._schema = schema
+        self.schema = schema
         self._footer = footer
         # Sorting columns are leaves by number; where a column has several, the key's number is not its place.
         flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
@@ -86,8 +91,8 @@ class DataFileWriter:
         """Take rows that have the file's columns, and perhaps others; they are written when a row group is full."""
         if table.num_rows == 0:
             return
-        columns = [table.column(name) for name in self._schema.names]
-        table = pa.Table.from_arrays(columns, schema=self._schema)
+        columns = [table.column(name) for name in self.schema.names]
+        table = pa.Table.from_arrays(columns, schema=self.schema)
         self._held.append(table)
         self._held_bytes += table.nbytes
         if self._held_bytes >= ROW_GROUP_BYTES:
@@ -109,7 +114,7 @@ class DataFileWriter:
         name = self._new_name()
         stack = ExitStack()
         sink = stack.enter_context(self._store.write(name))
-        schema = self._schema.with_metadata(self._footer.metadata(name))
+        schema = self.schema.with_metadata(self._footer.metadata(name))
         writer = stack.enter_context(
             pq.ParquetWriter(
                 sink,
@@ -118,7 +123,7 @@ class DataFileWriter:
                 use_dictionary=_worth_a_dictionary(first),
                 # A greatest value leaves NaN out, and readers that trust it skip row groups that hold rows of the answer.
                 write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
-                write_page_index=True,
+                write_page_index=first.nbytes > PAGE_BYTES,  # of one page it would say what the column's statistics say
                 sorting_columns=self._sorting or None,
             )
         )
@@ -139,26 +144,44 @@ class DataFileWriter:
 
 def _worth_a_dictionary(first: Any) -> list[str] | bool:
     """Columns whose first rows repeat: of a column that does not, a dictionary costs time and bytes (ADR 0006)."""
+    if first.num_rows < FEW_ROWS:
+        return False
     if any(pa.types.is_nested(t) or isinstance(t, pa.BaseExtensionType) for t in first.schema.types):
         return True  # the writer wants names of leaves there, and values of extension types can't be counted
     sample = first.slice(0, SAMPLED_ROWS)
-    return [n for n in sample.schema.names if 2 * pc.count_distinct(sample[n]).as_py() <= sample.num_rows]
+    return [n for n in sample.schema.names if pc.count_distinct(sample[n]).as_py() <= MOST_DISTINCT * sample.num_rows]
 
 
-def read_file(store: ObjectStore, name: str, schema: Any) -> Any:
+def to_bytes(table: Any) -> bytes:
+    """A table as an Arrow IPC stream. (Pickling a slice would carry its whole parent along.)"""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def from_bytes(data: Any) -> Any:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+def read_file(store: ObjectStore, file: DataFile, schema: Any) -> Any:
     """All rows of one of our files as a table of ``schema`` (see `aligned`)."""
-    return pa.concat_tables(list(stream_file(store, name, schema)) or [schema.empty_table()])
+    return pa.concat_tables(list(stream_file(store, file, schema)) or [schema.empty_table()])
 
 
-def stream_file(store: ObjectStore, name: str, schema: Any) -> Iterator[Any]:
+def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any]:
     """The rows of one of our files in their order, in tables of about ``ROW_GROUP_BYTES``."""
-    with opened(store, name) as source, pq.ParquetFile(source) as file:
-        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    if isinstance(file, TombstoneFile) and file.inline:
+        yield aligned(from_bytes(file.inline), schema)
+        return
+    with opened(store, file.name) as source, pq.ParquetFile(source) as parquet:
+        groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
         total = sum(g.total_byte_size for g in groups)
-        rows = max(1024, ROW_GROUP_BYTES * file.metadata.num_rows // max(total, 1))
-        stored = set(file.schema_arrow.names)
+        rows = max(1024, ROW_GROUP_BYTES * parquet.metadata.num_rows // max(total, 1))
+        stored = set(parquet.schema_arrow.names)
         columns = [name for name in schema.names if name in stored]
-        for batch in file.iter_batches(batch_size=rows, columns=columns, use_threads=False):
+        for batch in parquet.iter_batches(batch_size=rows, columns=columns, use_threads=False):
             yield aligned(pa.Table.from_batches([batch]), schema)
 
 

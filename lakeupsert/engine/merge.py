@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.datafiles import DataFileWriter, Footer
+from lakeupsert.engine.datafiles import DataFileWriter, Footer, to_bytes
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, TableSpec
+
+INLINE_BYTES = 4 << 10
+"""Tombstones of a partition up to so many Arrow bytes lie in its manifest. More: manifests, which every publish reads,
+grow. Less: a file more to write in each merge of the partition, and to read in the next."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class MergeTask:
 
     partition: str
     base: tuple[DataFile, ...]
-    tombstones: tuple[DataFile, ...]
+    tombstones: tuple[TombstoneFile, ...]
     batches: tuple[tuple[DataFile, ...], ...]
     up_to: int
 
@@ -42,12 +47,13 @@ class MergeOutput:
     """What replaces the bucket: files in key order, and how many rows lost to a greater one."""
 
     base: tuple[DataFile, ...]
-    tombstones: tuple[DataFile, ...]
+    tombstones: tuple[TombstoneFile, ...]
     superseded: int
 
     @property
-    def files(self) -> tuple[DataFile, ...]:
-        return (*self.base, *self.tombstones)
+    def names(self) -> list[str]:
+        """What was written to the store."""
+        return [f.name for f in (*self.base, *self.tombstones) if f.name]
 
 
 class Engine(Protocol):
@@ -69,6 +75,7 @@ class MergeWriter:
     def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> None:
         footer = partial(Footer, table=spec.table_id, batch=str(task.up_to), spec_version=spec_version)
         self._stack = ExitStack()
+        self._few: list[Any] = []
         self.base = DataFileWriter(
             store,
             partial(TableObjects.new_base, task.partition),
@@ -76,7 +83,7 @@ class MergeWriter:
             footer(kind="base"),
             spec.stored_key,
         )
-        self.tombstones = DataFileWriter(
+        self._tombstones = DataFileWriter(
             store,
             partial(TableObjects.new_tombstones, task.partition),
             spec.tombstone_schema,
@@ -86,15 +93,30 @@ class MergeWriter:
 
     def __enter__(self) -> "MergeWriter":
         self._stack.enter_context(self.base)
-        self._stack.enter_context(self.tombstones)
+        self._stack.enter_context(self._tombstones)
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def write(self, winners: Any) -> None:
-        """Rows with the stored columns and `DELETE_FLAG`."""
-        deleted = winners[DELETE_FLAG]
-        graves = winners.filter(deleted)
-        self.tombstones.write(graves)
-        self.base.write(winners.filter(pc.invert(deleted)) if graves.num_rows else winners)
+    def write(self, rows: Any, winners: Any) -> None:
+        """Those of ``rows`` (the stored columns and `DELETE_FLAG`) whose indices are ``winners``, in that order."""
+        deleted = rows[DELETE_FLAG].take(winners)
+        self._bury(rows.select(self._tombstones.schema.names).take(winners.filter(deleted)))
+        self.base.write(rows.select(self.base.schema.names).take(winners.filter(pc.invert(deleted))))
+
+    def _bury(self, tombstones: Any) -> None:
+        self._few.append(tombstones)
+        if sum(t.nbytes for t in self._few) > INLINE_BYTES:
+            for held in self._few:
+                self._tombstones.write(held)
+            self._few = []
+
+    def output(self, superseded: int) -> MergeOutput:
+        """After the block: what was written."""
+        files = [TombstoneFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in self._tombstones.files]
+        few = pa.concat_tables([self._tombstones.schema.empty_table(), *self._few])
+        if few.num_rows:
+            inline = to_bytes(few)
+            files.append(TombstoneFile(name="", rows=few.num_rows, bytes=len(inline), inline=inline))
+        return MergeOutput(tuple(self.base.files), tuple(files), superseded)

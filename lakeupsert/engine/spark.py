@@ -25,17 +25,16 @@ from lakeupsert.engine.batch import (
     AppendJob,
     Report,
     by_partition,
-    from_bytes,
     key_range,
     settle_and_write,
     split,
-    to_bytes,
 )
-from lakeupsert.engine.datafiles import stream_file
+from lakeupsert.engine.datafiles import from_bytes, stream_file, to_bytes
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage import ObjectStore
+from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 TASK_BYTES = 64 << 20
@@ -278,22 +277,20 @@ def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
 # ---------------------------------------------------------------- tasks of phase two
 
 
-def _sources(task: MergeTask) -> list[tuple[str, int, bool]]:
-    """The files of a merge: name, age, whether all its rows are tombstones."""
-    stored = [(f.name, 0, False) for f in task.base] + [(f.name, 0, True) for f in task.tombstones]
-    return stored + [(f.name, age, False) for age, files in enumerate(task.batches, 1) for f in files]
+def _sources(task: MergeTask) -> list[tuple[DataFile, int]]:
+    """The files of a merge, each with its age (see `arrow`)."""
+    stored = [(f, 0) for f in (*task.base, *task.tombstones)]
+    return stored + [(f, age) for age, files in enumerate(task.batches, 1) for f in files]
 
 
-def _ranks(
-    store: ObjectStore, spec: TableSpec, unit: int, source: int, name: str, age: int, tombstones: bool
-) -> Iterator[Any]:
+def _ranks(store: ObjectStore, spec: TableSpec, unit: int, source: int, file: DataFile, age: int) -> Iterator[Any]:
     """Keys, ordering columns and position of each row of one file."""
     compared = [spec.schema.field(n) for n in (*spec.stored_key, *spec.order_by)]
     appended = spec.ranked_schema if age else None
     extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.delete else []))] if appended else []
     schema = pa.schema([*{f.name: f for f in (*compared, *extra)}.values()])
     at = 0
-    for rows in stream_file(store, name, schema):
+    for rows in stream_file(store, file, schema):
         n = rows.num_rows
         columns = {
             "unit": np.full(n, unit, np.int32),
@@ -302,7 +299,7 @@ def _ranks(
             "age": np.full(n, age, np.int32),
             "file": rows[FILE] if age else np.zeros(n, np.int32),
             "place": rows[PLACE] if age else np.zeros(n, np.int64),
-            "deleted": rows[DELETE_FLAG] if age and spec.delete else np.full(n, tombstones),
+            "deleted": rows[DELETE_FLAG] if age and spec.delete else np.full(n, isinstance(file, TombstoneFile)),
         }
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
         columns |= {f"o{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.order_by)}
@@ -366,11 +363,11 @@ def _gather(
     spec: TableSpec,
     spec_version: int,
     task: MergeTask,
-    sources: list[tuple[str, int, bool]],
+    sources: list[tuple[DataFile, int]],
     winners: Iterator[Any],
 ) -> MergeOutput:
     """Write the winning rows, in key order. Every file is sorted by key too, so each is read forward once."""
-    cursors = [_Cursor(stream_file(store, name, spec.stored_schema)) for name, _, _ in sources]
+    cursors = [_Cursor(stream_file(store, file, spec.stored_schema)) for file, _ in sources]
     kept = 0
     with MergeWriter(store, spec, spec_version, task) as out:
         for batch in winners:
@@ -379,10 +376,10 @@ def _gather(
             # Rows come file by file; a stable sort by file tells how to put them back into key order.
             by_source = np.argsort(source, kind="stable")
             found = [cursors[s].take(row[source == s]) for s in np.unique(source)]
-            rows = pa.concat_tables(found).take(pa.array(np.argsort(by_source, kind="stable")))
-            out.write(rows.append_column(DELETE_FLAG, batch["deleted"]))
+            rows = pa.concat_tables(found).append_column(DELETE_FLAG, batch["deleted"].take(pa.array(by_source)))
+            out.write(rows, pa.array(np.argsort(by_source, kind="stable")))
     read = sum(f.rows for files in (task.base, task.tombstones, *task.batches) for f in files)
-    return MergeOutput(tuple(out.base.files), tuple(out.tombstones.files), read - kept)
+    return out.output(read - kept)
 
 
 class _Cursor:

@@ -169,7 +169,7 @@ def _commit(table: OpenTable, step: _Step, output: MergeOutput, engine: str, sec
             return outcome.link  # unknown: the files stay for vacuum, the head tells whether anything is left to do
         newer = chain.head()
         if _bucket(newer) != _bucket(head):
-            table.store.delete(f.name for f in output.files)
+            table.store.delete(output.names)
             return None
         head = newer  # something else was appended, such as a mark; what we read still stands
 
@@ -220,7 +220,7 @@ def _added(
         rows_superseded=result.rows_superseded + output.superseded,
         rows_deleted=sum(f.rows for f in output.tombstones),
         bytes_read=result.bytes_read + task.bytes,
-        bytes_written=result.bytes_written + sum(f.bytes for f in output.files),
+        bytes_written=result.bytes_written + sum(f.bytes for f in (*output.base, *output.tombstones)),
         engine=engine,
         seconds=result.seconds + seconds,
         status="merged",

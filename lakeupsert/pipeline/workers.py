@@ -46,19 +46,23 @@ def drain_in_processes(
         return drain(
             table, ArrowEngine(), until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress
         )
-    context = get_context("spawn")  # fork would copy Arrow's and SQLite's locks in whatever state they are
+    # Forking this process would copy Arrow's and SQLite's locks in whatever state they are; the server's has none.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     # Not context.Event: setting that waits for ever where a process died that was waiting for it.
     listening, stop_all = context.Pipe(duplex=False)
     results: list[PartitionResult] = []
     begun = clock.elapsed()
     deaths = 0
+    running: list[ProcessPoolExecutor] = []
     with ExitStack() as pools:
 
         def begin() -> Future[tuple[list[PartitionResult], dict[str, int]]]:
             left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
             # A pool for each, as the death of one process ends the others of its pool.
             pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening,))
-            return pools.enter_context(pool).submit(_drain, table.name, table.settings, until_empty, left)
+            running.append(pools.enter_context(pool))
+            return pool.submit(_drain, table.name, table.settings, until_empty, left)
 
         try:
             pending = {begin() for _ in range(workers)}
@@ -82,6 +86,8 @@ def drain_in_processes(
                 progress(stats.visible + stats.leased)
         finally:
             stop_all.close()
+            for pool in running:  # all of them, before the block waits for each
+                pool.shutdown(wait=False)
     return results
 
 

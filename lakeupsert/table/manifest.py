@@ -13,6 +13,16 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
 
 
+class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
+    """A file of deleted keys; where they are few, they lie here and not in the store (ADR 0007).
+
+    Attributes:
+        inline: an Arrow IPC stream of the rows; ``name`` is then empty, and ``bytes`` is its length.
+    """
+
+    inline: bytes = b""
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """Where every row that was ever appended to a bucket is; `appended` is the sum of all others."""
 
@@ -36,7 +46,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     base: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
     deletion_vectors: tuple[str, ...] = ()
-    tombstones: tuple[DataFile, ...] = ()
+    tombstones: tuple[TombstoneFile, ...] = ()
     floor: str | None = None
     counters: Counters = Counters()
     digest: str | None = None

@@ -119,7 +119,7 @@ class Lake:
             head = objects.partition(partition).head()
             for link in objects.partition(partition).between(-1, head.number) if head else ():
                 named |= {f.name for b in link.body.buckets for f in (*b.base, *b.tombstones)}
-        return named
+        return named - {""}  # tombstones that lie in the manifest
 
     def stored_files(self) -> set[str]:
         """Every data file that is there, named by a version or not."""

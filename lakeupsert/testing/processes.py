@@ -133,14 +133,15 @@ def wait_until(reached: Callable[[], bool], what: str) -> None:
         clock.sleep(0.002)
 
 
-def processes_of_session(session: int) -> Iterator[tuple[int, str]]:
-    """Pid and command line of every living process of a session."""
+def processes_of_session(session: int) -> Iterator[tuple[int, int, str]]:
+    """Pid, parent's pid and command line of every living process of a session."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with suppress(OSError):  # it ended while we look
-                state, _, _, of = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
+                state, parent, _, of = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
                 if int(of) == session and state not in (b"Z", b"X"):
-                    yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    yield int(folder.name), int(parent), line
 
 
 def end_session(session: int) -> None:
@@ -148,7 +149,7 @@ def end_session(session: int) -> None:
 
     def none_left() -> bool:
         found = list(processes_of_session(session))
-        for pid, _ in found:
+        for pid, _, _ in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return not found

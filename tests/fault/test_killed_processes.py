@@ -294,7 +294,7 @@ def stored(lake: Lake, kind: str) -> int:
 
 def task_processes(process: LakeProcess) -> list[int]:
     """Spark's Python workers (and the daemon that forks them)."""
-    return [pid for pid, command in processes_of_session(process.pid) if "pyspark.daemon" in command]
+    return [pid for pid, _, command in processes_of_session(process.pid) if "pyspark.daemon" in command]
 
 
 def tasks_began(lake: Lake, process: LakeProcess) -> bool:
@@ -362,7 +362,7 @@ def test_spark_append_whose_tasks_are_killed_fails_without_a_commit(
 
 
 def spark_itself(process: LakeProcess) -> list[int]:
-    return [pid for pid, command in processes_of_session(process.pid) if "org.apache.spark" in command]
+    return [pid for pid, _, command in processes_of_session(process.pid) if "org.apache.spark" in command]
 
 
 @pytest.mark.crash
@@ -496,7 +496,9 @@ def test_machine_on_which_no_worker_lives_ends_the_command_with_75(dirty: Lake) 
 
 
 def worker_processes(session: int) -> list[int]:
-    return sorted(pid for pid, line in processes_of_session(session) if "multiprocessing.spawn" in line)
+    """Those that the server forked, which look like it."""
+    alike = {pid: parent for pid, parent, line in processes_of_session(session) if "multiprocessing.forkserver" in line}
+    return sorted(pid for pid, parent in alike.items() if parent in alike)
 
 
 def all_merged(lake: Lake) -> Callable[[], bool]:

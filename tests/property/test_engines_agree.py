@@ -120,7 +120,7 @@ def appended(store: LocalStore, spec: TableSpec, rng: random.Random) -> dict[str
 
 def rows(store: LocalStore, files: tuple[DataFile, ...], schema: Any) -> list[str]:
     """Rows in their order; repr, so that NaN equals NaN and 0.0 is not -0.0."""
-    return [repr(r) for f in files for r in read_file(store, f.name, schema).to_pylist()]
+    return [repr(r) for f in files for r in read_file(store, f, schema).to_pylist()]
 
 
 @pytest.mark.parametrize("name", TABLES)
