@@ -10,7 +10,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.convert import plain
-from lakeupsert.engine.datafiles import DataFileWriter, Footer
+from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
 from lakeupsert.engine.landing import (
     PARTITION,
     ChangedFileError,
@@ -33,7 +32,8 @@ from lakeupsert.engine.landing import (
 from lakeupsert.engine.rank import latest
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import AppendedFile, QuarantineFile
+from lakeupsert.table.ledger import QuarantineFile
+from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
 QUARANTINE_SCHEMA = pa.schema(
@@ -94,7 +94,7 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     partition: str
     rows: int
     superseded: int
-    files: tuple[AppendedFile, ...]
+    files: tuple[DataFile, ...]
 
 
 Report = FileRead | FileFailed | Refused | Written
@@ -167,7 +167,10 @@ def by_partition(rows: Any) -> Iterator[tuple[str, Any]]:
 
 
 def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]:
-    """One appended file (more where it grows large) for each partition in ``tables``: one row per key, sorted by key."""
+    """A file (more where it grows large) for each partition in ``tables``, all in one object (ADR 0008).
+
+    In each there is one row per key, sorted by key.
+    """
     spec = job.spec
     rows = pa.concat_tables(tables)
     if rows.num_rows == 0:
@@ -180,16 +183,22 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     winners = rows.take(order.filter(wins))
     came = np.bincount(encoded.indices.to_numpy(), minlength=n)
     stayed = np.bincount(winners[PARTITION].to_numpy(), minlength=n)
-    footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version)
-    at = 0
-    for code in range(n):
-        partition, kept = encoded.dictionary[code].as_py(), int(stayed[code])
-        new_name = partial(TableObjects.new_appended, partition)
-        with DataFileWriter(job.store, new_name, spec.ranked_schema, footer, spec.stored_key) as out:
-            out.write(winners.slice(at, kept))
-        at += kept
-        files = tuple(AppendedFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in out.files)
-        yield Written(partition, int(came[code]), int(came[code]) - kept, files)
+    row = 0
+    done = []
+    with Pack(job.store, TableObjects.new_appended()) as pack:
+        for code in range(n):
+            partition, kept = encoded.dictionary[code].as_py(), int(stayed[code])
+            footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version, partition)
+            at = pack.bytes
+            with DataFileWriter(pack, lambda: pack.name, spec.ranked_schema, footer, spec.stored_key) as out:
+                out.write(winners.slice(row, kept))
+            row += kept
+            files = []
+            for file in out.files:
+                files.append(msgspec.structs.replace(file, at=at))
+                at += file.bytes
+            done.append(Written(partition, int(came[code]), int(came[code]) - kept, tuple(files)))
+    yield from done
 
 
 def key_range(rows: Any, spec: TableSpec, ranges: int) -> Any:

@@ -24,7 +24,7 @@ PAGE_BYTES = 1 << 20
 """Uncompressed bytes of a page, pyarrow's default: a smaller table has one page a column."""
 SAMPLED_ROWS = 250
 MOST_DISTINCT = 0.8
-FEW_ROWS = 64
+FEW_ROWS = 500
 FOOTER = "lakeupsert."
 
 
@@ -36,6 +36,7 @@ class Footer:
     kind: str
     batch: str
     spec_version: int
+    partition: str | None = None
     buckets: int = 1
 
     def metadata(self, name: str) -> dict[str, str]:
@@ -46,8 +47,36 @@ class Footer:
             "batch": self.batch,
             "buckets": str(self.buckets),
             "spec": str(self.spec_version),
+            "partition": self.partition,
         }
-        return {FOOTER + k: v for k, v in values.items()}
+        return {FOOTER + k: v for k, v in values.items() if v is not None}
+
+
+class Pack:
+    """An object with many small files in it, each a whole Parquet file: an object costs a put, and on a disk a sync.
+
+    It stands for the store of a `DataFileWriter`, and appears in its own store when the block ends.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self.name = name
+        self.bytes = 0
+        self._object = store.write(name)
+
+    def __enter__(self) -> "Pack":
+        self._sink = self._object.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._object.__exit__(*error)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Any]:
+        buffer = pa.BufferOutputStream()
+        yield buffer
+        file = buffer.getvalue()
+        self._sink.write(file)
+        self.bytes += file.size
 
 
 class DataFileWriter:
@@ -57,7 +86,7 @@ class DataFileWriter:
     """
 
     def __init__(
-        self, store: ObjectStore, new_name: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]
+        self, store: ObjectStore | Pack, new_name: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]
     ) -> None:
         self.files: list[DataFile] = []
         self._store = store
@@ -175,7 +204,8 @@ def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any
     if isinstance(file, TombstoneFile) and file.inline:
         yield aligned(from_bytes(file.inline), schema)
         return
-    with opened(store, file.name) as source, pq.ParquetFile(source) as parquet:
+    part = None if file.at is None else (file.at, file.bytes)
+    with opened(store, file.name, part) as source, pq.ParquetFile(source) as parquet:
         groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
         total = sum(g.total_byte_size for g in groups)
         rows = max(1024, ROW_GROUP_BYTES * parquet.metadata.num_rows // max(total, 1))
@@ -186,8 +216,10 @@ def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any
 
 
 @contextmanager
-def opened(store: ObjectStore, name: str, partition: str | None = None) -> Iterator[Any]:
-    """One of our files, to be read in the block; ``partition`` is for the error.
+def opened(
+    store: ObjectStore, name: str, part: tuple[int, int] | None = None, partition: str | None = None
+) -> Iterator[Any]:
+    """One of our objects, or so many bytes from a place in it on, to be read in the block; ``partition`` is for the error.
 
     Raises:
         DamagedTableError: it is missing, or no Parquet.
@@ -195,7 +227,11 @@ def opened(store: ObjectStore, name: str, partition: str | None = None) -> Itera
     """
     try:
         with store.open(name) as source:
-            yield source
+            if part is None:
+                yield source
+            else:
+                source.seek(part[0])
+                yield pa.BufferReader(source.read_buffer(part[1]))
     except (NotFoundError, pa.ArrowInvalid, OSError) as e:
         if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
             raise StoreUnavailableError(

@@ -73,7 +73,9 @@ class MergeWriter:
     """Where an engine puts winners, in key order: live rows into base files, deletes into tombstone files."""
 
     def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> None:
-        footer = partial(Footer, table=spec.table_id, batch=str(task.up_to), spec_version=spec_version)
+        footer = partial(
+            Footer, table=spec.table_id, batch=str(task.up_to), spec_version=spec_version, partition=task.partition
+        )
         self._stack = ExitStack()
         self._few: list[Any] = []
         self.base = DataFileWriter(

@@ -253,7 +253,7 @@ def _try(
     )
     progress(f"reading, splitting and writing the rows of {len(given)} landing files")
     reports = [*host.run(job), *quarantine_files(job, unreadable)]
-    written = [f.name for r in reports if isinstance(r, Written) for f in r.files]
+    written = list({f.name for r in reports if isinstance(r, Written) for f in r.files})
     refused = [r.file.name for r in reports if isinstance(r, Refused)]
     try:
         failed = [r for r in reports if isinstance(r, FileFailed)]

@@ -28,7 +28,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Lease, Message
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import BucketEntry, DataFile, Failed, Manifest
+from lakeupsert.table.manifest import BucketEntry, Failed, Manifest
 from lakeupsert.table.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -145,10 +145,7 @@ def _next_step(
         partition=partition,
         base=bucket.base,
         tombstones=bucket.tombstones,
-        batches=tuple(
-            tuple(DataFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in link.body.touched[partition].files)
-            for link in first
-        ),
+        batches=tuple(link.body.touched[partition].files for link in first),
         up_to=first[-1].number,
     )
     return _Step(head, first, task)

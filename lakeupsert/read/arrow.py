@@ -41,7 +41,7 @@ def _batches(view: View, files: Iterator[ViewFile], schema: Any, pushed: Any, re
     column = ds.field(view.spec.partition_by[0])
     for file in files:
         value = partition_scalar(view.spec, file.partition)
-        with opened(view.objects.store, file.name, file.partition) as source:
+        with opened(view.objects.store, file.name, partition=file.partition) as source:
             whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=column == value)
             # By row group: the scanner keeps what it has read of a fragment until it is through with it.
             for group in whole.split_by_row_group(pushed, schema):

@@ -44,9 +44,9 @@ class TableObjects:
         return f"{partition}/base-{clock.new_id()}.parquet"
 
     @staticmethod
-    def new_appended(partition: str) -> str:
-        # No `.parquet` at the end: DuckDB and Polars would read these rows as if they were merged.
-        return f"{HOME}/data/{partition}/appended-{clock.new_id()}.parquet.rows"
+    def new_appended() -> str:
+        # Here and below no `.parquet` at the end: DuckDB and Polars would read these rows as if they were merged.
+        return f"{HOME}/data/appended-{clock.new_id()}.pack"
 
     @staticmethod
     def new_tombstones(partition: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.table.manifest import DataFile
 
 
 class LandingFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,21 +18,14 @@ class LandingFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
-class AppendedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one batch for one partition, one row per key, sorted by key; ``name`` is relative to the table."""
-
-    name: str
-    rows: int
-    bytes: int
-
-
 class Touched(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch brought for one partition.
 
-    ``rows`` were accepted; ``superseded`` of them lost to another row of the same batch and are in no file.
+    ``rows`` were accepted; ``superseded`` of them lost to another row of the same batch and are in no file. In each file
+    there is one row per key, sorted by key.
     """
 
-    files: tuple[AppendedFile, ...]
+    files: tuple[DataFile, ...]
     rows: int
     superseded: int
     bytes: int

@@ -5,12 +5,18 @@ import msgspec
 from lakeupsert.errors import DamagedTableError
 
 
-class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    """An immutable Parquet file; ``name`` is relative to the table."""
+class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An immutable Parquet file.
+
+    Attributes:
+        name: the object's, relative to the table.
+        at: where it begins in that object, which has ``bytes`` bytes of it and other files; None: it is the whole object.
+    """
 
     name: str
     rows: int
     bytes: int
+    at: int | None = None
 
 
 class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):

@@ -354,10 +354,13 @@ def broken(lake: Path) -> Callable[[], None]:
 
 
 def damage_appended(partition: str) -> Callable[[], None]:
-    folder = Path(f"processed/sales/_lakeupsert/data/{partition}")
-    path = max(folder.glob("appended-*"), key=lambda p: p.stat().st_mtime_ns)
+    with opened() as table:
+        last = table._table.objects.ledger.head()
+    assert last
+    [file] = last.body.touched[partition].files
+    path = Path("processed/sales") / file.name
     good = path.read_bytes()
-    path.write_bytes(b"no parquet")
+    path.write_bytes(good[: file.at] + b"\0" * file.bytes + good[file.at + file.bytes :])
 
     def mend() -> None:
         path.write_bytes(good)

@@ -113,8 +113,7 @@ def appended(store: LocalStore, spec: TableSpec, rng: random.Random) -> dict[str
     for file in range(2):
         tables = [generated(spec, rng, file, f"part={p}") for p in range(PARTITIONS)]
         for done in settle_and_write(job, tables):
-            found = tuple(DataFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in done.files)
-            files[done.partition] = files.get(done.partition, ()) + found
+            files[done.partition] = files.get(done.partition, ()) + done.files
     return files
 
 
