@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
@@ -32,7 +33,7 @@ from lakeupsert.engine.batch import (
 from lakeupsert.engine.datafiles import from_bytes, stream_file, to_bytes
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
@@ -102,7 +103,7 @@ class SparkHost:
                 found = survey(landing, inputs[place], format, known, text_columns)
                 yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
 
-        with _small_batches() as spark:
+        with _spark_may_fail(), _small_batches() as spark:
             rows = spark.range(0, len(inputs), 1, len(inputs)).mapInArrow(run, "place bigint, found binary").collect()
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
@@ -119,7 +120,7 @@ class SparkHost:
             for report in _settled(job, batches):
                 yield pa.record_batch({"report": [pickle.dumps(report)]})
 
-        with _small_batches() as spark:
+        with _spark_may_fail(), _small_batches() as spark:
             parts = max(_parallelism(spark), landed // TASK_BYTES)
             rows = (
                 spark.range(0, len(groups), 1, len(groups))
@@ -166,19 +167,20 @@ class SparkEngine:
         newest_first = Window.partitionBy("unit", *keys).orderBy(
             *[F.col(name).desc_nulls_last() for name in (*orders, "age", "file", "place")]
         )
-        rows = (
-            spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
-            .mapInArrow(
-                read, f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, {ddl}"
+        with _spark_may_fail():
+            rows = (
+                spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
+                .mapInArrow(
+                    read, f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, {ddl}"
+                )
+                .withColumn("nth", F.row_number().over(newest_first))
+                .where("nth = 1")
+                .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
+                .sortWithinPartitions("unit", *keys)
+                .select("unit", "source", "row", "deleted")
+                .mapInArrow(write, "unit int, output binary")
+                .collect()
             )
-            .withColumn("nth", F.row_number().over(newest_first))
-            .where("nth = 1")
-            .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
-            .sortWithinPartitions("unit", *keys)
-            .select("unit", "source", "row", "deleted")
-            .mapInArrow(write, "unit int, output binary")
-            .collect()
-        )
         done = {row.unit: pickle.loads(row.output) for row in rows}
         return [done.get(unit, MergeOutput((), (), 0)) for unit in range(len(tasks))]
 
@@ -405,6 +407,27 @@ class _Cursor:
 
 
 # ---------------------------------------------------------------- Spark itself
+
+
+@contextmanager
+def _spark_may_fail() -> Iterator[None]:
+    """Tell the end of Spark or of its task processes, which blames no data, from an error of our code in a task."""
+    try:
+        yield
+    except (Py4JError, ConnectionError) as e:
+        raise TryAgainError(
+            "spark-failed",
+            f"Spark did not finish the job: {_first_lines(e)}",
+            next="see Spark's log for the reason, often too little memory for a task; then run the same command again",
+        ) from e
+
+
+def _first_lines(e: Exception) -> str:
+    try:
+        lines = [line.strip(": ") for line in str(e).splitlines() if not line.startswith(("\tat ", "Caused by"))]
+    except Exception:  # Py4J asks the JVM for the text, which may be gone
+        lines = [type(e).__name__]
+    return " ".join(lines[:3])
 
 
 def _ids(batches: Iterator[Any]) -> Iterator[int]:

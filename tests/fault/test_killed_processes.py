@@ -288,8 +288,8 @@ def test_spark_append_whose_driver_is_killed_is_survived(
     finish_and_check(lake)
 
 
-def stored(lake: Lake, kind: str) -> int:
-    return sum(1 for _ in (lake.root / "processed/_lakeupsert").glob(f"{kind}/**/*.parquet.rows"))
+def stored(lake: Lake, pattern: str) -> int:
+    return sum(1 for _ in (lake.root / "processed/_lakeupsert").glob(pattern))
 
 
 def task_processes(process: LakeProcess) -> list[int]:
@@ -302,19 +302,19 @@ def tasks_began(lake: Lake, process: LakeProcess) -> bool:
 
 
 def rows_were_refused(lake: Lake, process: LakeProcess) -> bool:
-    return stored(lake, "quarantine") > 1
+    return stored(lake, "quarantine/*") > 1
 
 
-def first_file_appeared(lake: Lake, process: LakeProcess) -> bool:
-    return stored(lake, "data") > DAYS
+def pack_is_being_written(lake: Lake, process: LakeProcess) -> bool:
+    return stored(lake, "quarantine/*") > 1 and stored(lake, "tmp/*") > 0
 
 
-def half_of_the_files_appeared(lake: Lake, process: LakeProcess) -> bool:
-    return stored(lake, "data") >= DAYS + DAYS // 2
+def first_pack_appeared(lake: Lake, process: LakeProcess) -> bool:
+    return stored(lake, "data/*.pack") > 1
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("reached", [tasks_began, rows_were_refused, first_file_appeared, half_of_the_files_appeared])
+@pytest.mark.parametrize("reached", [tasks_began, rows_were_refused, pack_is_being_written, first_pack_appeared])
 def test_spark_append_killed_with_its_tasks_is_survived(
     nights: dict[int, Lake],
     folder: Path,
@@ -339,7 +339,7 @@ def test_spark_append_whose_driver_alone_is_killed_while_tasks_write_is_survived
     lake = nights[2].copy(folder / "lake")
     process = spark_process(lake)
     process.begin("append", host="spark")
-    wait_until(lambda: first_file_appeared(lake, process), "an appended file")
+    wait_until(lambda: pack_is_being_written(lake, process), "the beginning of a pack")
     process.kill(only_itself=True)
     finish_and_check(lake)
 
@@ -352,7 +352,7 @@ def test_spark_append_whose_tasks_are_killed_fails_without_a_commit(
     entries = lake.entries()
     process = spark_process(lake)
     process.begin("append", host="spark")
-    wait_until(lambda: first_file_appeared(lake, process), "an appended file")
+    wait_until(lambda: pack_is_being_written(lake, process), "the beginning of a pack")
     for pid in task_processes(process):
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(TryAgainError):
@@ -395,7 +395,7 @@ def test_spark_append_killed_at_night_is_finished_by_spark(
     lake = nights[2].copy(folder / "lake")
     process = spark_process(lake)
     process.begin("append", host="spark")
-    wait_until(lambda: first_file_appeared(lake, process), "an appended file")
+    wait_until(lambda: pack_is_being_written(lake, process), "the beginning of a pack")
     process.kill()
     lake.reopen()
     lake.run(host="spark")
