@@ -40,7 +40,7 @@ def drain_in_processes(
 
     One that dies is replaced: its messages are free at once, and one that kills its workers comes to an end by its
     receives. What it had committed stands, but is not among the results.
-    Raises TryAgainError after ``MOST_DEATHS``.
+    Raises TryAgainError after ``MOST_DEATHS``, or where one dies before it began.
     """
     if workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES):
         return drain(
@@ -55,28 +55,31 @@ def drain_in_processes(
     begun = clock.elapsed()
     deaths = 0
     running: list[ProcessPoolExecutor] = []
+    pending: dict[Future[tuple[list[PartitionResult], dict[str, int]]], Future[int]] = {}
     with ExitStack() as pools:
 
-        def begin() -> Future[tuple[list[PartitionResult], dict[str, int]]]:
+        def begin() -> None:
             left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
             # A pool for each, as the death of one process ends the others of its pool.
             pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening,))
             running.append(pools.enter_context(pool))
-            return pool.submit(_drain, table.name, table.settings, until_empty, left)
+            began = pool.submit(os.getpid)
+            pending[pool.submit(_drain, table.name, table.settings, until_empty, left)] = began
 
         try:
-            pending = {begin() for _ in range(workers)}
+            for _ in range(workers):
+                begin()
             while pending:
-                done, pending = wait(pending, timeout=0.5)
-                for future in done:
+                for future in wait(pending, timeout=0.5).done:
+                    began = pending.pop(future)
                     try:
                         of_worker, requests = future.result()
                     except BrokenProcessPool as e:
                         deaths += 1
-                        if deaths > MOST_DEATHS:
-                            raise _died(table) from e
+                        if began.exception() is not None or deaths > MOST_DEATHS:
+                            raise _died(table, deaths) from e
                         log.warning("a worker process died (killed, or out of memory); beginning another one")
-                        pending.add(begin())
+                        begin()
                         continue
                     results += of_worker
                     table.store.requests.add(requests)
@@ -91,12 +94,16 @@ def drain_in_processes(
     return results
 
 
-def _died(table: OpenTable) -> TryAgainError:
+def _died(table: OpenTable, deaths: int) -> TryAgainError:
+    if deaths > MOST_DEATHS:
+        what = f"worker processes ended without a word (killed, or out of memory) more than {MOST_DEATHS} times"
+    else:
+        what = "a worker process ended before it began"
     return TryAgainError(
         "worker-died",
-        f"Table {table.name!r}: worker processes ended without a word (killed, or out of memory) more than "
-        f"{MOST_DEATHS} times. What they had committed stands, and their messages are free again.",
-        next="run the same command again, with fewer --workers if memory is short",
+        f"Table {table.name!r}: {what}. What was committed stands, and all messages are free.",
+        next="run the same command again, with fewer --workers if memory is short; in a script of your own begin below "
+        '`if __name__ == "__main__":`, since every worker imports it',
     )
 
 

@@ -2,6 +2,8 @@
 
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -751,6 +753,21 @@ def test_message_that_makes_no_sense_is_answered_and_stops_nobody(
     made = {p.name for p in (lake.root / "processed/_lakeupsert/partitions").iterdir()}
     assert made == {name_of(day) for day in range(3)}, "no partition was made"
     assert lake.table.publish().batch == 2
+    lake.finish_and_check()
+
+
+def test_script_that_its_own_workers_run_again_is_told_why(lake: Lake) -> None:
+    days(lake, "1.jsonl", 1, range(20))
+    lake.table.append(host="local")
+    script = lake.root / "script.py"
+    script.write_text(
+        "from pathlib import Path\nfrom lakeupsert.testing.lake import Lake\n"
+        f"Lake(Path({str(lake.root)!r})).table.dedupe(workers=2)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert "ended before it began" in done.stderr
+    assert "beginning another one" not in done.stderr
     lake.finish_and_check()
 
 
