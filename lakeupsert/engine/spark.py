@@ -24,7 +24,9 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spar
 
 from lakeupsert.engine.batch import (
     AppendJob,
+    Refused,
     Report,
+    Written,
     by_partition,
     key_range,
     settle_and_write,
@@ -130,7 +132,11 @@ class SparkHost:
                 .mapInArrow(write, "report binary")
                 .collect()
             )
-        return [pickle.loads(row.report) for row in rows]
+        reports: list[Report] = [pickle.loads(row.report) for row in rows]
+        names = {f.name for r in reports if isinstance(r, Written) for f in r.files}
+        names |= {r.file.name for r in reports if isinstance(r, Refused)}
+        job.store.requests.add({"put": len(names)})  # the tasks' stores counted for themselves
+        return reports
 
 
 class SparkEngine:
