@@ -246,13 +246,16 @@ def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
     queue_by: dict[str, str] = {}
     for name, settings in tables.items():
         landing, processed = _place(settings.landing), _place(settings.processed)
-        if landing.startswith(processed) or processed.startswith(landing):
-            raise ConfigurationError(
-                "overlapping-zones",
-                f"{path}: [tables.{name}]: one of landing, {settings.landing}, and processed, {settings.processed}, "
-                "lies in the other.",
-                next="give landing and processed folders side by side",
-            )
+        queue = _place(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"
+        for other, others in tables.items():
+            elsewhere = _place(others.processed)
+            if landing.startswith(elsewhere) or elsewhere.startswith(landing):
+                raise ConfigurationError(
+                    "overlapping-zones",
+                    f"{path}: one of landing of [tables.{name}], {settings.landing}, and processed of [tables.{other}], "
+                    f"{others.processed}, lies in the other.",
+                    next="give landing and processed folders side by side",
+                )
         for place, other in processed_by.items():
             if place.startswith(processed) or processed.startswith(place):
                 raise ConfigurationError(
@@ -262,11 +265,11 @@ def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
                     next="give each table a processed path of its own",
                 )
         processed_by[processed] = name
-        other = name if settings.queue == "auto" else queue_by.setdefault(_place(settings.queue), name)
+        other = queue_by.setdefault(queue, name)
         if other != name:
             raise ConfigurationError(
                 "shared-queue",
-                f"{path}: tables {other!r} and {name!r} have one queue, {settings.queue}; the workers of one would bury "
+                f"{path}: tables {other!r} and {name!r} have one queue, {queue.rstrip('/')}; the workers of one would bury "
                 "the messages of the other.",
                 next="give each table a queue of its own, or leave out `queue`",
             )

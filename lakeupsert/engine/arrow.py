@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeupsert.engine.datafiles import read_file, stream_file
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
@@ -51,7 +52,10 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                 winners = _winners(both, spec)
                 superseded += both.num_rows - len(winners)
                 out.write(both, winners)
-        out.write(rest, pa.array(np.arange(rest.num_rows)))
+        if pc.any(rest[DELETE_FLAG]).as_py():
+            out.write(rest, pa.array(np.arange(rest.num_rows)))
+        else:
+            out.base.write(rest)
     return out.output(superseded)
 
 

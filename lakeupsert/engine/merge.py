@@ -77,7 +77,7 @@ class MergeWriter:
             Footer, table=spec.table_id, batch=str(task.up_to), spec_version=spec_version, partition=task.partition
         )
         self._stack = ExitStack()
-        self._few: list[Any] = []
+        self._few: list[Any] | None = []  # None: they were too many
         self.base = DataFileWriter(
             store,
             partial(TableObjects.new_base, task.partition),
@@ -108,17 +108,18 @@ class MergeWriter:
         self.base.write(rows.select(self.base.schema.names).take(winners.filter(pc.invert(deleted))))
 
     def _bury(self, tombstones: Any) -> None:
-        self._few.append(tombstones)
-        if sum(t.nbytes for t in self._few) > INLINE_BYTES:
-            for held in self._few:
-                self._tombstones.write(held)
-            self._few = []
+        if self._few is not None:
+            self._few.append(tombstones)
+            if sum(t.nbytes for t in self._few) <= INLINE_BYTES:
+                return
+            tombstones, self._few = pa.concat_tables(self._few), None
+        self._tombstones.write(tombstones)
 
     def output(self, superseded: int) -> MergeOutput:
         """After the block: what was written."""
         files = [TombstoneFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in self._tombstones.files]
-        few = pa.concat_tables([self._tombstones.schema.empty_table(), *self._few])
+        few = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._few or [])])
         if few.num_rows:
-            inline = to_bytes(few)
+            inline = to_bytes(few.combine_chunks())
             files.append(TombstoneFile(name="", rows=few.num_rows, bytes=len(inline), inline=inline))
         return MergeOutput(tuple(self.base.files), tuple(files), superseded)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JError
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
@@ -36,7 +36,7 @@ from lakeupsert.engine.datafiles import from_bytes, stream_file, to_bytes
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import ObjectStore, StoreUnavailableError
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
@@ -169,11 +169,11 @@ class SparkEngine:
                 output = _gather(store, spec, spec_version, tasks[unit], sources[unit], winners)
                 yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [pickle.dumps(output)]})
 
-        spark = session()
-        newest_first = Window.partitionBy("unit", *keys).orderBy(
-            *[F.col(name).desc_nulls_last() for name in (*orders, "age", "file", "place")]
-        )
         with _spark_may_fail():
+            spark = session()
+            newest_first = Window.partitionBy("unit", *keys).orderBy(
+                *[F.col(name).desc_nulls_last() for name in (*orders, "age", "file", "place")]
+            )
             rows = (
                 spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
                 .mapInArrow(
@@ -415,12 +415,19 @@ class _Cursor:
 # ---------------------------------------------------------------- Spark itself
 
 
+SPARKS_OWN = ("Py4JError", "Py4JNetworkError", "Py4JJavaError", "ConnectionRefusedError", "SparkConnectGrpcException")
+"""By name, as a client of Spark Connect has no py4j, and one of py4j no gRPC."""
+
+
 @contextmanager
 def _spark_may_fail() -> Iterator[None]:
     """Tell the end of Spark or of its task processes, which blames no data, from an error of our code in a task."""
     try:
         yield
-    except (Py4JError, ConnectionError) as e:
+    except Exception as e:
+        outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in str(e)
+        if not outage and type(e).__name__ not in SPARKS_OWN:
+            raise
         raise TryAgainError(
             "spark-failed",
             f"Spark did not finish the job: {_first_lines(e)}",

@@ -40,7 +40,7 @@ worker on another machine waits longer. Too short: a second worker repeats the w
 RETRY_SECONDS = 5.0
 """How long a waiting worker leaves a message alone that just failed; one that drains the queue tries again at once."""
 IDLE_SECONDS = 1.0
-UNANSWERED = "no worker that began this merge came to its end: killed, out of memory, or the store was away"
+UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
 
 @dataclass(frozen=True)
@@ -256,8 +256,8 @@ def drain(
     """Work on the queue's messages until none is visible (``until_empty``), it is stopped, or time is up.
 
     ``progress`` is told how many messages are left.
-    A partition that fails goes back to the queue; at its last receive it is marked failed and buried. TryAgainError (the
-    store, the disk) gives the messages back and ends the work.
+    A partition that fails goes back to the queue; at its last receive it is marked failed and buried, and so is one whose
+    workers never answered. TryAgainError (the store, the disk) gives the messages back and ends the work.
     """
     begun = clock.elapsed()
     results: list[PartitionResult] = []
@@ -299,10 +299,12 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
                 held.setdefault(message.partition, []).append(lease)
         wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in held.items()}
         receives = {partition: max(x.receives for x in of_it) for partition, of_it in held.items()}
-        for partition in wanted:
-            if receives[partition] >= queue.max_receives:  # before the merge, as this one too may kill its worker
-                _mark_failed(table, partition, wanted[partition], UNANSWERED)
-        for result in _each(table, engine, wanted, max(receives.values(), default=1)):
+        given_up = [partition for partition in wanted if receives[partition] > queue.max_receives]
+        for partition in given_up:
+            _mark_failed(table, partition, wanted.pop(partition), UNANSWERED)
+            answer(queue.bury, held[partition], UNANSWERED)
+            yield PartitionResult(partition, status="failed", error=UNANSWERED, engine=engine.name)
+        for result in _each(table, engine, wanted):
             of_it = held[result.partition]
             if result.status != "failed":
                 answer(queue.ack, of_it)
@@ -319,20 +321,16 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
             queue.release(lease)
 
 
-def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], receives: int) -> Iterator[PartitionResult]:
-    """One shared call; where that fails, or was tried before, each partition alone: only that shows whose fault it is.
-
-    One that kills its worker takes the messages behind it along, so every other receive begins at the end.
-    """
-    if receives == 1:
-        try:
-            yield from dedupe_partitions(table, engine, wanted)
-            return
-        except TryAgainError:
-            raise
-        except Exception as e:
-            log.debug("a shared call failed, trying each partition alone: %r", e)
-    for partition, batch in reversed(wanted.items()) if receives % 2 == 0 else wanted.items():
+def _each(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> Iterator[PartitionResult]:
+    """One shared call; where that fails, each partition alone, since only that shows whose fault it was."""
+    try:
+        yield from dedupe_partitions(table, engine, wanted)
+        return
+    except TryAgainError:
+        raise
+    except Exception as e:
+        log.debug("a shared call failed, trying each partition alone: %r", e)
+    for partition, batch in wanted.items():
         try:
             yield from dedupe_partitions(table, engine, {partition: batch})
         except TryAgainError:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, forkserver, get_context, parent_process
 from typing import Any
 
 from lakeupsert import clock
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 FEW_MESSAGES = 16
 """Up to so many messages this process works alone: starting another costs more than it takes over."""
-MOST_DEATHS = 20
+MOST_DEATHS = 100
 """How many dead processes are replaced before the command gives up: more than a few partitions that kill their worker
 make, fewer than a machine should bear on which no process can live."""
 
@@ -46,15 +46,17 @@ def drain_in_processes(
         return drain(
             table, ArrowEngine(), until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress
         )
-    # Forking this process would copy Arrow's and SQLite's locks in whatever state they are; the server's has none.
+    # Forking this process would copy Arrow's and SQLite's locks in whatever state they are; the server only imports.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server and its children inherit it:
+    forkserver.ensure_running()  # Ctrl-C reaches the whole process group, and they end when we tell them to
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # Not context.Event: setting that waits for ever where a process died that was waiting for it.
     listening, stop_all = context.Pipe(duplex=False)
     results: list[PartitionResult] = []
     begun = clock.elapsed()
     deaths = 0
-    running: list[ProcessPoolExecutor] = []
     pending: dict[Future[tuple[list[PartitionResult], dict[str, int]]], Future[int]] = {}
     with ExitStack() as pools:
 
@@ -62,7 +64,7 @@ def drain_in_processes(
             left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
             # A pool for each, as the death of one process ends the others of its pool.
             pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening,))
-            running.append(pools.enter_context(pool))
+            pools.enter_context(pool)
             began = pool.submit(os.getpid)
             pending[pool.submit(_drain, table.name, table.settings, until_empty, left)] = began
 
@@ -75,6 +77,8 @@ def drain_in_processes(
                     try:
                         of_worker, requests = future.result()
                     except BrokenProcessPool as e:
+                        if stop.is_set():
+                            continue  # killed because it did not stop soon enough, perhaps
                         deaths += 1
                         if began.exception() is not None or deaths > MOST_DEATHS:
                             raise _died(table, deaths) from e
@@ -89,8 +93,6 @@ def drain_in_processes(
                 progress(stats.visible + stats.leased)
         finally:
             stop_all.close()
-            for pool in running:  # all of them, before the block waits for each
-                pool.shutdown(wait=False)
     return results
 
 
@@ -111,8 +113,7 @@ _stop = threading.Event()
 
 
 def _begin(listening: Any) -> None:
-    # Ctrl-C reaches the whole process group; the parent tells us to stop when our messages are given back.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service
     threading.Thread(target=_listen, args=(listening,), daemon=True).start()
 
 

@@ -6,7 +6,7 @@ must keep is `lakeupsert.testing.queue_contract.WorkQueueContract`.
 
     send -> visible -- receive --> leased -- ack --> gone
                ^                     |
-               '-- release, or time -'-- bury, or received too often --> dead letters
+               '-- release, or time -'-- bury --> dead letters
 """
 
 from collections.abc import Iterable
@@ -84,6 +84,10 @@ class DeadLetter(msgspec.Struct, frozen=True):
     receives: int
 
 
+ALONE_FROM = 3
+"""The receive from which on a message comes alone."""
+
+
 class WorkQueue(Protocol):
     """Messages are delivered at least once, roughly in the order of sending; equal messages are each kept.
 
@@ -92,8 +96,8 @@ class WorkQueue(Protocol):
     """
 
     max_receives: int
-    """A message received so often, and neither acked nor buried, goes to the dead letters at the next receive. Higher:
-    a message that kills its worker kills more of them. Too low: a few restarts bury good work until `redrive`."""
+    """Who receives a message more often than this does not try it, but buries it (`dedupe`). Higher: a message that kills
+    its worker kills more of them. Too low: a few restarts bury good work until the next `run`."""
 
     def send(self, messages: Iterable[Message]) -> None:
         """Durable as far as the backend goes when it returns; after an error some may have been sent."""
@@ -101,7 +105,8 @@ class WorkQueue(Protocol):
     def receive(self, limit: int, lease_seconds: float) -> list[Lease]:
         """Up to ``limit`` visible messages, oldest first, hidden from everybody for ``lease_seconds``. Never waits.
 
-        One that can't be read goes to the dead letters, so that it keeps nobody from those behind it.
+        One that can't be read goes to the dead letters, so that it keeps nobody from those behind it. One that was received
+        twice before comes alone, where the backend can: it may kill its worker, and take the others along.
         """
 
     def extend(self, lease: Lease, lease_seconds: float) -> bool:

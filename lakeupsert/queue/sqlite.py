@@ -22,7 +22,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
-from lakeupsert.queue.base import DeadLetter, Lease, Message, MessageError, QueueStats
+from lakeupsert.queue.base import ALONE_FROM, DeadLetter, Lease, Message, MessageError, QueueStats
 
 BUSY_SECONDS = 30.0
 """How long a call waits for another process's transaction; these take milliseconds, so longer means one that hangs."""
@@ -62,11 +62,6 @@ class SqliteQueue:
         with self._transaction() as db:
             now = clock.now().timestamp()
             _free_leases_of_the_gone(db, now, me)
-            db.execute(
-                "UPDATE messages SET buried = 'received ' || receives || ' times without an answer', token = NULL, "
-                "owner = NULL WHERE buried IS NULL AND visible_at <= ? AND receives >= ?",
-                (now, self.max_receives),
-            )
             found = db.execute(
                 "SELECT id, body, receives + 1 FROM messages WHERE buried IS NULL AND visible_at <= ? ORDER BY id",
                 (now,),
@@ -74,6 +69,10 @@ class SqliteQueue:
             leases: list[Lease] = []
             while len(leases) < limit and (row := found.fetchone()):
                 id_, body, receives = row
+                if receives >= ALONE_FROM:
+                    if leases:
+                        break
+                    limit = 1
                 try:
                     lease = Lease(Message.decode(body), receives, clock.new_id())
                 except MessageError as e:

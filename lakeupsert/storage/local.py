@@ -105,7 +105,7 @@ class LocalStore:
         self.requests.count("list")
         folder, _, start = prefix.rpartition("/")
         with self._failures(prefix):
-            yield from islice(self._walk(folder, start), limit)
+            yield from islice(self._walk(folder, start, linked=False), limit)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -162,32 +162,42 @@ class LocalStore:
         _sync_folder(parent)
         self._known_folders.add(folder)
 
-    def _walk(self, folder: str, start: str) -> Iterator[ObjectInfo]:
-        """Objects below one folder whose next part begins with ``start``, in the order of their whole names."""
+    def _walk(self, folder: str, start: str, linked: bool) -> Iterator[ObjectInfo]:
+        """Objects below one folder whose next part begins with ``start``, in the order of their whole names.
+
+        A link to a folder is followed where it leads out of the root, and in what it leads to (``linked``) no other is: no
+        object has two names, and no listing is without end.
+        """
         path = self._path(folder)
         if path == self._scratch:
             return
         try:
             with os.scandir(path) as scan:
                 # a folder sorts as "name/", as it does in the names of the objects below it
-                entries = sorted((e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start))
+                found = [(e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start)]
         except (FileNotFoundError, NotADirectoryError):
             return
-        for key, entry in entries:
+        for key, entry in sorted(found):
             name = f"{folder}/{entry.name}" if folder else entry.name
             if key.endswith("/"):
-                yield from self._walk(name, "")
+                link = entry.is_symlink()
+                if not link or not (linked or self._leads_inside(entry.path)):
+                    yield from self._walk(name, "", linked or link)
                 continue
             try:
-                found = entry.stat()
+                info = entry.stat()
             except FileNotFoundError:
                 continue  # deleted while we list
             except OSError as e:
                 if e.errno == errno.ELOOP:
                     continue  # a link that ends nowhere, as one whose file is gone
                 raise
-            if stat.S_ISREG(found.st_mode):
-                yield _info(name, found)
+            if stat.S_ISREG(info.st_mode):
+                yield _info(name, info)
+
+    def _leads_inside(self, link: str) -> bool:
+        root, target = os.path.realpath(self.root), os.path.realpath(link)
+        return os.path.commonpath([root, target]) in (root, target)
 
     @contextmanager
     def _failures(self, name: str) -> Iterator[None]:
@@ -222,15 +232,12 @@ def _info(name: str, found: os.stat_result) -> ObjectInfo:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """A link to a folder that it lies in is none: its files are listed under their own names, and it has no end."""
     try:
-        if not entry.is_dir():
-            return False
+        return entry.is_dir()
     except OSError as e:
         if e.errno == errno.ELOOP:
             return False
         raise
-    return not entry.is_symlink() or not Path(entry.path).parent.resolve().is_relative_to(Path(entry.path).resolve())
 
 
 def _sync_folder(folder: str) -> None:

@@ -35,10 +35,10 @@ class Points:
         self.struck: str | None = None
         self._number: int | None = None
         self._fault = Fault.BEFORE
-        self._kind = ""
+        self._kind: str | tuple[str, ...] = ""
         self._dead = False
 
-    def arm(self, number: int, fault: Fault, kind: str = "") -> None:
+    def arm(self, number: int, fault: Fault, kind: str | tuple[str, ...] = "") -> None:
         """Strike the call ``number`` (from 0, counted from now on) of those whose name begins with ``kind``."""
         self.seen, self.struck, self._dead = [], None, False
         self._number, self._fault, self._kind = number, fault, kind

@@ -43,9 +43,9 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Strike:
-    """What happens at the call ``number`` (from 0) of those whose name begins with ``kind``, before or after its effect."""
+    """What happens at the call ``number`` (from 0) of those whose name begins with (one of) ``kind``."""
 
-    kind: str = ""
+    kind: str | tuple[str, ...] = ""
     number: int = 0
     when: Literal["before", "after"] = "before"
     act: Literal["kill", "hold"] = "kill"

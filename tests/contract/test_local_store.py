@@ -73,8 +73,12 @@ def test_links_that_never_end_are_not_followed(tmp_path: Path, store: LocalStore
     (tmp_path / "root/a/self").symlink_to(tmp_path / "root/a/self")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/2").write_bytes(b"y")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "root/b").symlink_to(tmp_path / "elsewhere")
-    assert [found.name for found in store.list("")] == ["a/1", "b/2"]
+    store.create("c/3", b"z")
+    (tmp_path / "root/a/c").symlink_to(tmp_path / "root/c")
+    (tmp_path / "root/c/a").symlink_to(tmp_path / "root/a")
+    assert [found.name for found in store.list("")] == ["a/1", "b/2", "c/3"]
 
 
 def test_crash_inside_a_create_leaves_no_half_object(tmp_path: Path) -> None:

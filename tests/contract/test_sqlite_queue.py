@@ -289,6 +289,16 @@ def test_unreadable_message_is_buried_and_keeps_nobody_from_the_next(queue: Sqli
     assert "Expected version 1" in letter.reason
 
 
+def test_message_that_was_received_twice_before_comes_alone(queue: SqliteQueue) -> None:
+    queue.send([message(1), message(2)])
+    for _ in range(2):
+        for lease in queue.receive(9, HOLD):
+            queue.release(lease)
+    queue.send([message(3), message(4)])
+    found = [[lease.message.batch for lease in queue.receive(9, HOLD)] for _ in range(4)]
+    assert found == [[1], [2], [3, 4], []]
+
+
 def test_message_is_small_versioned_json() -> None:
     assert Message("sales", "d=1", 3).encode() == '{"v":1,"table":"sales","partition":"d=1","batch":3}'
 

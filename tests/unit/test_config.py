@@ -230,6 +230,16 @@ def test_two_tables_on_one_queue_are_refused(file: Path) -> None:
     assert "'sales' and 'returns'" in error.message
 
 
+def test_queue_that_is_another_tables_own_is_refused(file: Path) -> None:
+    error = refused(file, two_tables('"p1"', '"p2"\nqueue = "p1/_lakeupsert/queue.sqlite"'))
+    assert error.code == "shared-queue"
+
+
+def test_landing_zone_around_another_table_is_refused(file: Path) -> None:
+    error = refused(file, two_tables('"p1"', '"p2"').replace('"landing"', '"."'))
+    assert error.code == "overlapping-zones"
+
+
 def test_two_tables_with_queues_of_their_own_are_accepted(file: Path) -> None:
     file.write_text(two_tables('"p1"\nqueue = "q1.sqlite"', '"p2"\nqueue = "q2.sqlite"'))
     assert len(load(str(file), {}).tables) == 2
