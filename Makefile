@@ -12,7 +12,8 @@ help: ## this list
 
 setup: $(STAMP) ## .venv with exactly what requirements.lock names, and lakeupsert itself
 
-# The stamp comes last, so an install that broke off is taken up again by the next call.
+# The stamp comes last, so an install that broke off is taken up again by the next call. One environment keeps its Python:
+# another one on top would mix their libraries.
 $(STAMP): requirements.lock pyproject.toml
 	@for python in python3 python3.11 python3.12 python3.13 python3.14; do \
 	    if $$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi; \
@@ -23,7 +24,7 @@ $(STAMP): requirements.lock pyproject.toml
 	    exit 2; \
 	fi; \
 	echo "Installing into .venv with $$python (the first time takes a few minutes)" >&2; \
-	$$python -m venv .venv
+	$(BIN)/python -c 'import ensurepip, ssl' 2>/dev/null || $$python -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --use-pep517 -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
