@@ -49,9 +49,12 @@ def drain_in_processes(
     # Forking this process would copy Arrow's and SQLite's locks in whatever state they are; the server only imports.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server and its children inherit it:
-    forkserver.ensure_running()  # Ctrl-C reaches the whole process group, and they end when we tell them to
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # Ctrl-C reaches the whole process group; the server and its children inherit the mask, and end when we tell them to.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # Not context.Event: setting that waits for ever where a process died that was waiting for it.
     listening, stop_all = context.Pipe(duplex=False)
     results: list[PartitionResult] = []
