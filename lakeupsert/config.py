@@ -242,29 +242,26 @@ def _check_values(path: Path, where: str, settings: TableSettings) -> None:
 
 def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
     """Two tables in one place would merge each other's rows; a table inside its landing zone would append itself."""
-    processed_by: dict[str, str] = {}
     queue_by: dict[str, str] = {}
     for name, settings in tables.items():
         landing, processed = _place(settings.landing), _place(settings.processed)
         queue = _place(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"
         for other, others in tables.items():
             elsewhere = _place(others.processed)
-            if landing.startswith(elsewhere) or elsewhere.startswith(landing):
+            if _overlap(landing, elsewhere):
                 raise ConfigurationError(
                     "overlapping-zones",
                     f"{path}: one of landing of [tables.{name}], {settings.landing}, and processed of [tables.{other}], "
                     f"{others.processed}, lies in the other.",
                     next="give landing and processed folders side by side",
                 )
-        for place, other in processed_by.items():
-            if place.startswith(processed) or processed.startswith(place):
+            if other != name and _overlap(processed, elsewhere):
                 raise ConfigurationError(
                     "shared-processed",
-                    f"{path}: the processed paths of tables {other!r} and {name!r} are one, or lie in each other: "
-                    f"{tables[other].processed} and {settings.processed}.",
+                    f"{path}: the processed paths of tables {name!r} and {other!r} are one, or lie in each other: "
+                    f"{settings.processed} and {others.processed}.",
                     next="give each table a processed path of its own",
                 )
-        processed_by[processed] = name
         other = queue_by.setdefault(queue, name)
         if other != name:
             raise ConfigurationError(
@@ -273,6 +270,10 @@ def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
                 "the messages of the other.",
                 next="give each table a queue of its own, or leave out `queue`",
             )
+
+
+def _overlap(place: str, other: str) -> bool:
+    return place.startswith(other) or other.startswith(place)
 
 
 def _place(address: str) -> str:

@@ -12,6 +12,7 @@ The message only says where to look. What is still to merge is the ledger's entr
 lost or repeated message changes how soon, never what.
 """
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -299,12 +300,11 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
                 held.setdefault(message.partition, []).append(lease)
         wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in held.items()}
         receives = {partition: max(x.receives for x in of_it) for partition, of_it in held.items()}
-        given_up = [partition for partition in wanted if receives[partition] > queue.max_receives]
-        for partition in given_up:
-            _mark_failed(table, partition, wanted.pop(partition), UNANSWERED)
-            answer(queue.bury, held[partition], UNANSWERED)
-            yield PartitionResult(partition, status="failed", error=UNANSWERED, engine=engine.name)
-        for result in _each(table, engine, wanted):
+        to_try = {p: batch for p, batch in wanted.items() if receives[p] <= queue.max_receives}
+        given_up = [
+            PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name) for p in wanted if p not in to_try
+        ]
+        for result in itertools.chain(given_up, _each(table, engine, to_try)):
             of_it = held[result.partition]
             if result.status != "failed":
                 answer(queue.ack, of_it)

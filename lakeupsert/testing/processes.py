@@ -43,7 +43,7 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Strike:
-    """What happens at the call ``number`` (from 0) of those whose name begins with (one of) ``kind``."""
+    """What happens at the call ``number`` (from 0) of those whose name begins with (one of) ``kind``, before or after it."""
 
     kind: str | tuple[str, ...] = ""
     number: int = 0
