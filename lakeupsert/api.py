@@ -12,6 +12,7 @@ from lakeupsert.config import TableSettings, load
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.pipeline.adopt import Adopted, adopt
 from lakeupsert.pipeline.append import AppendResult, append
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
 from lakeupsert.pipeline.opened import OpenTable
@@ -74,6 +75,10 @@ class Table:
     def requests(self) -> dict[str, int]:
         """How often each kind of call reached the processed zone's store through this object and its workers."""
         return self._table.store.requests.as_dict()
+
+    def adopt(self, progress: Callable[[str], None] = lambda text: None) -> Adopted:
+        """Make a table of the Hive-partitioned Parquet folder that `processed` is; no file is rewritten."""
+        return adopt(self._table, progress)
 
     def append(
         self,

@@ -2,7 +2,7 @@
 
 The base has one row per key and is sorted by it, so nothing is windowed again: of a block of the base and the incoming
 rows that fall in its key range, keys and ordering columns alone decide; the payload is moved and never looked at.
-Memory: the incoming rows of the partition and one block of the base.
+Memory: the incoming rows of the partition and one block of the base; of an adopted partition, once, the whole of it.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.datafiles import read_file, stream_file
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to
@@ -41,7 +42,7 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     superseded = incoming.num_rows - rest.num_rows
     del incoming
     with MergeWriter(store, spec, spec_version, task) as out:
-        for file in task.base:
+        for file in task.base if task.settled else ():
             for stored in stream_file(store, file, spec.stored_schema):
                 met = rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
                 if not met:
@@ -60,8 +61,13 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
 
 
 def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask) -> Any:
-    """Tombstones and appended rows in one table, which holds a key as often as they do."""
+    """Tombstones, appended rows and adopted ones in one table, which holds a key as often as they do."""
     tables = [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)]
+    for number, file in enumerate(() if task.settled else task.base):
+        rows = adopted_rows(store, file, spec, task.partition)
+        columns = [pa.repeat(pa.scalar(number, _FILE.type), rows.num_rows), pa.array(np.arange(rows.num_rows))]
+        rows = rows.append_column(_FILE, columns[0]).append_column(_PLACE, columns[1])
+        tables.append(_tagged(rows, age=0, deleted=False))
     for tombstones in task.tombstones:
         tables.append(_tagged(read_file(store, tombstones, spec.stored_schema), age=0, deleted=True))
     for age, files in enumerate(task.batches, start=1):

@@ -205,7 +205,10 @@ def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any
         yield aligned(from_bytes(file.inline), schema)
         return
     part = None if file.at is None else (file.at, file.bytes)
-    with opened(store, file.name, part) as source, pq.ParquetFile(source) as parquet:
+    with (
+        opened(store, file.name, part) as source,
+        pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as parquet,  # adopted files have them
+    ):
         groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
         total = sum(g.total_byte_size for g in groups)
         rows = max(1024, ROW_GROUP_BYTES * parquet.metadata.num_rows // max(total, 1))

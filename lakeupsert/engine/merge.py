@@ -28,6 +28,8 @@ class MergeTask:
         base, tombstones: what is stored: base files in key order, one row per key; keys that are deleted.
         batches: per batch, in ledger order, its appended files; a key may be in several of them, and their rank columns decide.
         up_to: the batch that `merged` will be.
+        settled: what is stored has a key once, in key order. Otherwise it is adopted, and settled like rows that come in;
+            between equal ordering values the later file wins, and in it the later row.
     """
 
     partition: str
@@ -35,6 +37,7 @@ class MergeTask:
     tombstones: tuple[TombstoneFile, ...]
     batches: tuple[tuple[DataFile, ...], ...]
     up_to: int
+    settled: bool = True
 
     @property
     def bytes(self) -> int:

@@ -22,6 +22,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.batch import (
     AppendJob,
     Refused,
@@ -305,8 +306,10 @@ def _ranks(store: ObjectStore, spec: TableSpec, unit: int, source: int, file: Da
             "source": np.full(n, source, np.int32),
             "row": np.arange(at, at + n),
             "age": np.full(n, age, np.int32),
-            "file": rows[FILE] if age else np.zeros(n, np.int32),
-            "place": rows[PLACE] if age else np.zeros(n, np.int64),
+            "file": rows[FILE]
+            if age
+            else np.full(n, source, np.int32),  # between stored rows only adopted ones can tie
+            "place": rows[PLACE] if age else np.arange(at, at + n),
             "deleted": rows[DELETE_FLAG] if age and spec.delete else np.full(n, isinstance(file, TombstoneFile)),
         }
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
@@ -374,8 +377,13 @@ def _gather(
     sources: list[tuple[DataFile, int]],
     winners: Iterator[Any],
 ) -> MergeOutput:
-    """Write the winning rows, in key order. Every file is sorted by key too, so each is read forward once."""
-    cursors = [_Cursor(stream_file(store, file, spec.stored_schema)) for file, _ in sources]
+    """Write the winning rows, in key order. Files are sorted by key too, so each is read forward once; but adopted ones."""
+    cursors = [
+        _Cursor(stream_file(store, file, spec.stored_schema))
+        if age or task.settled
+        else adopted_rows(store, file, spec, task.partition)
+        for file, age in sources
+    ]
     kept = 0
     with MergeWriter(store, spec, spec_version, task) as out:
         for batch in winners:

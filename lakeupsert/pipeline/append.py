@@ -30,7 +30,7 @@ from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, Touched, taken
-from lakeupsert.table.spec import DeleteRule, TableSpec, create, evolve
+from lakeupsert.table.spec import TableSpec, evolve
 from lakeupsert.table.types import named_type
 
 log = logging.getLogger(__name__)
@@ -130,6 +130,8 @@ def _look(
     head = table.objects.ledger.head()
     spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
     entries = [link.body for link in table.entries(-1, head.number)] if head else []
+    if head is None:
+        _refuse_unadopted(table)
     inputs, left_out = _new_files(table, taken(entries), received, frozenset(changed))
     warnings = _told(left_out)
     if not inputs:
@@ -149,6 +151,20 @@ def _look(
     return _Ground(head, spec_head, inputs, batch_id or clock.new_id(), received_at, warnings)
 
 
+def _refuse_unadopted(table: OpenTable) -> None:
+    """A new table in a folder with data would hide them."""
+    for found in table.store.list(""):
+        if found.name.endswith(".parquet") and not ignored(found.name):
+            if table.objects.ledger.head() is not None:
+                return  # they are those of a table that somebody else began meanwhile
+            raise ConfigurationError(
+                "not-adopted",
+                f"{table.store.uri()} is no table yet and holds Parquet files, such as {found.name}, which a new table would "
+                "not show. Nothing was changed.",
+                next="run `lakeupsert adopt` to make them the table's first batch, or name an empty folder in `processed`",
+            )
+
+
 def _new_files(
     table: OpenTable,
     known: dict[str, list[LandingFile]],
@@ -166,10 +182,7 @@ def _new_files(
     inputs: list[LandingInput] = []
     left_out: list[str] = []
     for found in table.landing.list(""):
-        parts = found.name.split("/")  # folders too: `_temporary/` holds what a Spark job has not committed
-        if any(p.startswith(_IGNORED_STARTS) for p in parts) or parts[-1].endswith(_IGNORED_ENDS):
-            continue
-        if found.name in leave_out:
+        if ignored(found.name) or found.name in leave_out:
             continue
         day = _received(found.name, table.settings.landing_dates)
         if day is None:
@@ -189,6 +202,12 @@ def _new_files(
                 continue
         inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
     return tuple(inputs), left_out
+
+
+def ignored(path: str) -> bool:
+    """Whether a file is none by its name, or by that of a folder: `_temporary/` holds what a Spark job has not committed."""
+    parts = path.split("/")
+    return any(p.startswith(_IGNORED_STARTS) for p in parts) or parts[-1].endswith(_IGNORED_ENDS)
 
 
 def _late(changed: Sequence[str]) -> list[str]:
@@ -308,17 +327,7 @@ def _plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surv
     if known is not None:
         return evolve(known, pa.schema(fields)), []
     fields += [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
-    schema = pa.schema(fields)
-    delete = settings.delete
-    spec = create(
-        schema,
-        table_id=clock.new_id(),
-        key=settings.key,
-        order_by=settings.order_by,
-        partition_by=settings.partition_by,
-        delete=DeleteRule(column=delete.column, values=delete.values, keep=delete.keep) if delete else None,
-        stamped=len(settings.order_by) == 1 and settings.order_by[0] not in schema.names,
-    )
+    spec = table.new_spec(pa.schema(fields))
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
     warnings = [
         f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text

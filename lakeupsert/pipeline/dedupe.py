@@ -148,6 +148,7 @@ def _next_step(
         tombstones=bucket.tombstones,
         batches=tuple(link.body.touched[partition].files for link in first),
         up_to=first[-1].number,
+        settled=bucket.settled,
     )
     return _Step(head, first, task)
 

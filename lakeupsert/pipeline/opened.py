@@ -4,7 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.queue import WorkQueue, open_queue
@@ -13,7 +15,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import DeleteRule, TableSpec, create
 
 
 @dataclass
@@ -58,6 +60,19 @@ class OpenTable:
             self._specs[head.number] = head.body
         return head
 
+    def new_spec(self, schema: Any) -> TableSpec:
+        """The first spec of this table as it is configured, of files with these columns (``pyarrow.Schema``)."""
+        settings, delete = self.settings, self.settings.delete
+        return create(
+            schema,
+            table_id=clock.new_id(),
+            key=settings.key,
+            order_by=settings.order_by,
+            partition_by=settings.partition_by,
+            delete=DeleteRule(column=delete.column, values=delete.values, keep=delete.keep) if delete else None,
+            stamped=len(settings.order_by) == 1 and settings.order_by[0] not in schema.names,
+        )
+
     def spec(self, version: int) -> TableSpec:
         if version not in self._specs:
             self._specs.update({link.number: link.body for link in self.objects.specs.between(version - 1, version)})
@@ -95,7 +110,7 @@ class OpenTable:
 
     def unpublished(self, snapshot: Snapshot | None, up_to: int) -> dict[str, int]:
         """Partitions that ``snapshot`` does not show at their last batch <= ``up_to``, with that batch."""
-        touched = _last_touches(self.entries(snapshot.batch if snapshot else 0, up_to))
+        touched = _last_touches(self.entries(snapshot.batch if snapshot else -1, up_to))
         if snapshot is not None:
             for partition in snapshot.lagging:
                 since = self.entries(snapshot.partitions[partition].merged, snapshot.batch)

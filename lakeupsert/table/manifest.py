@@ -44,11 +44,13 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket. ``id`` is new whenever rows were merged into it, even where none won: who lost a race redoes it.
 
+    ``settled``: a key is there once, and files are in key order. Not so in adopted files: the first merge settles them.
     Reserved until strategy `delta`: deltas, deletion_vectors, floor. Until buckets land there is one, number 0.
     """
 
     id: str
     bucket: int = 0
+    settled: bool = True
     base: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
     deletion_vectors: tuple[str, ...] = ()

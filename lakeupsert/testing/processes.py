@@ -88,6 +88,10 @@ class LakeProcess:
         assert what == "done", f"expected the step's end, and it is {what} at {answer}"
         return answer
 
+    def answered(self) -> bool:
+        """Whether the step has ended, or the process: `end` does not wait then."""
+        return bool(self._pipe.poll())
+
     def do(self, step: str, /, *, strike: Strike | None = None, **options: Any) -> Any:
         self.begin(step, strike=strike, **options)
         return self.end()

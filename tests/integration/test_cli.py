@@ -24,7 +24,20 @@ from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
-COMMANDS = ["run", "append", "dedupe", "worker", "publish", "status", "history", "export", "files", "demo", "config"]
+COMMANDS = [
+    "run",
+    "append",
+    "dedupe",
+    "worker",
+    "publish",
+    "status",
+    "history",
+    "export",
+    "files",
+    "demo",
+    "config",
+    "adopt",
+]
 FIELDS = [
     "schema_version",
     "command",

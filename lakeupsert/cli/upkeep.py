@@ -1,0 +1,65 @@
+"""The commands around the nights: begin from what exists, and keep the table well."""
+
+from pathlib import Path
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.commands import main
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.errors import ConfigurationError
+
+
+@main.command()
+@click.argument("path", required=False)
+@common
+@click.pass_obj
+def adopt(call: Call, path: str | None) -> Answer:
+    """Make a table of an existing Hive-partitioned Parquet folder.
+
+    No file is rewritten: their footers are read, and they become the table's first batch. PATH is `processed` of a table
+    of the configuration; it may be left out.
+
+    \b
+    Example:
+      lakeupsert adopt lake/sales
+    """
+    if path is not None and call.table is None:
+        config = call.config()
+        named = [
+            name for name, table in config.tables.items() if Path(path).resolve() == Path(table.processed).resolve()
+        ]
+        if not named:
+            raise ConfigurationError(
+                "no-table-there",
+                f"No table of {config.path} has {path} as `processed`.",
+                next=f"write a configuration with `lakeupsert init {path}`, or correct `processed`",
+            )
+        call.table = named[0]
+    with call.open_table() as table, call.progress(table.name) as progress:
+        found = table.adopt(progress)
+        facts = [
+            (
+                "adopted",
+                f"{output.count(found.files, 'file')}, {output.count(found.rows, 'row')}, {output.size(found.bytes)}",
+            ),
+            ("partitions", f"{found.partitions:,}"),
+            ("published", f"snapshot {found.snapshot}"),
+        ]
+        warnings = (
+            (f"{output.count(len(found.left), 'object')} are no part of the table, such as {found.left[0]}",)
+            if found.left
+            else ()
+        )
+        return Answer(
+            {
+                "files": found.files,
+                "partitions": found.partitions,
+                "rows": found.rows,
+                "bytes": found.bytes,
+                "snapshot": found.snapshot,
+                "left": list(found.left),
+            },
+            output.block(f"Table {table.name}", facts),
+            warnings,
+        )

@@ -1,0 +1,235 @@
+"""Make a table of an existing Hive-partitioned Parquet folder, without rewriting a file.
+
+Reads     one listing of the folder, and the footer of every file in it
+Writes    the spec, a first manifest for each partition, then ledger entry 0: that put is the commit; then the snapshot
+Repeat    safe until the commit, and afterwards refused: the folder is a table then
+
+The files are batch 0. Nobody knows yet whether they hold a key once, so readers see them as they are until a partition's
+first merge, which settles them by G1 with what comes in.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.engine.adopted import Footing, footing, null_keys
+from lakeupsert.engine.blocks import UnreadableFileError
+from lakeupsert.engine.inference import inferred, unify, without_nulls
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.pipeline.append import ignored
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import publish
+from lakeupsert.storage import NotFoundError, ObjectInfo
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import HIVE_NULL, HOME, partition_name
+from lakeupsert.table.ledger import LedgerEntry, Touched
+from lakeupsert.table.manifest import BucketEntry, Counters, Manifest
+from lakeupsert.table.spec import TableSpec, widened
+from lakeupsert.table.types import named_type
+
+AT_ONCE = 16
+"""Requests under way at a time."""
+_TEXTS = [pa.int64(), pa.date32()]
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What the table began with; ``snapshot`` shows it. ``left`` are objects that are no part of it."""
+
+    files: int
+    partitions: int
+    rows: int
+    bytes: int
+    snapshot: int | None
+    left: tuple[str, ...]
+
+
+def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> Adopted:
+    """Commit the folder at ``processed`` as the table's batch 0, and publish it.
+
+    Raises ConfigurationError where it is a table already, or is not laid out as one partition column, and RefusedError
+    where its rows can't be kept as they are; nothing is committed then.
+    """
+    if table.objects.ledger.head() is not None:
+        raise ConfigurationError(
+            "already-a-table",
+            f"{table.store.uri()} is a table already.",
+            next="run `lakeupsert run` to append to it, or `lakeupsert status` to look at it",
+        )
+    column = table.settings.partition_by[0]
+    folders, left = _listed(table, column)
+    progress(f"reading the footers of {sum(map(len, folders.values()))} files")
+    footings = _footings(table, [found for files in folders.values() for found in files])
+    spec = _planned(table, footings, list(folders))
+    _refuse_null_keys(table, footings)
+    known = table.head_spec()  # of an attempt that came this far and no further
+    if known is not None and known.body.arrow_schema == spec.arrow_schema:
+        spec = known.body
+    elif known is not None or table.objects.specs.append(spec, None).result != "won":
+        raise DamagedTableError(
+            "spec-in-the-way",
+            f"{table.store.uri(HOME)} holds a spec without a ledger, which an attempt left that found other columns.",
+            next=f"delete the folder {table.store.uri(HOME)}, which holds no data, and run `lakeupsert adopt` again",
+        )
+    touched: dict[str, Touched] = {}
+    by_name = {f.file.name: f.file for f in footings}
+    for folder, found in folders.items():
+        partition = partition_name(column, _text(folder))
+        assert partition is not None, "_listed refuses those"
+        files = tuple(by_name[f.name] for f in found)
+        before = touched.get(partition, Touched(files=(), rows=0, superseded=0, bytes=0))
+        touched[partition] = msgspec.structs.replace(
+            before,
+            files=(*before.files, *files),
+            rows=before.rows + sum(f.rows for f in files),
+            bytes=before.bytes + sum(f.bytes for f in files),
+        )
+    progress(f"writing the manifests of {len(touched)} partitions")
+
+    def begin(partition: str) -> None:
+        table.objects.partition(partition).extend(lambda head: _first(partition, touched[partition], head))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(begin, touched))
+    entry = LedgerEntry(
+        kind="create",
+        batch_id="",
+        received_at=int(clock.now().timestamp() * 1_000_000),
+        spec_version=0,
+        touched=touched,
+        rows_read=sum(t.rows for t in touched.values()),
+    )
+    if table.objects.ledger.append(entry, None).result != "won":
+        raise ConfigurationError(
+            "already-a-table",
+            f"{table.store.uri()} became a table while this command read it.",
+            next="run `lakeupsert status` to look at it",
+        )
+    published = publish(table)
+    return Adopted(
+        files=len(by_name),
+        partitions=len(touched),
+        rows=entry.rows_read,
+        bytes=sum(t.bytes for t in touched.values()),
+        snapshot=published.snapshot,
+        left=tuple(left),
+    )
+
+
+def _listed(table: OpenTable, column: str) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
+    """The files of each partition folder, and objects that are no data."""
+    folders: defaultdict[str, list[ObjectInfo]] = defaultdict(list)
+    left = []
+    for found in table.store.list(""):
+        folder, _, name = found.name.rpartition("/")
+        if found.name.startswith(f"{HOME}/"):
+            continue
+        if ignored(found.name):
+            left.append(found.name)
+        elif not folder and not name.endswith(".parquet"):
+            left.append(found.name)  # a README, for example
+        elif "/" in folder or not folder.startswith(f"{column}=") or _unfit(column, folder):
+            raise ConfigurationError(
+                "not-partitioned",
+                f"{table.store.uri(found.name)} is not in a folder {column}=VALUE right below {table.store.uri()}, as "
+                f"`partition_by` of [tables.{table.name}] says. Nothing was changed.",
+                next="correct `partition_by`, or move that file out of the folder if it is not to be part of the table",
+            )
+        else:
+            folders[folder].append(found)
+    if not folders:
+        raise ConfigurationError(
+            "nothing-to-adopt",
+            f"{table.store.uri()} holds no Parquet files in folders {column}=VALUE.",
+            next=f"correct `processed` in [tables.{table.name}]; a new table needs no `adopt`, `lakeupsert run` creates it",
+        )
+    return dict(folders), left
+
+
+def _unfit(column: str, folder: str) -> bool:
+    return _text(folder) == HIVE_NULL or partition_name(column, _text(folder)) is None
+
+
+def _text(folder: str) -> str:
+    return unquote(folder.partition("=")[2])
+
+
+def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[Footing]:
+    def read(found: ObjectInfo) -> Footing | str:
+        try:
+            return footing(table.store, found, table.settings.key)
+        except UnreadableFileError as e:
+            return f"{table.store.uri(found.name)}: {e.reason}"
+        except NotFoundError:
+            return f"{table.store.uri(found.name)} vanished while it was read"
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        read_ones = list(pool.map(read, files))
+    bad = [r for r in read_ones if isinstance(r, str)]
+    if bad:
+        raise RefusedError(
+            "unreadable-files",
+            f"{len(bad)} of {len(files)} files can't be read as Parquet. The first: {bad[0]} Nothing was changed.",
+            next="repair these files or move them out of the folder, then run `lakeupsert adopt` again",
+        )
+    return [r for r in read_ones if isinstance(r, Footing)]
+
+
+def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[str]) -> TableSpec:
+    """The spec of all files: each column under a type that holds the values of every file."""
+    settings = table.settings
+    where = f"[tables.{table.name}.schema]"
+    given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
+    partition = settings.partition_by[0]
+    types: dict[str, Any] = {}
+    for found in footings:
+        for field in found.schema:
+            if field.name != partition:  # the folder's name counts
+                before = types.get(field.name)
+                types[field.name] = field.type if before is None else unify(before, field.type, typed=True)
+    types = {name: given.get(name, without_nulls(type_)) for name, type_ in types.items()}
+    for found in footings:
+        for field in found.schema:
+            wide = types.get(field.name, field.type)
+            if not pa.types.is_null(field.type) and not widened(field.type, wide).equals(wide):
+                raise RefusedError(
+                    "mixed-types",
+                    f"Column {field.name!r} is {field.type} in {table.store.uri(found.file.name)} and {wide} "
+                    + (f"by {where}" if field.name in given else "in other files")
+                    + "; no type holds both. Nothing was changed.",
+                    next="rewrite the files that differ under one type, then run `lakeupsert adopt` again",
+                )
+    delete = settings.delete
+    if delete and not delete.keep and delete.column in types:
+        raise ConfigurationError(
+            "operations-stored",
+            f"The files hold the operation column {delete.column!r}, and `delete.keep` is false: rows that say "
+            f"{list(delete.values)} there would show as live ones. Nothing was changed.",
+            next=f"set `keep = true` in [tables.{table.name}.delete]",
+        )
+    values = pa.array([_text(folder) for folder in folders])
+    types[partition] = given.get(partition, inferred(values, _TEXTS))
+    return table.new_spec(pa.schema(list(types.items())))
+
+
+def _refuse_null_keys(table: OpenTable, footings: Sequence[Footing]) -> None:
+    for found in footings:
+        for name, nulls in found.nulls.items():
+            if nulls:
+                raise null_keys(table.store, found.file, name, nulls, found.file.name.partition("/")[0])
+
+
+def _first(partition: str, touched: Touched, head: Link[Manifest] | None) -> Manifest | None:
+    """The partition's manifest at batch 0; None where an earlier attempt wrote it."""
+    if head is not None and head.body.buckets[0].base == touched.files:
+        return None
+    counters = Counters(appended=touched.rows, live=touched.rows)
+    bucket = BucketEntry(id=clock.new_id(), settled=False, base=touched.files, counters=counters)
+    return Manifest(partition=partition, merged=0, spec_version=0, buckets=(bucket,), made={"engine": "adopt"})

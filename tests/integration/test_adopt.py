@@ -1,0 +1,244 @@
+"""A folder that others wrote becomes a table: nothing is rewritten, nothing is lost, the next night is exact."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert.api import Table
+from lakeupsert.cli import main
+from lakeupsert.config import DeleteSettings, TableSettings
+from lakeupsert.errors import ConfigurationError, LakeupsertError
+
+DAYS = 545
+ROWS_A_DAY = 40
+COLUMNS = "order_id, store, amount, note, record_timestamp"
+
+Writer = Callable[[Path, Any], None]
+
+
+def by_spark(folder: Path, spark: Any) -> None:
+    """With Spark's defaults: INT96 timestamps, and two files in some folders."""
+    rows = spark.createDataFrame(_lake())
+    rows = rows.withColumn("record_timestamp", rows.record_timestamp.cast("timestamp"))
+    rows.repartition(2).write.partitionBy("day").parquet(str(folder))
+
+
+def by_pandas(folder: Path, spark: Any) -> None:
+    _lake().to_pandas().to_parquet(folder, partition_cols=["day"], max_partitions=DAYS)
+
+
+def by_duckdb(folder: Path, spark: Any) -> None:
+    with duckdb.connect() as db:
+        db.register("lake", _lake())
+        db.execute(f"COPY lake TO '{folder}' (FORMAT parquet, PARTITION_BY (day))")
+
+
+def _lake() -> Any:
+    """Every key once a day, but on each seventh day five keys twice: the copy is newer, or as old."""
+    with duckdb.connect() as db:
+        return db.sql(f"""
+            WITH lines AS (SELECT range AS n, DATE '2019-01-01' + CAST(range // {ROWS_A_DAY} AS INT) AS d
+                           FROM range({DAYS * ROWS_A_DAY})),
+            twice AS (SELECT n, d, 0 AS copy FROM lines UNION ALL
+                      SELECT n, d, 1 FROM lines
+                      WHERE n % {ROWS_A_DAY} < 5 AND (n // {ROWS_A_DAY}) % 7 = 0)
+            SELECT 'o' || n AS order_id, CAST(n % 9 AS INT) AS store, CAST(n * 1.25 + copy AS DOUBLE) AS amount,
+                   CASE WHEN n % 3 = 0 THEN NULL ELSE 'n' || n END AS note,
+                   TIMESTAMP '2019-01-01' + to_seconds(n + CASE WHEN n % 2 = 0 THEN copy * 60 ELSE 0 END) AS record_timestamp,
+                   CAST(d AS VARCHAR) AS day
+            FROM twice ORDER BY day, n, copy""").to_arrow_table()
+
+
+@pytest.mark.parametrize(("write", "engine"), [(by_spark, "arrow"), (by_pandas, "spark"), (by_duckdb, "arrow")])
+def test_a_night_over_an_adopted_folder(tmp_path: Path, spark: Any, write: Writer, engine: Any) -> None:
+    write(tmp_path / "lake", spark)
+    before = _contents(tmp_path / "lake")
+    adopted_files = [str(tmp_path / "lake" / name) for name in before]
+    table = _table(tmp_path)
+
+    adopted = table.adopt()
+
+    assert table.requests["put"] == 0
+    assert table.requests["get"] <= len(before) + DAYS + 10  # a footer each; each partition's manifest, to publish it
+    assert (adopted.partitions, adopted.rows, adopted.snapshot) == (DAYS, _lake().num_rows, 0)
+    assert _contents(tmp_path / "lake") == before
+    assert _rows(table) == _wanted(adopted_files, settled=set())
+
+    _land(tmp_path)
+    table.run(host="local", engine=engine)
+
+    touched = {str(day) for day in pq.read_table(tmp_path / "landing").column("day").unique().to_pylist()}
+    assert _rows(table) == _wanted(adopted_files, settled=touched, night=tmp_path / "landing")
+    assert {name: data for name, data in _contents(tmp_path / "lake").items() if name in before} == before
+    counters = [m.buckets[0].counters for m in map(_manifest(table), touched)]
+    assert sum(c.superseded for c in counters) > len(touched)
+    duckdb_rows = duckdb.sql(
+        f"SELECT count(*) FROM read_parquet({[f.path for f in table.files()]}, union_by_name = true)"
+    ).fetchall()
+    assert duckdb_rows == [(len(_rows(table)),)]
+    assert table.to_spark(spark).count() == len(_rows(table))
+
+
+def _table(root: Path, **settings: Any) -> Table:
+    usual = {"key": ("order_id",), "partition_by": ("day",), "delete": DeleteSettings(column="op", values=("D",))}
+    (root / "landing").mkdir(exist_ok=True)
+    zones = {"landing": str(root / "landing"), "processed": str(root / "lake")}
+    return Table("sales", TableSettings(**{**zones, **usual, **settings}))
+
+
+def _land(root: Path) -> None:
+    """Updates, late and equal records, deletes and new keys over every tenth day."""
+    with duckdb.connect() as db:
+        db.register("lake", _lake())
+        db.execute(f"""
+            COPY (SELECT CASE WHEN store = 8 THEN order_id || 'x' ELSE order_id END AS order_id, store, amount - 0.5 AS amount,
+                         'again' AS note, record_timestamp + to_seconds(CAST(store - 2 AS INT)) AS record_timestamp,
+                         CAST(day AS DATE) AS day, CASE WHEN store = 5 THEN 'D' END AS op
+                  FROM lake WHERE dayofyear(CAST(day AS DATE)) % 10 = 1)
+            TO '{root / "landing" / "night.parquet"}'""")
+
+
+def _wanted(adopted: list[str], settled: set[str], night: Path | None = None) -> list[tuple[Any, ...]]:
+    """By DuckDB: what was adopted, and of the settled days the newest row of each key, the later one where equal."""
+    with duckdb.connect() as db:
+        db.execute(f"""
+            CREATE TABLE came AS SELECT {COLUMNS}, CAST(day AS VARCHAR) AS day, CAST(NULL AS VARCHAR) AS op, 0 AS batch,
+                                        row_number() OVER (ORDER BY filename, file_row_number) AS place
+            FROM read_parquet({adopted}, hive_partitioning = true, filename = true, file_row_number = true)""")
+        if night is not None:
+            db.execute(
+                f"""INSERT INTO came SELECT {COLUMNS}, CAST(day AS VARCHAR), op, 1, row_number() OVER ()
+                    FROM read_parquet('{night}/*.parquet', file_row_number = true) ORDER BY file_row_number"""
+            )
+        days = ", ".join(f"'{day}'" for day in settled) or "''"
+        return db.execute(
+            f"""WITH ranked AS (SELECT *, row_number() OVER (PARTITION BY day, order_id
+                                ORDER BY record_timestamp DESC, batch DESC, place DESC) AS nth FROM came)
+                SELECT {COLUMNS}, day FROM ranked
+                WHERE (day NOT IN ({days}) OR nth = 1) AND op IS DISTINCT FROM 'D' ORDER BY ALL"""
+        ).fetchall()
+
+
+def _rows(table: Table) -> list[tuple[Any, ...]]:
+    with duckdb.connect() as db:
+        db.register("reader", table.to_arrow().read_all())
+        return db.execute(f"SELECT {COLUMNS}, CAST(day AS VARCHAR) FROM reader ORDER BY ALL").fetchall()
+
+
+def _manifest(table: Table) -> Callable[[str], Any]:
+    def head(day: str) -> Any:
+        link = table._table.objects.partition(f"day={day}").head()
+        assert link is not None
+        return link.body
+
+    return head
+
+
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}
+
+
+# ---------------------------------------------------------------- what can't be adopted, and crashes
+
+
+def _small(root: Path, rows: Any = None, folder: str = "day=2020-01-01", name: str = "part-0.parquet") -> None:
+    rows = rows or {"order_id": ["a", "b"], "record_timestamp": [1, 2]}
+    (root / "lake" / folder).mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(rows), root / "lake" / folder / name)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (lambda root: _small(root, folder="day=2020-01-01/hour=3"), "not-partitioned"),
+        (lambda root: _small(root, folder="day=__HIVE_DEFAULT_PARTITION__"), "not-partitioned"),
+        (lambda root: _small(root, folder="."), "not-partitioned"),
+        (lambda root: (root / "lake/day=2020-01-01/torn.parquet").write_bytes(b"PAR1"), "unreadable-files"),
+        (
+            lambda root: _small(root, {"order_id": ["a", None], "record_timestamp": [1, 2]}, name="n.parquet"),
+            "null-keys",
+        ),
+        (lambda root: _small(root, {"order_id": [1], "record_timestamp": [1]}, name="t.parquet"), "mixed-types"),
+        (lambda root: _small(root, {"order_id": ["c"], "op": ["D"]}, name="op.parquet"), "operations-stored"),
+        (lambda root: shutil.rmtree(root / "lake/day=2020-01-01"), "nothing-to-adopt"),
+    ],
+)
+def test_what_cannot_be_adopted_is_refused_before_anything_is_written(
+    tmp_path: Path, spoil: Callable[[Path], Any], code: str
+) -> None:
+    _small(tmp_path)
+    spoil(tmp_path)
+    with pytest.raises(LakeupsertError) as refused:
+        _table(tmp_path).adopt()
+    assert refused.value.code == code
+    assert refused.value.next
+    assert not (tmp_path / "lake" / "_lakeupsert").exists()
+
+
+def test_run_does_not_hide_a_folder_that_was_not_adopted(tmp_path: Path) -> None:
+    _small(tmp_path)
+    _small(tmp_path / "landing", folder=".")
+    shutil.move(tmp_path / "landing/lake/part-0.parquet", tmp_path / "landing/part-0.parquet")
+    with pytest.raises(ConfigurationError) as refused:
+        _table(tmp_path).run(host="local")
+    assert refused.value.code == "not-adopted"
+    assert "lakeupsert adopt" in refused.value.next
+
+
+def test_columns_that_some_files_lack_or_have_narrower_are_one_table(tmp_path: Path) -> None:
+    _small(tmp_path, {"order_id": ["a"], "n": pa.array([1], pa.int16()), "record_timestamp": [1]})
+    _small(
+        tmp_path,
+        {"order_id": ["b"], "n": pa.array([70000], pa.int32()), "x": [2.5], "record_timestamp": [2]},
+        "day=2020-01-02",
+    )
+    (tmp_path / "lake/_SUCCESS").touch()
+    (tmp_path / "lake/README.md").touch()
+    table = _table(tmp_path, delete=None)
+    assert table.adopt().left == ("README.md", "_SUCCESS")
+    rows = table.to_arrow().read_all()
+    assert rows.schema.field("n").type == pa.int32()
+    assert rows.select(["order_id", "n", "x"]).to_pylist() == [
+        {"order_id": "a", "n": 1, "x": None},
+        {"order_id": "b", "n": 70000, "x": 2.5},
+    ]
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_null_keys_that_no_footer_told_of_stop_the_merge_and_lose_nothing(
+    tmp_path: Path, spark: Any, engine: Any
+) -> None:
+    (tmp_path / "lake/day=2020-01-01").mkdir(parents=True)
+    rows = pa.table({"order_id": ["a", None], "record_timestamp": [1, 2]})
+    pq.write_table(rows, tmp_path / "lake/day=2020-01-01/part-0.parquet", write_statistics=False)
+    table = _table(tmp_path, delete=None)
+    table.adopt()
+    pq.write_table(
+        pa.table({"order_id": ["a"], "record_timestamp": [3], "day": ["2020-01-01"]}), tmp_path / "landing/n.parquet"
+    )
+    ran = table.run(host="local", engine=engine)
+    assert "null" in next(iter(ran.publish.failed.values())) or "no value" in next(iter(ran.publish.failed.values()))
+    assert table.to_arrow().read_all().num_rows == 2
+
+
+def test_a_table_is_not_adopted_twice_and_the_command_says_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _small(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path("lakeupsert.toml").write_text(
+        '[tables.sales]\nlanding = "landing"\nprocessed = "lake"\nkey = ["order_id"]\npartition_by = ["day"]\n'
+    )
+    told = CliRunner().invoke(main, ["adopt", "lake"])
+    assert (told.exit_code, "1 file, 2 rows" in told.stdout) == (0, True), told.output
+    again = CliRunner().invoke(main, ["adopt"])
+    assert (again.exit_code, "already" in again.stderr) == (2, True)
+    other = CliRunner().invoke(main, ["adopt", "elsewhere"])
+    assert (other.exit_code, "lakeupsert init" in other.stderr) == (2, True)
