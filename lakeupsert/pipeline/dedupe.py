@@ -28,8 +28,8 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Lease, Message
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import BucketEntry, Failed, Manifest
+from lakeupsert.table.ledger import LedgerEntry, counting
+from lakeupsert.table.manifest import BucketEntry, Counters, Failed, Manifest
 from lakeupsert.table.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -69,11 +69,19 @@ class PartitionResult:
 
 
 @dataclass(frozen=True)
-class _Step:
-    """One version of one partition to be made: from ``head`` by merging ``pending``."""
+class Step:
+    """One version of one partition to be made, in ``head``'s place.
+
+    Attributes:
+        base: what the merge begins from: the head, or the version that a restore goes back to.
+        pending: ledger entries above ``base`` that touch the partition, up to the one that `merged` will be.
+        counting: numbers of those among them whose rows are merged; the others are withdrawn.
+    """
 
     head: Link[Manifest] | None
+    base: Manifest
     pending: tuple[Link[LedgerEntry], ...]
+    counting: frozenset[int]
     task: MergeTask
 
 
@@ -90,7 +98,7 @@ def dedupe_partitions(table: OpenTable, engine: Engine, wanted: dict[str, int]) 
     heads: dict[str, Link[Manifest] | None] = {}  # what we committed last is the head, as far as we know
     while todo:
         begun = clock.elapsed()
-        steps: list[_Step] = []
+        steps: list[Step] = []
         for partition, batch in list(todo.items()):
             if partition not in heads:
                 heads[partition] = table.objects.partition(partition).head()
@@ -106,10 +114,13 @@ def dedupe_partitions(table: OpenTable, engine: Engine, wanted: dict[str, int]) 
             break
         # A version is written under its own batch's spec: under a newer one, readers of that batch would meet files that
         # their spec does not describe.
-        by_spec: dict[int, list[_Step]] = {}
+        by_spec: dict[int, list[Step]] = {}
+        merged: list[tuple[Step, MergeOutput]] = []
         for step in steps:
-            by_spec.setdefault(_spec_version(step), []).append(step)
-        merged: list[tuple[_Step, MergeOutput]] = []
+            if step.task.batches:
+                by_spec.setdefault(_spec_version(step), []).append(step)
+            else:  # a restore: the version that it goes back to, as it is
+                merged.append((step, MergeOutput(step.task.base, step.task.tombstones, 0)))
         for version, of_spec in by_spec.items():
             outputs = engine.merge(table.store, table.spec(version), version, [step.task for step in of_spec])
             merged += zip(of_spec, outputs, strict=True)
@@ -129,7 +140,7 @@ def dedupe_partitions(table: OpenTable, engine: Engine, wanted: dict[str, int]) 
 
 def _next_step(
     table: OpenTable, partition: str, batch: int, snapshot: Snapshot | None, head: Link[Manifest] | None
-) -> _Step | None:
+) -> Step | None:
     """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""
     merged = head.body.merged if head else 0
     if merged >= batch:
@@ -140,24 +151,47 @@ def _next_step(
     pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
     if not pending:
         return None
-    first = tuple(link for link in pending if link.number <= published) or (pending[0],)
-    bucket = head.body.buckets[0] if head and head.body.buckets else BucketEntry(id="")
+    # One version a batch, but for batches that are published or withdrawn: nobody needs a snapshot of these.
+    needed = [number for number, link in enumerate(pending, 1) if link.number <= published or link.body.restored]
+    return step_to(table, head, partition, low, pending[max(needed, default=1) - 1].number)
+
+
+def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
+    """What brings a partition from ``head`` to ledger number ``number``; no entry up to ``low`` is missing in ``head``.
+
+    A restore among the entries means: begin from the version that it names, and merge the batches that still count above it.
+    """
+    base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
+    restores = [
+        link.body.restored
+        for link in table.entries(low, number)
+        if link.body.restored and partition in link.body.touched
+    ]
+    if restores:
+        base = table.version(partition, restores[-1].versions[partition])
+        low = base.merged
+    entries = table.entries(low, number)
+    pending = tuple(link for link in entries if partition in link.body.touched)
+    counts = frozenset(counting(entries))
+    bucket = base.buckets[0] if base.buckets else BucketEntry(id="")
     task = MergeTask(
         partition=partition,
         base=bucket.base,
         tombstones=bucket.tombstones,
-        batches=tuple(link.body.touched[partition].files for link in first),
-        up_to=first[-1].number,
+        batches=tuple(link.body.touched[partition].files for link in pending if link.number in counts),
+        up_to=number,
         settled=bucket.settled,
     )
-    return _Step(head, first, task)
+    return Step(head, base, pending, counts, task)
 
 
-def _spec_version(step: _Step) -> int:
-    return max(step.pending[-1].body.spec_version, step.head.body.spec_version if step.head else 0)
+def _spec_version(step: Step) -> int:
+    return max(
+        step.pending[-1].body.spec_version, step.base.spec_version, step.head.body.spec_version if step.head else 0
+    )
 
 
-def _commit(table: OpenTable, step: _Step, output: MergeOutput, engine: str, seconds: float) -> Link[Manifest] | None:
+def _commit(table: OpenTable, step: Step, output: MergeOutput, engine: str, seconds: float) -> Link[Manifest] | None:
     """The committed version, or None where the race was lost to a writer that changed the bucket: then it is redone."""
     partition, head = step.task.partition, step.head
     chain = table.objects.partition(partition)
@@ -168,28 +202,36 @@ def _commit(table: OpenTable, step: _Step, output: MergeOutput, engine: str, sec
             return outcome.link  # unknown: the files stay for vacuum, the head tells whether anything is left to do
         newer = chain.head()
         if _bucket(newer) != _bucket(head):
-            table.store.delete(output.names)
+            table.store.delete(set(output.names) - {f.name for f in (*step.task.base, *step.task.tombstones)})
             return None
         head = newer  # something else was appended, such as a mark; what we read still stands
 
 
 def _merged(
-    step: _Step,
+    step: Step,
     head: Link[Manifest] | None,
     output: MergeOutput,
     made: dict[str, str | float | int],
 ) -> Manifest:
     task = step.task
-    old = _bucket(head) or BucketEntry(id="")
-    brought = [link.body.touched[task.partition] for link in step.pending]
+    old = step.base.buckets[0].counters if step.base.buckets else Counters()
+    brought = {link.number: link.body.touched[task.partition] for link in step.pending}
+    merged = [t for number, t in brought.items() if number in step.counting]
     counters = msgspec.structs.replace(
-        old.counters,
-        appended=old.counters.appended + sum(t.rows for t in brought),
+        old,
+        appended=old.appended + sum(t.rows for t in brought.values()),
         live=sum(f.rows for f in output.base),
         tombstones=sum(f.rows for f in output.tombstones),
-        superseded=old.counters.superseded + sum(t.superseded for t in brought) + output.superseded,
+        superseded=old.superseded + sum(t.superseded for t in merged) + output.superseded,
+        withdrawn=old.withdrawn + sum(t.rows for number, t in brought.items() if number not in step.counting),
     )
-    bucket = BucketEntry(id=clock.new_id(), base=output.base, tombstones=output.tombstones, counters=counters)
+    bucket = BucketEntry(
+        id=clock.new_id(),
+        settled=task.settled or bool(task.batches),
+        base=output.base,
+        tombstones=output.tombstones,
+        counters=counters,
+    )
     before = head.body if head else Manifest(partition=task.partition, merged=0, spec_version=0)
     return msgspec.structs.replace(
         before,
@@ -206,7 +248,7 @@ def _bucket(link: Link[Manifest] | None) -> BucketEntry | None:
 
 
 def _added(
-    result: PartitionResult, step: _Step, output: MergeOutput, link: Link[Manifest], engine: str, seconds: float
+    result: PartitionResult, step: Step, output: MergeOutput, link: Link[Manifest], engine: str, seconds: float
 ) -> PartitionResult:
     task = step.task
     read = [f for files in (task.base, task.tombstones, *task.batches) for f in files]
@@ -218,8 +260,9 @@ def _added(
         rows_out=link.body.rows,
         rows_superseded=result.rows_superseded + output.superseded,
         rows_deleted=sum(f.rows for f in output.tombstones),
-        bytes_read=result.bytes_read + task.bytes,
-        bytes_written=result.bytes_written + sum(f.bytes for f in (*output.base, *output.tombstones)),
+        bytes_read=result.bytes_read + (task.bytes if task.batches else 0),
+        bytes_written=result.bytes_written
+        + (sum(f.bytes for f in (*output.base, *output.tombstones)) if task.batches else 0),
         engine=engine,
         seconds=result.seconds + seconds,
         status="merged",

@@ -8,12 +8,13 @@ from typing import Any
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.queue import WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, ObjectStore, open_store
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DeleteRule, TableSpec, create
 
@@ -121,6 +122,20 @@ class OpenTable:
         """Whether the partition's newest version has ``batch`` in it."""
         head = self.objects.partition(partition).head()
         return head is not None and head.body.merged >= batch
+
+    def version(self, partition: str, number: int) -> Manifest:
+        """One version of a partition; -1 is the one before there was any."""
+        if number < 0:
+            return Manifest(partition=partition, merged=0, spec_version=0)
+        found = self.objects.partition(partition).get(number)
+        if found is None:
+            raise DamagedTableError(
+                "missing-version",
+                f"Version {number} of {partition} is missing, which a restore or a snapshot names.",
+                next="restore that object from a backup or from the bucket's own versions",
+                partition=partition,
+            )
+        return found.body
 
     def failed(self, partitions: Iterable[str]) -> dict[str, str]:
         """Those that are marked failed, with the reason."""

@@ -102,6 +102,7 @@ def _snapshot_of(
         spec_version=spec_version,
         partitions=dict(sorted(partitions.items())),
         lagging=tuple(sorted(lagging)),
+        tags=old.tags if old else {},
     )
 
 

@@ -1,10 +1,12 @@
 """The ledger: one entry per batch. Appending an entry is the commit of phase one. A chain; never trimmed."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import DataFile
 
 
@@ -37,11 +39,19 @@ class QuarantineFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """What a restore goes back to: a snapshot, its batch, and of each touched partition the manifest version (-1: none)."""
+
+    snapshot: int
+    batch: int
+    versions: dict[str, int]
+
+
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One number of the ledger.
 
     Attributes:
-        kind: ``create`` (number 0), ``batch``; ``fence`` and ``restore`` are reserved.
+        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``; ``fence`` is reserved.
         batch_id: what the client calls it; a second batch of the same id is refused or is this one.
         received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
         files: the landing files, in the order that ranks their rows.
@@ -57,6 +67,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     rows_read: int = 0
     quarantined: dict[str, int] = {}
     quarantine: tuple[QuarantineFile, ...] = ()
+    restored: Restored | None = None
 
     @property
     def rows_appended(self) -> int:
@@ -80,6 +91,12 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         wrong.append(f"receipt stamp {new.received_at} is not above {old.received_at}")
     if old is not None and new.spec_version < old.spec_version:
         wrong.append(f"spec version falls from {old.spec_version} to {new.spec_version}")
+    if (new.kind == "restore") != (new.restored is not None) or (new.restored and new.rows_read):
+        wrong.append(
+            f"kind {new.kind} with {new.rows_read} rows and {'a' if new.restored else 'no'} version to go back to"
+        )
+    if new.restored is not None and new.touched.keys() != new.restored.versions.keys():
+        wrong.append("it touches other partitions than it restores")
     if new.rows_read != new.rows_appended + new.rows_quarantined:
         wrong.append(f"{new.rows_read} rows read, {new.rows_appended} appended + {new.rows_quarantined} quarantined")
     for partition, touched in new.touched.items():
@@ -102,3 +119,32 @@ def taken(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
         for file in entry.files:
             found.setdefault(file.path, []).append(file)
     return found
+
+
+def counting(entries: Iterable[Link[LedgerEntry]]) -> set[int]:
+    """Numbers of those batches among ``entries`` (upwards, none left out) that count after the last of them.
+
+    A batch adds itself; a restore sets what counts to what counted at the batch that it goes back to. Of batches before
+    the first entry nothing is said.
+    """
+    at: dict[int, _Counting | None] = {}
+    now: _Counting | None = None
+    for link in entries:
+        if link.body.restored is not None:
+            now = at.get(link.body.restored.batch)
+        elif link.body.kind == "batch":
+            now = _Counting(link.number, now)
+        at[link.number] = now
+    found = set()
+    while now is not None:
+        found.add(now.number)
+        now = now.before
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """The batches that count at one number, as a list that shares its tail with those of other numbers."""
+
+    number: int
+    before: "_Counting | None"

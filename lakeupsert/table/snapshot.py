@@ -15,12 +15,16 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All partitions at batch ``batch``; those in ``lagging`` lack newer batches and are named because of it."""
+    """All partitions at batch ``batch``; those in ``lagging`` lack newer batches and are named because of it.
+
+    ``tags`` are names that people gave to snapshots, with their numbers; each snapshot carries those of the one before on.
+    """
 
     batch: int
     spec_version: int
     partitions: dict[str, Shown] = {}
     lagging: tuple[str, ...] = ()
+    tags: dict[str, int] = {}
 
     @property
     def rows(self) -> int:

@@ -1,0 +1,114 @@
+"""Go back to a snapshot, by going on: a ledger entry withdraws what came after it, and a merge puts the old versions back.
+
+Reads     the snapshot, the whole ledger, of each partition that changes the version that the snapshot names
+Writes    ONE ledger entry, which is the commit; then a message for each partition. Nothing is deleted or rewritten
+Repeat    safe: where what counts is what counted at the snapshot, there is nothing to do
+
+The whole table goes back, never some partitions: a snapshot shows whole batches. Landing files of withdrawn batches count
+as taken; `append --again` loads them.
+"""
+
+from dataclasses import dataclass
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.queue import Message
+from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.ledger import LedgerEntry, Restored, Touched, counting
+from lakeupsert.table.snapshot import Snapshot
+
+ATTEMPTS = 20
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What a restore to ``snapshot`` changes.
+
+    Attributes:
+        withdrawn, brought_back: batches that stop counting, and that count again, with their rows.
+        partitions: those that change.
+        entry: the ledger entry that did it; None as long as nothing was written.
+    """
+
+    snapshot: int
+    batch: int
+    withdrawn: dict[int, int]
+    brought_back: dict[int, int]
+    partitions: tuple[str, ...]
+    entry: int | None = None
+
+
+def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
+    """Withdraw every batch that does not count in the snapshot ``to``; with ``dry`` only tell which.
+
+    Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
+    """
+    for attempt in range(ATTEMPTS):
+        head = table.objects.ledger.head()
+        assert head is not None, "there is a snapshot, so there is a ledger"
+        entries = table.entries(-1, head.number)
+        now, then = counting(entries), counting(entries[: to.body.batch + 1])
+        changed = now ^ then
+        partitions = sorted({p for number in changed for p in entries[number].body.touched})
+        plan = RestorePlan(
+            snapshot=to.number,
+            batch=to.body.batch,
+            withdrawn={n: entries[n].body.rows_appended for n in sorted(now - then)},
+            brought_back={n: entries[n].body.rows_appended for n in sorted(then - now)},
+            partitions=tuple(partitions),
+        )
+        versions = {p: _version(table, to.body, p) for p in partitions}
+        if dry or not changed:
+            return plan
+        nothing = Touched(files=(), rows=0, superseded=0, bytes=0)
+        entry = LedgerEntry(
+            kind="restore",
+            batch_id=clock.new_id(),
+            received_at=max(int(clock.now().timestamp() * 1_000_000), head.body.received_at + 1),
+            spec_version=head.body.spec_version,
+            touched=dict.fromkeys(partitions, nothing),
+            restored=Restored(snapshot=to.number, batch=to.body.batch, versions=versions),
+        )
+        link = table.objects.ledger.append(entry, head).link
+        if link is not None:
+            table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
+            return RestorePlan(**{**plan.__dict__, "entry": link.number})
+        clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
+    raise races_exhausted(table.store.uri(), ATTEMPTS)
+
+
+def tag(table: OpenTable, name: str, number: int | None) -> Link[Snapshot] | None:
+    """Give a snapshot a name (None: take the name away), in a snapshot that shows the same; None where it is so already."""
+    if name in ("published", "latest") or name[:1].isdigit() or not name:
+        raise ConfigurationError(
+            "unfit-tag",
+            f"{name!r} can't be a tag: it would be read as a number, a time, or one of the words published and latest.",
+            next="choose a name that begins with a letter",
+        )
+
+    def build(head: Link[Snapshot] | None) -> Snapshot | None:
+        if head is None or head.body.tags.get(name) == number:
+            return None
+        tags = {n: at for n, at in head.body.tags.items() if n != name}
+        return Snapshot(
+            batch=head.body.batch,
+            spec_version=head.body.spec_version,
+            partitions=head.body.partitions,
+            lagging=head.body.lagging,
+            tags=tags if number is None else {**tags, name: number},
+        )
+
+    return table.objects.snapshots.extend(build)
+
+
+def _version(table: OpenTable, snapshot: Snapshot, partition: str) -> int:
+    """The version that a restore to ``snapshot`` goes back to: where it lags across an earlier restore, what that one names."""
+    shown = snapshot.partitions.get(partition)
+    version, merged = (shown.version, shown.merged) if shown else (-1, 0)
+    for link in reversed(table.entries(merged, snapshot.batch)):
+        if link.body.restored is not None and partition in link.body.touched:
+            version = link.body.restored.versions[partition]
+            break
+    table.version(partition, version)  # refused where it is gone
+    return version
