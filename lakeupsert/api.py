@@ -17,11 +17,12 @@ from lakeupsert.pipeline.append import AppendResult, append
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.workers import drain_in_processes
 from lakeupsert.queue import QueueStats
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
-from lakeupsert.read.view import View, ViewFile
+from lakeupsert.read.view import View, ViewFile, choose
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
 
@@ -86,10 +87,14 @@ class Table:
         host: HostName = "spark",
         batch_id: str | None = None,
         received: tuple[date | None, date | None] = (None, None),
+        again: bool = False,
         progress: Callable[[str], None] = lambda text: None,
     ) -> AppendResult | None:
-        """Phase one: commit all new landing files as one batch; None where there is none."""
-        return append(self._table, _host(host), batch_id=batch_id, received=received, progress=progress)
+        """Phase one: commit all new landing files as one batch; None where there is none.
+
+        With ``again`` those files of which a restore withdrew every batch.
+        """
+        return append(self._table, _host(host), batch_id=batch_id, received=received, again=again, progress=progress)
 
     def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:
         """Send a message for every selected partition that the ledger is ahead of; how many were sent."""
@@ -158,6 +163,24 @@ class Table:
         if refused is not None:
             raise refused
         return RunResult(appended, deduped, published)
+
+    def restore(self, to: str | int | datetime, *, dry: bool = True) -> RestorePlan:
+        """Go back to a snapshot by its number, a tag or a time; `dedupe` and `publish` then finish it.
+
+        With ``dry`` nothing is written: it tells what would change.
+        """
+        link = choose(self._table.objects, to)
+        if link is None:
+            raise ConfigurationError(
+                "unknown-snapshot", "Nothing was published yet.", next="run `lakeupsert history` to see what there is"
+            )
+        self._table.existing_spec()
+        return restore(self._table, link, dry=dry)
+
+    def tag(self, name: str, snapshot: str | int | datetime | None = "published") -> Link[Snapshot] | None:
+        """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
+        link = None if snapshot is None else choose(self._table.objects, snapshot)
+        return tag(self._table, name, link.number if link else None)
 
     def status(self) -> Status:
         """Counts from the newest snapshot, the ledger and the queue."""

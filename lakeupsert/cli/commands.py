@@ -33,7 +33,7 @@ _host = click.option(
 _batch_id = click.option(
     "--batch-id", metavar="ID", help="Your name for the batch; files that come again under it are recognised."
 )
-_workers = click.option(
+workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
     default=_cores,
@@ -48,10 +48,10 @@ _engine = click.option(
 _where = click.option("--where", metavar="SQL", help='Only what holds rows of this condition, such as "store = 7".')
 _snapshot = click.option(
     "--snapshot",
-    metavar="ID|TIME",
+    metavar="ID|TIME|TAG",
     default="published",
     show_default=True,
-    help="A snapshot's number, or a time: the newest one published until then.",
+    help="A snapshot's number, its tag, or a time: the newest one published until then.",
 )
 
 
@@ -69,7 +69,7 @@ def main() -> None:
 
 @main.command()
 @_host
-@_workers
+@workers_option
 @_engine
 @_batch_id
 @common
@@ -113,6 +113,11 @@ def run(call: Call, host: "HostName", workers: int, engine: "EngineName | None",
 @click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to take.")
 @click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to take.")
 @_batch_id
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Take the landing files of withdrawn batches, which a restore left out, and no others.",
+)
 @common
 @click.pass_obj
 def append(
@@ -121,6 +126,7 @@ def append(
     received_from: datetime | None,
     received_to: datetime | None,
     batch_id: str | None,
+    again: bool,
 ) -> Answer:
     """Append all new landing files as one batch.
 
@@ -144,7 +150,7 @@ def append(
             )
         need_spark(table, host=host)
         with call.progress(table.name) as progress, call.stoppable():  # it ends with the batch, all of it
-            appended = table.append(host=host, batch_id=batch_id, received=received, progress=progress)
+            appended = table.append(host=host, batch_id=batch_id, received=received, again=again, progress=progress)
         warnings, told = append_warnings(table, appended)
         text = output.block(f"Table {table.name}", output.append_facts(appended, table.settings))
         return Answer(output.append_result(appended), text, warnings, told)
@@ -160,7 +166,7 @@ def append(
     multiple=True,
     help="One partition: 2020-01-01, or its folder; repeatable.",
 )
-@_workers
+@workers_option
 @_engine
 @common
 @click.pass_obj
@@ -190,7 +196,7 @@ def dedupe(
 
 
 @main.command()
-@_workers
+@workers_option
 @click.option("--until-empty", is_flag=True, help="End when the queue is empty, instead of waiting for more.")
 @click.option(
     "--max-seconds", type=click.FloatRange(min=0), metavar="S", help="Take no more work after so many seconds."
@@ -220,17 +226,23 @@ def worker(
 
 
 @main.command()
+@click.option("--tag", metavar="NAME", help="Name what is published then; a snapshot is kept as long as it has a tag.")
+@click.option("--untag", metavar="NAME", help="Take that name away.")
 @common
 @click.pass_obj
-def publish(call: Call) -> Answer:
+def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
     """Show readers the newest batch that is whole in every partition.
 
     \b
     Example:
-      lakeupsert publish
+      lakeupsert publish --tag before-migration
     """
     with call.open_table() as table:
         published = table.publish()
+        if untag is not None:
+            table.tag(untag, None)
+        if tag is not None:
+            table.tag(tag)
         text = output.block(f"Table {table.name}", output.publish_facts(published))
         error = trouble(call, table, [], published)
         return Answer(output.publish_result(published), text, waiting(published), error=error)

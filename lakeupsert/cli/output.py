@@ -92,6 +92,7 @@ def history_result(snapshots: "Sequence[Link[Snapshot]]") -> dict[str, Any]:
                 "rows": link.body.rows,
                 "bytes": link.body.bytes,
                 "lagging": list(link.body.lagging),
+                "tags": _tags(snapshots, link.number),
             }
             for link in snapshots
         ]
@@ -199,13 +200,19 @@ def status_facts(status: "Status") -> list[Fact]:
 def history_text(snapshots: "Sequence[Link[Snapshot]]") -> str:
     if not snapshots:
         return "No snapshot yet."
-    rows = [("snapshot", "batch", "published", "partitions", "rows", "size", "lagging")]
+    rows = [("snapshot", "batch", "published", "partitions", "rows", "size", "lagging", "tags")]
     for link in snapshots:
         body = link.body
         numbers = (f"{len(body.partitions):,}", f"{body.rows:,}", size(body.bytes), f"{len(body.lagging):,}")
-        rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers))
+        tags = ", ".join(_tags(snapshots, link.number))
+        rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, tags))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _tags(snapshots: "Sequence[Link[Snapshot]]", number: int) -> list[str]:
+    """The names of one snapshot, as the newest has them."""
+    return sorted(name for name, at in snapshots[0].body.tags.items() if at == number)
 
 
 def config_text(config: "Config", names: Sequence[str]) -> str:

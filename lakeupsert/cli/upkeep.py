@@ -5,8 +5,9 @@ from pathlib import Path
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
+from lakeupsert.cli.commands import main, workers_option
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.shared import merge
 from lakeupsert.errors import ConfigurationError
 
 
@@ -63,3 +64,55 @@ def adopt(call: Call, path: str | None) -> Answer:
             output.block(f"Table {table.name}", facts),
             warnings,
         )
+
+
+@main.command()
+@click.argument("to", metavar="ID|TIME|TAG")
+@click.option("--yes", is_flag=True, help="Do it; without, it only tells what would change.")
+@workers_option
+@common
+@click.pass_obj
+def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
+    """Go back to a snapshot: what came later is withdrawn, and readers see the table as it was.
+
+    Nothing is deleted: it is one more batch, and a restore to a newer snapshot takes it back. Landing files of withdrawn
+    batches are taken again by `lakeupsert append --again` only.
+
+    \b
+    Example:
+      lakeupsert restore 2026-01-31T04:00:00Z --yes
+    """
+    with call.open_table() as table:
+        plan = table.restore(to, dry=not yes)
+        result = {
+            "snapshot": plan.snapshot,
+            "batch": plan.batch,
+            "withdrawn": [{"batch": n, "rows": rows} for n, rows in plan.withdrawn.items()],
+            "brought_back": [{"batch": n, "rows": rows} for n, rows in plan.brought_back.items()],
+            "partitions": list(plan.partitions),
+            "entry": plan.entry,
+        }
+        facts = [
+            ("back to", f"snapshot {plan.snapshot} (batch {plan.batch})"),
+            ("withdraws", _batches(plan.withdrawn)),
+            ("brings back", _batches(plan.brought_back)),
+            ("changes", output.count(len(plan.partitions), "partition")),
+        ]
+        if not plan.partitions:
+            return Answer(
+                result, output.block(f"Table {table.name}", [facts[0], ("", "nothing to do: it is so already")])
+            )
+        if not yes:
+            facts.append(("", f"nothing was changed; `lakeupsert restore {to} --yes` does it"))
+            return Answer(result, output.block(f"Table {table.name}", facts))
+        call.changed = True
+        merged = merge(call, table, workers, engine=None, until_empty=True)
+        text = f"{output.block(f'Table {table.name}', facts)}\n{merged.text}"
+        return Answer(result, text, merged.warnings, error=merged.error)
+
+
+def _batches(rows: dict[int, int]) -> str:
+    if not rows:
+        return "no batch"
+    batches = "batch" if len(rows) == 1 else "batches"
+    return f"{len(rows):,} {batches} ({min(rows)} to {max(rows)}, {output.count(sum(rows.values()), 'row')})"

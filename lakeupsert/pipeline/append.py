@@ -29,7 +29,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, Touched, taken
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, Touched, counting, taken
 from lakeupsert.table.spec import TableSpec, evolve
 from lakeupsert.table.types import named_type
 
@@ -84,11 +84,13 @@ def append(
     *,
     batch_id: str | None = None,
     received: tuple[date | None, date | None] = (None, None),
+    again: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> AppendResult | None:
     """Commit one batch of all new landing files; None where there is none.
 
     Args:
+        again: instead, take those landing files that batches took which a restore withdrew.
         batch_id: the client's name for the batch; with it a repeated call is recognised even before files are compared.
         received: first and last date (inclusive) of the landing folders to take, where `landing_dates` is set.
     Raises:
@@ -99,7 +101,7 @@ def append(
     changed: list[str] = []
     unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
     for attempt in range(ATTEMPTS):
-        ground = _look(table, batch_id, received, changed)
+        ground = _look(table, batch_id, received, again, changed)
         if ground is None:
             for warning in _late(changed):
                 log.warning(warning)
@@ -124,15 +126,26 @@ def append(
 
 
 def _look(
-    table: OpenTable, batch_id: str | None, received: tuple[date | None, date | None], changed: Sequence[str]
+    table: OpenTable,
+    batch_id: str | None,
+    received: tuple[date | None, date | None],
+    again: bool,
+    changed: Sequence[str],
 ) -> _Ground | None:
     """The heads, and every landing file that no batch took."""
     head = table.objects.ledger.head()
     spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
-    entries = [link.body for link in table.entries(-1, head.number)] if head else []
+    links = table.entries(-1, head.number) if head else []
+    entries = [link.body for link in links]
+    known = taken(entries)
+    withdrawn = None
+    if again:
+        count = counting(links)
+        known = taken(link.body for link in links if link.number in count)
+        withdrawn = taken(link.body for link in links if link.number not in count)
     if head is None:
         _refuse_unadopted(table)
-    inputs, left_out = _new_files(table, taken(entries), received, frozenset(changed))
+    inputs, left_out = _new_files(table, known, withdrawn, received, frozenset(changed))
     warnings = _told(left_out)
     if not inputs:
         for warning in warnings:
@@ -168,10 +181,11 @@ def _refuse_unadopted(table: OpenTable) -> None:
 def _new_files(
     table: OpenTable,
     known: dict[str, list[LandingFile]],
+    among: dict[str, list[LandingFile]] | None,
     received: tuple[date | None, date | None],
     leave_out: frozenset[str],
 ) -> tuple[tuple[LandingInput, ...], list[str]]:
-    """Landing files that no batch took, and files that can't be taken as they are called."""
+    """Landing files that no batch took (of ``among``, where it is given), and files that can't be taken as they are called."""
     landing = open_store(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
         raise ConfigurationError(
@@ -182,7 +196,7 @@ def _new_files(
     inputs: list[LandingInput] = []
     left_out: list[str] = []
     for found in table.landing.list(""):
-        if ignored(found.name) or found.name in leave_out:
+        if ignored(found.name) or found.name in leave_out or (among is not None and found.name not in among):
             continue
         day = _received(found.name, table.settings.landing_dates)
         if day is None:
@@ -432,6 +446,8 @@ def _rebased(
     won = [link.body for link in table.entries(head.number, newer.number)]
     paths = {f.path for f in entry.files}
     if any(f.path in paths for e in won for f in e.files) or any(e.batch_id == entry.batch_id for e in won):
+        raise _BeginAgain(discard=True)
+    if any(e.kind == "restore" for e in won):  # which files are withdrawn is another question now
         raise _BeginAgain(discard=True)
     if newer.body.spec_version > entry.spec_version:
         raise _BeginAgain(discard=True)

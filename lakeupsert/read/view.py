@@ -49,8 +49,8 @@ class View:
     def open(
         cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | datetime = "published"
     ) -> "View":
-        """Choose a snapshot: ``"published"`` (the newest), its number, or a time (the newest published until then)."""
-        link = _choose(objects, snapshot)
+        """See `choose`."""
+        link = choose(objects, snapshot)
         if link is None:
             return cls(objects, newest_spec, Snapshot(batch=0, spec_version=0), None)
         spec = objects.specs.get(link.body.spec_version)
@@ -102,23 +102,23 @@ def plain_path(uri: str) -> str:
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
 
 
-def _choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapshot] | None:
-    wanted = _parsed(snapshot) if isinstance(snapshot, str) and snapshot != "published" else snapshot
+def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapshot] | None:
+    """A snapshot by number, by time (the newest published until then) or by tag; ``"published"`` is the newest, if any."""
     head = objects.snapshots.head()
-    if wanted == "published":
+    if snapshot == "published":
         return head
     if head is None:
         raise ConfigurationError(
             "unknown-snapshot",
-            f"There is no snapshot {wanted}: nothing was published yet.",
+            f"There is no snapshot {snapshot}: nothing was published yet.",
             next="run `lakeupsert run` first; until then `published` is a table without rows",
         )
+    wanted = _parsed(snapshot, head) if isinstance(snapshot, str) else snapshot
     if isinstance(wanted, int):
         found = objects.snapshots.get(wanted)
         if found is None:
             raise _no_snapshot(f"no snapshot {wanted}", head)
         return found
-    assert isinstance(wanted, datetime)
     moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
     link: Link[Snapshot] | None = head
     while link is not None and datetime.fromisoformat(link.written_at) > moment:
@@ -128,16 +128,19 @@ def _choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snaps
     return link
 
 
-def _parsed(text: str) -> int | datetime:
+def _parsed(text: str, head: Link[Snapshot]) -> int | datetime:
+    if text in head.body.tags:
+        return head.body.tags[text]
     if text.isascii() and text.isdecimal():
         return int(text)
     try:
         return datetime.fromisoformat(text)
     except ValueError as e:
+        tags = f"; tags are {', '.join(head.body.tags)}" if head.body.tags else ""
         raise ConfigurationError(
             "unknown-snapshot",
-            f"{text!r} names no snapshot.",
-            next='give "published", a snapshot\'s number, or a time such as 2026-01-31T04:00:00Z (see `lakeupsert history`)',
+            f"{text!r} names no snapshot{tags}.",
+            next='give "published", a number, a tag or a time such as 2026-01-31T04:00:00Z; `lakeupsert history` lists them',
         ) from e
 
 

@@ -14,7 +14,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import WorkQueue
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.testing.faults import FaultyQueue, FaultyStore, Points
-from lakeupsert.testing.model import Row, Rules, expected
+from lakeupsert.testing.model import Row, Rules, counts_at, expected
 
 DAY = date(2020, 1, 1)
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
@@ -102,10 +102,21 @@ class Lake:
         return rows
 
     def check(self) -> None:
-        """No landing file counts twice; every snapshot that was ever published shows whole batches, and the right rows."""
+        """No landing file counts twice; every snapshot that was ever published shows whole batches, and the right rows;
+        every partition knows where each row is that ever came."""
         entries = self.entries()
-        taken = [(f.path, f.sha256) for _, entry in entries for f in entry.files]
-        assert len(taken) == len(set(taken)), f"a landing file counts twice: {taken}"
+        ledger = dict(entries)
+        for number in ledger:
+            taken = [(f.path, f.sha256) for batch in counts_at(ledger, number) for f in ledger[batch].files]
+            assert len(taken) == len(set(taken)), f"a landing file counts twice at {number}: {taken}"
+        for partition in {p for entry in ledger.values() for p in entry.touched}:
+            head = self.table._table.objects.partition(partition).head()
+            if head is not None and head.body.buckets:
+                counters, merged = head.body.buckets[0].counters, head.body.merged
+                came = {n: e.touched[partition].rows for n, e in entries if n <= merged and partition in e.touched}
+                assert counters.appended == sum(came.values()), f"{partition}: {counters}, and {came} came"
+                gone = sum(rows for n, rows in came.items() if n and n not in counts_at(ledger, merged))
+                assert counters.withdrawn == gone, f"{partition}: {counters}, and {gone} were withdrawn"
         for link in self.table.snapshots():
             assert not link.body.lagging
             assert self.rows(link.number) == self.expected(link.body.batch), f"snapshot {link.number} is wrong"

@@ -33,10 +33,10 @@ def expected(
 
     ``landed`` has the rows of every landing file that was ever written, by path; the ledger tells which batch took which.
     """
+    ledger = dict(entries)
     best: dict[tuple[Any, ...], tuple[Rank, Row]] = {}
-    for number, entry in entries:
-        if number > up_to:
-            continue
+    for number in counts_at(ledger, up_to):
+        entry = ledger[number]
         for file, landing_file in enumerate(entry.files):
             for place, row in enumerate(landed[landing_file.path]):
                 key = (row[rules.partition], *(row[c] for c in rules.key))
@@ -46,3 +46,13 @@ def expected(
     live = [row for _, row in best.values() if str(row.get(rules.delete_column or "")) not in rules.delete_values]
     rows = [{c: v for c, v in row.items() if c != rules.delete_column} for row in live]
     return sorted(rows, key=lambda row: (row[rules.partition], *(row[c] for c in rules.key)))
+
+
+def counts_at(entries: Mapping[int, LedgerEntry], number: int) -> list[int]:
+    """The batches that count at a number of the ledger: a restore makes it what it was at the batch that it goes back to."""
+    if number < 0:
+        return []
+    entry = entries[number]
+    if entry.restored is not None:
+        return counts_at(entries, entry.restored.batch)
+    return counts_at(entries, number - 1) + ([number] if entry.kind == "batch" else [])

@@ -25,18 +25,8 @@ from lakeupsert.engine.arrow import ArrowEngine
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 COMMANDS = [
-    "run",
-    "append",
-    "dedupe",
-    "worker",
-    "publish",
-    "status",
-    "history",
-    "export",
-    "files",
-    "demo",
-    "config",
-    "adopt",
+    *("run", "append", "dedupe", "worker", "publish", "status", "history", "export", "files", "demo", "config"),
+    *("adopt", "restore"),
 ]
 FIELDS = [
     "schema_version",
