@@ -252,7 +252,7 @@ def test_history_is_newest_first(lake: Path) -> None:
         (1, 2, 2, 6, []),
         (0, 1, 2, 6, []),
     ]
-    assert set(snapshots[0]) == {"number", "batch", "published_at", "partitions", "rows", "bytes", "lagging"}
+    assert set(snapshots[0]) == {"number", "batch", "published_at", "partitions", "rows", "bytes", "lagging", "tags"}
     assert [line.split()[0] for line in done("history").splitlines()] == ["snapshot", "1", "0"]
 
 

@@ -295,7 +295,7 @@ def test_convert_agrees_with_the_oracle(source: Any, data: st.DataObject) -> Non
 @pytest.mark.parametrize("target", [t for t in TARGETS if t != pa.float32()], ids=str)
 @settings(max_examples=150, deadline=None)
 @given(values=st.lists(st.one_of(st.none(), texts), max_size=40))
-@example(["-0", "00", None, "0x1F", "1"])
+@example(["-0", "00", None, "0x1F", "1", "0E40", "-.0e-9", ".E1"])
 def test_text_agrees_with_the_oracle(target: Any, values: list[str | None]) -> None:
     check(values, pa.string(), target)
 
