@@ -15,6 +15,7 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline.adopt import Adopted, adopt
 from lakeupsert.pipeline.append import AppendResult, append
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
+from lakeupsert.pipeline.doctor import Finding, doctor
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
@@ -239,6 +240,10 @@ class Table:
     ) -> int:
         """Write the rows to one file (.parquet, .csv, .jsonl), or a Hive folder where ``output`` ends in `/`; how many."""
         return export(self.view(snapshot), str(output), where=where, overwrite=overwrite)
+
+    def doctor(self) -> list[Finding]:
+        """What is wrong, or may be, with the table and its machine; see `lakeupsert.pipeline.doctor`."""
+        return doctor(self._table)
 
     def close(self) -> None:
         """Let go of the queue."""

@@ -23,7 +23,7 @@ from lakeupsert.engine.adopted import Footing, footing, null_keys
 from lakeupsert.engine.blocks import UnreadableFileError
 from lakeupsert.engine.inference import inferred, unify, without_nulls
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.pipeline.append import ignored
+from lakeupsert.pipeline.append import is_landing_file
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.storage import NotFoundError, ObjectInfo
@@ -131,7 +131,7 @@ def _listed(table: OpenTable, column: str) -> tuple[dict[str, list[ObjectInfo]],
         folder, _, name = found.name.rpartition("/")
         if found.name.startswith(f"{HOME}/"):
             continue
-        if ignored(found.name):
+        if not is_landing_file(found.name):
             left.append(found.name)
         elif not folder and not name.endswith(".parquet"):
             left.append(found.name)  # a README, for example

@@ -167,7 +167,7 @@ def _look(
 def _refuse_unadopted(table: OpenTable) -> None:
     """A new table in a folder with data would hide them."""
     for found in table.store.list(""):
-        if found.name.endswith(".parquet") and not ignored(found.name):
+        if found.name.endswith(".parquet") and is_landing_file(found.name):
             if table.objects.ledger.head() is not None:
                 return  # they are those of a table that somebody else began meanwhile
             raise ConfigurationError(
@@ -196,9 +196,13 @@ def _new_files(
     inputs: list[LandingInput] = []
     left_out: list[str] = []
     for found in table.landing.list(""):
-        if ignored(found.name) or found.name in leave_out or (among is not None and found.name not in among):
+        if (
+            not is_landing_file(found.name)
+            or found.name in leave_out
+            or (among is not None and found.name not in among)
+        ):
             continue
-        day = _received(found.name, table.settings.landing_dates)
+        day = received_on(found.name, table.settings.landing_dates)
         if day is None:
             left_out.append(found.name)
             continue
@@ -218,12 +222,6 @@ def _new_files(
     return tuple(inputs), left_out
 
 
-def ignored(path: str) -> bool:
-    """Whether a file is none by its name, or by that of a folder: `_temporary/` holds what a Spark job has not committed."""
-    parts = path.split("/")
-    return any(p.startswith(_IGNORED_STARTS) for p in parts) or parts[-1].endswith(_IGNORED_ENDS)
-
-
 def _late(changed: Sequence[str]) -> list[str]:
     return [f"{path} changed or vanished while it was read; it is left to the next batch" for path in changed]
 
@@ -237,7 +235,13 @@ def _told(left_out: list[str]) -> tuple[str, ...]:
     )
 
 
-def _received(path: str, pattern: str) -> date | None:
+def is_landing_file(path: str) -> bool:
+    """Whether the name is one that `append` looks at."""
+    parts = path.split("/")  # folders too: `_temporary/` holds what a Spark job has not committed
+    return not any(p.startswith(_IGNORED_STARTS) for p in parts) and not parts[-1].endswith(_IGNORED_ENDS)
+
+
+def received_on(path: str, pattern: str) -> date | None:
     """The date of the folder that a file was received in; None where the path has none, or is no text."""
     try:
         path.encode()

@@ -118,6 +118,17 @@ class SqliteQueue:
             ).fetchall()
         return [DeadLetter(_decoded(body), reason, receives) for body, reason, receives in found]
 
+    def messages(self) -> list[Message]:
+        """Those that can be read and are not dead, leased ones too; they stay."""
+        with self._transaction() as db:
+            bodies = db.execute("SELECT body FROM messages WHERE buried IS NULL ORDER BY id").fetchall()
+        return [message for (body,) in bodies if (message := _decoded(body)) is not None]
+
+    def journal_mode(self) -> str:
+        """`wal`, or what SQLite keeps to on a file system that can't have that."""
+        with self._transaction() as db:
+            return str(db.execute("PRAGMA journal_mode").fetchone()[0])
+
     def close(self) -> None:
         with _lock:
             self._disconnect()

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from lakeupsert.errors import TryAgainError
@@ -32,11 +32,15 @@ class StoreUnavailableError(TryAgainError):
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing tells of one object; an equal ``etag`` says 'unchanged since listed', never who wrote it."""
+    """What a listing tells of one object; an equal ``etag`` says 'unchanged since listed', never who wrote it.
+
+    ``modified`` is in seconds since 1970 UTC, by the store's clock, which need not be this machine's.
+    """
 
     name: str
     size: int
     etag: str
+    modified: float = field(compare=False)  # S3's HEAD and LIST round it differently
 
 
 class Requests:

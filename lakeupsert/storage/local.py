@@ -228,7 +228,7 @@ class LocalStore:
 
 
 def _info(name: str, found: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(name, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
+    return ObjectInfo(name, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

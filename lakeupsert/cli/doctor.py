@@ -1,0 +1,54 @@
+"""`lakeupsert doctor`: the findings as lines for people and for programs."""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.commands import main
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lakeupsert.pipeline.doctor import Finding
+
+LEVELS = ("ok", "warning", "problem")
+
+
+@main.command()
+@common
+@click.pass_obj
+def doctor(call: Call) -> Answer:
+    """Check a table and its machine before a night does.
+
+    Looks at permissions, the store's races, clocks, the queue, Spark and Java, landing dates, disk space and settings.
+    Changes nothing but for objects of its own in the processed zone, which it removes again.
+
+    \b
+    Example:
+      lakeupsert doctor
+    """
+    with call.open_table() as table, call.progress(table.name) as progress:
+        progress("looking at the table and this machine")
+        findings = table.doctor()
+        problems = [finding for finding in findings if finding.level == "problem"]
+        error = None
+        if problems:
+            first = problems[0]
+            error = ConfigurationError(
+                "doctor-found-problems",
+                f"Table {table.name!r}: {output.count(len(problems), 'problem')}. {first.check}: {first.found}.",
+                next=first.next or "see the findings",
+            )
+        result = {"findings": [dataclasses.asdict(finding) for finding in findings]}
+        return Answer(result, output.block(f"Table {table.name}", _facts(findings)), error=error)
+
+
+def _facts(findings: "list[Finding]") -> list[output.Fact]:
+    facts = []
+    for finding in sorted(findings, key=lambda finding: LEVELS.index(finding.level)):
+        facts.append((finding.check, f"{finding.level:<9}{finding.found}"))
+        if finding.next:
+            facts.append(("", f"{'next:':<9}{finding.next}"))
+    return facts
