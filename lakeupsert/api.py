@@ -1,7 +1,7 @@
 """`lakeupsert.Table`: everything that the command line does, from Python."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -16,8 +16,10 @@ from lakeupsert.pipeline.adopt import Adopted, adopt
 from lakeupsert.pipeline.append import AppendResult, append
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
 from lakeupsert.pipeline.doctor import Finding, doctor
+from lakeupsert.pipeline.explain import Explanation, explain
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.redrive import RedriveResult, redrive
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.workers import drain_in_processes
 from lakeupsert.queue import QueueStats
@@ -204,6 +206,14 @@ class Table:
             bytes=body.bytes,
             quarantined=sum(link.body.rows_quarantined for link in entries),
         )
+
+    def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
+        """Give the selected partitions' dead letters back to the queue; those of merged partitions are deleted."""
+        return redrive(self._table, selected)
+
+    def explain(self, key: Mapping[str, Any], partition: str | None = None) -> Explanation:
+        """Every version of a key that the table knows, where it is, and why the winner won."""
+        return explain(self._table, key, partition)
 
     def snapshots(self) -> list[Link[Snapshot]]:
         """Every snapshot that there is, newest first."""

@@ -273,10 +273,14 @@ def status(call: Call) -> Answer:
                 "dead-letters",
                 f"Table {table.name!r}: {dead}: these messages failed at every try, and "
                 f"{output.count(found.dirty, 'partition')} still to be merged.",
-                next="`lakeupsert run` tries partitions that are not merged again, and tells why one fails",
+                next="run `lakeupsert redrive`, which tells why each failed and gives it back to the workers; then "
+                "`lakeupsert dedupe`, where none is at work",
             )
         elif found.queue.dead:
-            warnings = (f"{dead} in the queue, and every partition is merged: they are out of date",)
+            warnings = (
+                f"{dead} in the queue, and every partition is merged: they are out of date, and "
+                "`lakeupsert redrive` deletes them",
+            )
         text = output.block(f"Table {table.name}", output.status_facts(found))
         return Answer(output.status_result(found), text, warnings, error=error)
 

@@ -163,7 +163,8 @@ def failed(table: "Table", failed: Mapping[str, str], changed: bool = False) -> 
         + ("Readers keep" if hold else "Of these partitions readers keep")
         + f" the batch before (`on_failed_partition` is {table.settings.on_failed_partition!r}).",
         data_changed=changed,
-        next=f"{advice or 'mend the cause'}; then run `lakeupsert run`, which tries these partitions again",
+        next=f"{advice or 'mend the cause'}; then run `lakeupsert redrive`, which gives these partitions "
+        "back to the workers, or `lakeupsert run`, which merges them itself",
         partition=partition,
     )
 

@@ -6,10 +6,11 @@ must keep is `lakeupsert.testing.queue_contract.WorkQueueContract`.
 
     send -> visible -- receive --> leased -- ack --> gone
                ^                     |
-               '-- release, or time -'-- bury --> dead letters
+               |-- release, or time -'-- bury --> dead letters
+               '-------------- redrive --------------'
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal, Protocol
 
 import msgspec
@@ -126,6 +127,13 @@ class WorkQueue(Protocol):
 
     def dead_letters(self, limit: int) -> list[DeadLetter]:
         """Up to ``limit`` dead letters; they stay."""
+
+    def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
+        """Make the dead letters of ``again`` visible at once, as if never received, and delete those of ``drop``.
+
+        How many it were of each. All others stay, and so do those that can't be read. Of several that redrive a dead
+        letter at once, one brings it back.
+        """
 
     def close(self) -> None:
         """Let go of connections; leases stay."""

@@ -13,7 +13,7 @@ import os
 import socket
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import WeakSet
@@ -128,6 +128,18 @@ class SqliteQueue:
         """`wal`, or what SQLite keeps to on a file system that can't have that."""
         with self._transaction() as db:
             return str(db.execute("PRAGMA journal_mode").fetchone()[0])
+
+    def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
+        again, drop = frozenset(again), frozenset(drop)
+        with self._transaction() as db:
+            now = clock.now().timestamp()
+            found = db.execute("SELECT id, body FROM messages WHERE buried IS NOT NULL").fetchall()
+            letters = [(id_, _decoded(body)) for id_, body in found]
+            back = [(now, id_) for id_, message in letters if message in again]
+            gone = [(id_,) for id_, message in letters if message in drop]
+            db.executemany("UPDATE messages SET visible_at = ?, receives = 0, buried = NULL WHERE id = ?", back)
+            db.executemany("DELETE FROM messages WHERE id = ?", gone)
+        return len(back), len(gone)
 
     def close(self) -> None:
         with _lock:

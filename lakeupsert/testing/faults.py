@@ -5,7 +5,7 @@ store = FaultyStore(LocalStore(root), points)
 points.arm(7, Fault.AFTER)            # the eighth call has its effect and its answer is lost
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -164,6 +164,10 @@ class FaultyQueue:
     def dead_letters(self, limit: int) -> list[DeadLetter]:
         with self._at("dead_letters"):
             return self._queue.dead_letters(limit)
+
+    def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
+        with self._at("redrive"):
+            return self._queue.redrive(again, drop)
 
     def close(self) -> None:
         self._queue.close()

@@ -288,3 +288,64 @@ class WorkQueueContract:
         assert drain(queue) == []
         assert queue.dead_letters(10) == []
         assert queue.ack(last)
+
+    def buried(self, queue: WorkQueue, number: int) -> list[Message]:
+        """So many messages, sent and buried."""
+        queue.send(messages(number))
+        for lease in drain(queue):
+            queue.bury(lease, "no such table")
+        return messages(number)
+
+    def test_redriven_message_is_visible_at_once_as_if_never_received(self, queue: WorkQueue) -> None:
+        queue.send([message(1)])
+        for _ in range(queue.max_receives - 1):
+            queue.release(self.receive_one(queue))
+        last = self.receive_one(queue)
+        queue.bury(last, "file 'a' is gone")
+        assert queue.redrive([message(1)]) == (1, 0)
+        assert queue.dead_letters(10) == []
+        assert queue.stats() == QueueStats(visible=1, leased=0, dead=0)
+        queue.ack(last)  # stale
+        again = self.receive_one(queue)
+        assert (again.message, again.receives) == (message(1), 1)
+
+    def test_redriven_message_that_fails_again_is_a_dead_letter_again(self, queue: WorkQueue) -> None:
+        self.buried(queue, 1)
+        queue.redrive([message(0)])
+        assert queue.bury(self.receive_one(queue), "still gone")
+        assert queue.dead_letters(10) == [DeadLetter(message(0), "still gone", 1)]
+
+    def test_redrive_takes_the_dead_letters_that_are_named_and_leaves_the_others(self, queue: WorkQueue) -> None:
+        self.buried(queue, 5)
+        assert queue.redrive([message(0), message(2), message(99)], drop=[message(3)]) == (2, 1)
+        assert {dead.message for dead in queue.dead_letters(10)} == {message(1), message(4)}
+        assert Counter(lease.message for lease in drain(queue)) == Counter([message(0), message(2)])
+
+    def test_redrive_brings_equal_dead_letters_all_back(self, queue: WorkQueue) -> None:
+        queue.send([message(7), message(7)])
+        for lease in drain(queue):
+            queue.bury(lease, "no such table")
+        assert queue.redrive([message(7)]) == (2, 0)
+        assert [lease.message for lease in drain(queue)] == [message(7)] * 2
+
+    def test_redrive_leaves_messages_alone_that_are_no_dead_letters(self, queue: WorkQueue) -> None:
+        queue.send(messages(2))
+        held = drain(queue)
+        queue.send(messages(2))
+        assert queue.redrive([message(0)], drop=[message(1)]) == (0, 0)
+        assert queue.stats() == QueueStats(visible=2, leased=2, dead=0)
+        assert all(queue.ack(lease) for lease in held)
+
+    def test_concurrent_redrives_bring_each_dead_letter_back_once(self, queue: WorkQueue) -> None:
+        letters = self.buried(queue, 60)
+        start = Barrier(4)
+
+        def redrive(_: int) -> tuple[int, int]:
+            start.wait()
+            return queue.redrive(letters[:40], drop=letters[40:])
+
+        with ThreadPoolExecutor(4) as threads:
+            counts = list(threads.map(redrive, range(4)))
+        assert [sum(count) for count in zip(*counts, strict=True)] == [40, 20]
+        assert Counter(lease.message for lease in drain(queue)) == Counter(letters[:40])
+        assert queue.stats() == QueueStats(visible=0, leased=40, dead=0)

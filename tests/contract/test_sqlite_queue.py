@@ -72,6 +72,15 @@ while leases := queue.receive(3, 600):
         assert queue.ack(lease)
 """
 
+REDRIVE = """
+import sys
+from lakeupsert.queue import Message, SqliteQueue
+queue = SqliteQueue(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(queue.redrive([Message("sales", "transaction_date=2020-01-01", batch) for batch in range(200)])[0])
+"""
+
 HOLD_ONE = """
 import sys
 from lakeupsert.queue import SqliteQueue
@@ -133,6 +142,20 @@ def test_two_processes_that_drain_get_each_message_once(queue: SqliteQueue) -> N
         assert (first.returncode, second.returncode) == (0, 0)
     assert sorted(int(batch) for batch in received[0] + received[1]) == list(range(200))
     assert queue.stats() == QueueStats(visible=0, leased=0, dead=0)
+
+
+def test_two_processes_that_redrive_bring_each_dead_letter_back_once(queue: SqliteQueue) -> None:
+    queue.send(messages(200))
+    for lease in drain(queue):
+        queue.bury(lease, "no such table")
+    with running(REDRIVE, queue) as first, running(REDRIVE, queue) as second:
+        for process in (first, second):
+            assert process.stdin
+            process.stdin.write("\n")
+            process.stdin.flush()
+        counts = [int(process.communicate()[0]) for process in (first, second)]
+    assert sum(counts) == 200
+    assert [lease.message.batch for lease in drain(queue)] == list(range(200))
 
 
 def test_fork_keeps_what_parent_and_child_send(queue: SqliteQueue) -> None:
@@ -287,6 +310,8 @@ def test_unreadable_message_is_buried_and_keeps_nobody_from_the_next(queue: Sqli
     [letter] = queue.dead_letters(10)
     assert letter.message is None
     assert "Expected version 1" in letter.reason
+    assert queue.redrive([message(1)], drop=[message(2)]) == (0, 0)
+    assert queue.dead_letters(10) == [letter]
 
 
 def test_message_that_was_received_twice_before_comes_alone(queue: SqliteQueue) -> None:

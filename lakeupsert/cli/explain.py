@@ -1,0 +1,81 @@
+"""`lakeupsert explain`: every version of a key, where it is, and why the winner won."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.commands import main
+from lakeupsert.cli.frame import Answer, Call, common
+
+if TYPE_CHECKING:
+    from lakeupsert.pipeline.explain import ExplainedPartition, Explanation, Version
+
+
+@main.command()
+@click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
+@click.option("--partition", metavar="V", help="Look there only: 2020-01-01, or the partition's folder.")
+@common
+@click.pass_obj
+def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
+    """Tell every version of a key, where it is, and why the winner won.
+
+    Give a value for each key column. The partition column may be given with them; without it all partitions are looked
+    through, which takes a while where they are many.
+
+    \b
+    Example:
+      lakeupsert explain order_id=7 line_no=2
+    """
+    values: dict[str, str] = {}
+    for given in key:
+        column, equals, value = given.partition("=")
+        if not equals or column in values:
+            raise click.UsageError(f"{given!r} {'is a second value' if equals else 'is not COLUMN=VALUE'}.")
+        values[column] = value
+    with call.open_table() as table, call.progress(table.name) as progress:
+        progress("looking for the key")
+        found = table.explain(values, partition)
+        text = "\n\n".join(output.block(f"{_pairs(found.key)} in {p.partition}", _facts(p)) for p in found.partitions)
+        return Answer(_result(found), text)
+
+
+def _result(found: "Explanation") -> dict[str, Any]:
+    def shape(partition: "ExplainedPartition") -> dict[str, Any]:
+        fields = dataclasses.asdict(partition)
+        return {**fields, "gone": [{"batch": batch, "object": name} for batch, name in partition.gone]}
+
+    return {"key": found.key, "partitions": [shape(p) for p in found.partitions]}
+
+
+def _facts(found: "ExplainedPartition") -> list[output.Fact]:
+    facts = [("readers see", _pairs(found.shown) if found.shown else "no row"), ("why", found.why)]
+    if found.since is not None:
+        facts.append(("since", f"snapshot {found.since}"))
+    for version in found.versions:
+        label = "won" if version.outcome == "won, not published" else version.outcome
+        order = f"{_pairs(version.order)}{', a delete' if version.delete else ''}"
+        facts += [(label, _origin(version)), ("", f"{order}, in {version.object}")]
+    for batch, rows in found.settled.items():
+        facts.append(("not in files", f"{output.count(rows, 'row')} of this partition that lost within batch {batch}"))
+    if found.gone:
+        batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in found.gone}))
+        facts.append(("gone", f"appended files (batch {batches}); what they held of this key can't be told"))
+    return facts
+
+
+def _origin(version: "Version") -> str:
+    if version.batch is None or version.received_at is None:
+        return "stored; the appended file that it came with is gone"
+    if version.source in ("base", "tombstone"):
+        return f"the same, stored as {'a row' if version.source == 'base' else 'a tombstone'}"
+    if version.file is None:
+        return "adopted when the table was made"
+    received = output.when(version.received_at)
+    return f"batch {version.batch} {version.batch_id}, received {received}: {version.file}, place {version.place}"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={'null' if value is None else value}" for name, value in values.items())

@@ -1,0 +1,422 @@
+"""Explain one key: every version of it that the table knows, where it is, and why the winner won.
+
+Reads     the newest snapshot, the ledger, and of each partition its newest and its published manifest, and the files that
+          these and the ledger name; Parquet's statistics tell which row groups can hold the key
+Writes    nothing
+Repeat    safe, also while a night is at work
+
+Nothing is decided here: `engine.rank` orders the versions, and what counts is what the manifests' files hold. Rows that
+lost to another row of their own batch are in no file, so that they were there is all that can be told.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import and_
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from lakeupsert.engine.convert import convert, plain
+from lakeupsert.engine.datafiles import aligned, opened, read_file
+from lakeupsert.engine.rank import latest, sortable
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_scalar
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+
+Source = Literal["appended", "adopted", "base", "tombstone"]
+Outcome = Literal["shown", "deletes", "won, not published", "pending", "superseded", "withdrawn"]
+
+_AGE = pa.field("_lakeupsert_age", pa.int64())
+"""The batch's number; of a stored row the last that was merged into it."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of the key, in one place; a winner is in two: as it came, and as it is stored.
+
+    Attributes:
+        batch, batch_id, received_at, file, place: where it came from; None where its appended file is gone. ``file`` is the
+            landing file and ``place`` the row's in it; None for adopted rows.
+        order: values of the ordering columns, as JSON has them.
+        object: what it lies in, relative to the table.
+        outcome: *shown* to readers; it *deletes* what they would see; it *won, not published*; *pending*: its batch is not
+            merged; *superseded*; *withdrawn*: of greater rank than what is stored, and does not count.
+    """
+
+    source: Source
+    batch: int | None
+    batch_id: str | None
+    received_at: str | None
+    file: str | None
+    place: int | None
+    order: dict[str, Any]
+    delete: bool
+    object: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class ExplainedPartition:
+    """The key in one partition.
+
+    Attributes:
+        versions: greatest rank first, what is stored behind the version that it is a copy of.
+        shown: the row that readers see, all columns, as JSON has them.
+        version, since: the partition's version that readers see, and the first snapshot that has its row, of those kept.
+        settled: batches that brought the key, with the rows of this partition that lost within the batch.
+        gone: appended files that are not there any more, by batch; what they held of the key can't be told.
+    """
+
+    partition: str
+    versions: tuple[Version, ...]
+    shown: dict[str, Any] | None
+    why: str
+    version: int | None
+    since: int | None
+    settled: dict[int, int]
+    gone: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The key as its columns' types have it, and each partition that knows it."""
+
+    key: dict[str, Any]
+    partitions: tuple[ExplainedPartition, ...]
+
+
+def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = None) -> Explanation:
+    """Every version of ``key``, in one partition or in all.
+
+    Args:
+        key: a value for each key column, as text or in the column's type; the partition column may be among them.
+        partition: `2020-01-01`, or its folder.
+    Raises:
+        ConfigurationError: a column is missing, or is none of the key; a value does not fit its column.
+        RefusedError: the table knows no version of the key.
+    """
+    snapshot = table.last_snapshot()
+    ledger = table.objects.ledger.head()
+    spec = table.existing_spec()
+    values = _values(table.name, spec, key)
+    column = spec.partition_by[0]
+    chosen = None if partition is None else parse_partition(spec, partition)
+    if column in values:
+        named = partition_name(column, convert(values[column], pa.string())[0][0].as_py())
+        if chosen not in (None, named):
+            raise ConfigurationError(
+                "two-partitions",
+                f"{column}={key[column]} and --partition {partition} are two partitions.",
+                next="give the partition once",
+            )
+        chosen = named or ""  # no folder can have the value
+    search = _Search(table, spec, values, snapshot, ledger.number if ledger else -1)
+    partitions = {p for link in table.entries(-1, search.last) for p in link.body.touched}
+    partitions |= set(snapshot.body.partitions if snapshot else ())
+    wanted = sorted(partitions if chosen is None else partitions & {chosen})
+    explained = tuple(found for p in wanted if (found := search.explained(p)))
+    named_key = {name: plain(values[name])[0] for name in spec.key}
+    if not explained:
+        text = " ".join(f"{name}={value}" for name, value in named_key.items())
+        where = f"{len(wanted)} partition{'' if len(wanted) == 1 else 's'}"
+        if not wanted:
+            where = f"there is no partition {partition or key.get(column, '')!r}"
+        raise RefusedError(
+            "key-not-found",
+            f"Table {table.name!r} knows no version of {text}. Searched: {where}, {search.files} files, up to batch "
+            f"{search.last}" + (f"; {search.gone} appended files are gone." if search.gone else "."),
+            next="check the value; rows that were refused are in quarantine (`lakeupsert status`), and files that no batch "
+            "took yet are appended by `lakeupsert run`",
+        )
+    return Explanation(named_key, explained)
+
+
+def _values(name: str, spec: TableSpec, key: Mapping[str, Any]) -> dict[str, Any]:
+    """An array of one value for each column that is given."""
+    missing = [column for column in spec.key if column not in key]
+    unknown = [column for column in key if column not in (*spec.key, *spec.partition_by)]
+    if missing or unknown:
+        wrong = [*(f"{c!r} is missing" for c in missing), *(f"{c!r} is none of them" for c in unknown)]
+        raise ConfigurationError(
+            "not-the-key",
+            f"The key of table {name!r} is {', '.join(spec.key)}, and its partition column {spec.partition_by[0]}: "
+            f"{', '.join(wrong)}.",
+            next=f"give `{' '.join(f'{column}=VALUE' for column in spec.key)}`",
+        )
+    values = {}
+    for column, value in key.items():
+        type_ = spec.schema.field(column).type
+        values[column], bad = convert(pa.array([value]), type_)
+        if bad.any() or values[column].null_count:
+            raise ConfigurationError(
+                "unfit-value",
+                f"{value!r} is no {type_}, the type of the column {column!r}.",
+                next="give the value as it stands in the landing files",
+            )
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """A version: one row with every column that ranks it, and where it lies. ``link`` is the batch it came with, if known."""
+
+    values: Any
+    source: Source
+    object: str
+    link: Link[LedgerEntry] | None = None
+
+    def value(self, column: str) -> Any:
+        return self.values[column][0].as_py()
+
+    @property
+    def age(self) -> int:
+        return int(self.value(_AGE.name))
+
+    @property
+    def deletes(self) -> bool:
+        return bool(self.value(DELETE_FLAG))
+
+    def texts(self, columns: Sequence[str]) -> dict[str, Any]:
+        return {column: plain(self.values[column].combine_chunks())[0] for column in columns}
+
+    @property
+    def file(self) -> str | None:
+        return self.link.body.files[self.value(FILE)].path if self.link and self.source == "appended" else None
+
+    def __str__(self) -> str:
+        what = "delete" if self.deletes else "row"
+        if self.link is None:
+            return f"the stored {what}"
+        return f"the adopted {what}" if self.source == "adopted" else f"batch {self.link.number}'s {what} ({self.file})"
+
+
+@dataclass
+class _Search:
+    """One key, looked for in one partition after the other; counts what was read."""
+
+    table: OpenTable
+    spec: TableSpec
+    key: Mapping[str, Any]
+    snapshot: Link[Snapshot] | None
+    last: int
+    files: int = 0
+    gone: int = 0
+    _columns: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        ranks = [pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()), _AGE]
+        self._columns = pa.schema([*self.spec.stored_schema, *ranks])
+
+    def explained(self, partition: str) -> ExplainedPartition | None:
+        chain = self.table.objects.partition(partition)
+        head = chain.head()
+        published = self.snapshot.body.partitions.get(partition) if self.snapshot else None
+        readers = next(chain.between(published.version - 1, published.version)) if published else None
+        merged = head.body.merged if head else -1
+
+        rows: list[_Row] = []
+        settled: dict[int, int] = {}
+        gone: list[tuple[int, str]] = []
+        for link in self.table.entries(-1, max(self.last, merged)):
+            touched = link.body.touched.get(partition)
+            for number, file in enumerate(touched.files if touched else ()):
+                source: Source = "adopted" if link.body.kind == "create" else "appended"
+                try:
+                    found = self._rows(partition, file, source, link.number, link, number)
+                except DamagedTableError:
+                    if self.table.store.head(file.name) is not None:
+                        raise
+                    gone.append((link.number, file.name))
+                    continue
+                rows += found
+                if touched and touched.superseded and found:
+                    settled[link.number] = touched.superseded
+        self.gone += len(gone)
+
+        # Readers' version first: where the newest one holds the same row in another file, that file is nobody's news.
+        rows, shown = self._standing(rows, partition, readers)
+        won = shown
+        if head is not None and (readers is None or head.number != readers.number):
+            rows, won = self._standing(rows, partition, head)
+        if not rows:
+            return None
+        stored = {origin: copy for origin, copy in (won | shown).items() if origin.object != copy.object}
+
+        def outcome(row: _Row, above: bool) -> Outcome:
+            if row in shown:
+                return "deletes" if row.deletes else "shown"
+            if row in won:
+                return "won, not published"
+            if row.age > merged:
+                return "pending"
+            return "withdrawn" if above else "superseded"  # above what is stored: its batch was taken back
+
+        lowest = max((rows.index(row) for row in won), default=len(rows))
+        outcomes = {row: outcome(row, above=place < lowest) for place, row in enumerate(rows)}
+        versions: list[Version] = []
+        for row in rows:
+            places = [row, stored[row]] if row in stored else [row]
+            versions += [self._version(row, place, outcomes[row]) for place in places]
+        seen = next((row for row in rows if outcomes[row] == "shown"), None)
+        return ExplainedPartition(
+            partition=partition,
+            versions=tuple(versions),
+            shown=self._row_of(partition, seen) if seen else None,
+            why=self._why(rows, outcomes, head),
+            version=published.version if published else None,
+            since=self._since(partition, next(iter(shown), None)),
+            settled=settled,
+            gone=tuple(gone),
+        )
+
+    def _rows(
+        self,
+        partition: str,
+        file: DataFile,
+        source: Source,
+        age: int,
+        link: Link[LedgerEntry] | None = None,
+        number: int = 0,
+        manifest: str = "",
+    ) -> list[_Row]:
+        """The rows of the key in a file; those that bring no rank columns are ranked by their file and place in it."""
+        self.files += 1
+        condition = reduce(and_, [ds.field(name) == self.key[name][0] for name in self.spec.stored_key])
+        if isinstance(file, TombstoneFile) and file.inline:
+            rows = read_file(self.table.store, file, self.spec.tombstone_schema).filter(condition)
+        else:
+            part = None if file.at is None else (file.at, file.bytes)
+            with opened(self.table.store, file.name, part, partition) as opened_file:
+                parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files
+                rows = parquet.make_fragment(opened_file).to_table(filter=condition)
+        n = rows.num_rows
+        ranks = {
+            DELETE_FLAG: np.full(n, source == "tombstone"),
+            FILE: np.full(n, number, np.int32),
+            PLACE: np.arange(n),
+            _AGE.name: np.full(n, age),
+        }
+        for name, values in ranks.items():
+            if name not in rows.schema.names:
+                rows = rows.append_column(name, pa.array(values))
+        rows = aligned(rows, self._columns)
+        return [_Row(rows.slice(i, 1), source, file.name or manifest, link) for i in range(n)]
+
+    def _standing(
+        self, rows: list[_Row], partition: str, version: Link[Manifest] | None
+    ) -> tuple[list[_Row], dict[_Row, _Row]]:
+        """``rows`` by rank, with what ``version`` holds where none is a copy of it; and the copied rows with their copies.
+
+        A key has one stored row, or tombstone; only adopted partitions that were never merged may hold it twice.
+        """
+        stored: list[_Row] = []
+        if version is not None:
+            age, home = version.body.merged, f"{HOME}/partitions/{partition} version {version.number}"
+            for bucket in version.body.buckets:
+                for file in bucket.base:
+                    stored += self._rows(partition, file, "base", age)
+                for tombstones in bucket.tombstones:
+                    stored += self._rows(partition, tombstones, "tombstone", age, manifest=home)
+        rows = self._ranked(rows)
+        standing: dict[_Row, _Row] = {}
+        for copy in stored:
+            same = (self.spec.tombstone_schema if copy.deletes else self.spec.stored_schema).names
+            before = (row for row in rows if row not in standing and row.age <= copy.age)
+            equal = (row for row in before if row.deletes == copy.deletes and row.texts(same) == copy.texts(same))
+            standing[next(equal, copy)] = copy
+        return self._ranked([*rows, *(row for row in standing if row not in rows)]), standing
+
+    def _ranked(self, rows: list[_Row]) -> list[_Row]:
+        if not rows:
+            return []
+        table = pa.concat_tables([row.values for row in rows])
+        order, _ = latest(table, self.spec.stored_key, self.spec.order_by, (_AGE.name, FILE, PLACE))
+        return [rows[i] for i in order.to_pylist()]
+
+    def _version(self, origin: _Row, row: _Row, outcome: Outcome) -> Version:
+        link = origin.link
+        return Version(
+            source=row.source,
+            batch=link.number if link else None,
+            batch_id=link.body.batch_id if link else None,
+            received_at=_moment(link.body.received_at) if link else None,
+            file=origin.file,
+            place=origin.value(PLACE) if origin.file else None,
+            order=row.texts(self.spec.order_by),
+            delete=row.deletes,
+            object=row.object,
+            outcome=outcome,
+        )
+
+    def _row_of(self, partition: str, row: _Row) -> dict[str, Any]:
+        folder = plain(pa.repeat(partition_scalar(self.spec, partition), 1))[0]
+        stored = row.texts(self.spec.stored_schema.names)
+        return {name: stored.get(name, folder) for name in self.spec.schema.names}
+
+    def _since(self, partition: str, shown: _Row | None) -> int | None:
+        """The first snapshot that has the row's batch merged."""
+        link = self.snapshot
+        while link is not None and shown is not None and shown.link is not None:
+            before = self.table.objects.snapshots.get(link.number - 1)
+            there = before.body.partitions.get(partition) if before else None
+            if there is None or there.merged < shown.link.number:
+                return link.number
+            link = before
+        return None
+
+    def _why(self, rows: Sequence[_Row], outcomes: Mapping[_Row, Outcome], head: Link[Manifest] | None) -> str:
+        """Why the row won, or will win, that is first of those that count."""
+        uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
+        aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
+        winner = next((row for row in rows if outcomes[row] not in ("withdrawn", "superseded")), None)
+        if winner is None:
+            return f"No version counts.{aside}"
+        seen = [row for row in rows if outcomes[row] == "shown"]
+        still = f"and readers still see {seen[0] if seen else 'no row'}."
+        reason = self._reason(winner, rows[rows.index(winner) + 1 :])
+        called = str(winner)[0].upper() + str(winner)[1:]
+        if outcomes[winner] == "pending":
+            failed = head.body.failed if head else None
+            first = failed.reason.partition("\n")[0] if failed else ""
+            mark = f" (batch {failed.batch} failed: {first})" if failed else ""
+            return f"{called} will win: {reason}. It is not merged yet{mark}, {still}{aside}"
+        if outcomes[winner] == "won, not published":
+            return f"{called} won: {reason}. It is not published yet, {still}{aside}"
+        if outcomes[winner] == "deletes":
+            return f"Deleted by {winner}: {reason}.{aside}"
+        several = f" Readers see all {len(seen)} rows until the partition is merged." if len(seen) > 1 else ""
+        return f"{called} is shown: {reason}.{several}{aside}"
+
+    def _reason(self, winner: _Row, others: Sequence[_Row]) -> str:
+        """What decided between a row and the one that follows it by rank: the first part of the rank that differs."""
+        if not others:
+            return "it is the only version"
+        other = others[0]
+        both = pa.concat_tables([winner.values, other.values])
+
+        def differ(column: str) -> bool:
+            first, second = sortable(both[column]).to_pylist()
+            return bool(first != second)
+
+        for column in self.spec.order_by:
+            if differ(column):
+                first, second = (row.texts([column])[column] for row in (winner, other))
+                return f"greater {column}, {first} against {'null' if second is None else second} of {other}"
+        equal = f"equal {', '.join(self.spec.order_by)} and "
+        if winner.link is None or other.link is None:
+            return f"{equal}merged when the appended file was there, against {other}"
+        ties = {_AGE.name: "later batch", FILE: "later file of the batch", PLACE: "later place in the file"}
+        return equal + next(text for column, text in ties.items() if differ(column)) + f" than {other}"
+
+
+def _moment(microseconds: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)).isoformat()

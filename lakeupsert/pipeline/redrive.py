@@ -1,0 +1,44 @@
+"""Dead letters go back to the queue, once what made them fail is mended.
+
+Reads     the queue's dead letters, the ledger entries that they name, and the heads of their partitions
+Writes    the queue: letters still to be merged become visible, those merged meanwhile are deleted
+Repeat    safe: a letter that is dead no longer is not brought back twice
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.queue import DeadLetter, Message
+
+
+@dataclass(frozen=True)
+class RedriveResult:
+    """What became of the dead letters.
+
+    Attributes:
+        letters: all of them, as they were before, those included that nobody asked for.
+        redriven, dropped: how many went back to the queue, and how many were deleted, their partitions being merged.
+        left: how many are there still: not asked for, not readable, or of no batch of this table.
+    """
+
+    letters: tuple[DeadLetter, ...]
+    redriven: int
+    dropped: int
+    left: int
+
+
+def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
+    """Bring back the dead letters of the selected partitions."""
+    if table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
+        return RedriveResult((), 0, 0, 0)
+    letters = table.queue.dead_letters(table.queue.stats().dead)
+    wanted = {x.message for x in letters if x.message and _is_ours(table, x.message) and selected(x.message.partition)}
+    merged = {message for message in wanted if table.merged(message.partition, message.batch)}
+    redriven, dropped = table.queue.redrive(wanted - merged, drop=merged)
+    return RedriveResult(tuple(letters), redriven, dropped, table.queue.stats().dead)
+
+
+def _is_ours(table: OpenTable, message: Message) -> bool:
+    """Queues outlive tables: a letter of another one, or from before this one was made anew, would only be buried again."""
+    return message.table == table.name and table.entry(message.batch) is not None
