@@ -144,7 +144,8 @@ def _search() -> Path:
     raise ConfigurationError(
         "no-configuration",
         f"There is no {FILE_NAME} in {here} or above it.",
-        next=f"write one (`lakeupsert config --example > {FILE_NAME}`), or give one with --config",
+        next=f"write one (`lakeupsert init` with the folder of your files, or `lakeupsert config --example > {FILE_NAME}`), "
+        "or give one with --config",
     )
 
 

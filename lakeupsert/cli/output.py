@@ -222,15 +222,15 @@ def config_text(config: "Config", names: Sequence[str]) -> str:
         settings = msgspec.to_builtins(config.tables[name])
         origins = config.origins[name]
         parts = {key: value for key, value in settings.items() if isinstance(value, dict)}
-        plain = {key: _toml(value) for key, value in settings.items() if key not in parts and value is not None}
+        plain = {key: toml_value(value) for key, value in settings.items() if key not in parts and value is not None}
         width = max(len(key) + len(value) for key, value in plain.items()) + 3
-        lines += ["", f"[tables.{_key(name)}]"]
+        lines += ["", f"[tables.{toml_key(name)}]"]
         for key, value in plain.items():
             lines.append(f"{f'{key} = {value}':<{width}}  # {origins.get(key, 'default')}")
         for part, values in parts.items():
             if values:
-                lines += ["", f"[tables.{_key(name)}.{part}]  # {origins.get(part, 'default')}"]
-                lines += [f"{_key(key)} = {_toml(value)}" for key, value in values.items()]
+                lines += ["", f"[tables.{toml_key(name)}.{part}]  # {origins.get(part, 'default')}"]
+                lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items()]
     return "\n".join(lines)
 
 
@@ -255,9 +255,9 @@ def when(written_at: str) -> str:
     return f"{datetime.fromisoformat(written_at):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _key(text: str) -> str:
+def toml_key(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists of them: the same in both

@@ -37,6 +37,7 @@ __all__ = [
     "Survey",
     "UnreadableFileError",
     "content_hash",
+    "first_rows",
     "format_of",
     "read_rows",
     "survey",
@@ -137,6 +138,39 @@ def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, 
     except UnreadableFileError as e:
         # A file that is still being written is no broken file: it would be set aside for good.
         return Survey(file.path, unreadable=e.reason) if _is_unchanged(store, file) else Survey(file.path, changed=True)
+
+
+def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int) -> Any:
+    """The first rows of a file as a ``pyarrow.Table``, in the types that `survey` tells for what is looked at.
+
+    At most ``rows`` rows; of text at most ``size`` bytes are read, of Parquet its first row groups. A text column
+    without any value has the null type. Records that are malformed are left out.
+
+    Raises:
+        UnreadableFileError: it can't be read, or its name does not tell its format.
+        NotFoundError: it vanished.
+    """
+    kind = format_of(file.path, "auto")
+    if kind is None:
+        raise UnreadableFileError(file.path, f"Its name ends in none of {', '.join(_ENDINGS)}.")
+    with store.open(file.path) as source:
+        if kind == "parquet":
+            schema, _ = parquetfile.schema_of(source, file)
+        else:
+            head = source.read(size)
+            # A record that is cut off would be malformed, or end in a shorter value.
+            source = pa.BufferReader(head if len(head) < size else head[: head.rfind(b"\n") + 1])
+            schema_of = csvfile.schema_of if kind == "csv" else jsonlines.schema_of
+            schema = schema_of(source, file, None, frozenset())
+        source.seek(0)
+        tables, left = [schema.empty_table()], rows
+        for block in _OPEN[kind](source, file, frozenset()).blocks:
+            columns = [block.convert(f.name, f.type)[0] for f in schema]
+            tables.append(pa.Table.from_arrays(columns, schema=schema).slice(0, left))
+            left -= len(tables[-1])
+            if left <= 0:
+                break
+    return pa.concat_tables(tables)
 
 
 def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: RowRules) -> Iterator[Rows]:

@@ -128,7 +128,7 @@ def create(
             "key",
             name,
             schema.field(name).type,
-            _is_key_type,
+            is_key_type,
             "integers, decimals, text, dates, timestamps, booleans, binary",
         )
     for name in order_by:
@@ -290,7 +290,7 @@ def widened(current: Any, incoming: Any) -> Any:
     return current
 
 
-def _is_key_type(t: Any) -> bool:
+def is_key_type(t: Any) -> bool:
     p = pa.types
     return bool(
         p.is_integer(t) or p.is_decimal(t) or p.is_string(t) or p.is_large_string(t) or p.is_date(t) or p.is_timestamp(t)
@@ -299,7 +299,7 @@ def _is_key_type(t: Any) -> bool:
 
 
 def _is_order_type(t: Any) -> bool:
-    return _is_key_type(t) or bool(pa.types.is_floating(t) or pa.types.is_time(t) or pa.types.is_duration(t))
+    return is_key_type(t) or bool(pa.types.is_floating(t) or pa.types.is_time(t) or pa.types.is_duration(t))
 
 
 def _is_partition_type(t: Any) -> bool:

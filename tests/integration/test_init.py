@@ -1,0 +1,482 @@
+"""`lakeupsert init`: what it proposes for folders of known make, what it leaves open, and that the night then is exact."""
+
+import csv
+import json
+import random
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from lakeupsert import Table
+from lakeupsert.cli import main
+from lakeupsert.config import load
+from lakeupsert.engine import sample
+from lakeupsert.errors import ConfigurationError
+
+Row = dict[str, Any]
+NIGHTS = [date(2020, 1, 28) + timedelta(days=n) for n in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*args: str) -> Result:
+    result = CliRunner().invoke(main, ["init", *args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def answer(*args: str, code: int = 0) -> Any:
+    result = call(*args, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def write(path: str, rows: Sequence[Row]) -> None:
+    """Rows of one and the same columns, in the format of the file's name."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    texts = [{n: v.isoformat() if isinstance(v, date) else v for n, v in row.items()} for row in rows]
+    if target.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(list(rows)), target)
+    elif target.suffix == ".csv":
+        with target.open("w", newline="") as file:
+            out = csv.DictWriter(file, list(rows[0]))
+            out.writeheader()
+            out.writerows(texts)
+    else:
+        target.write_text("".join(json.dumps(text) + "\n" for text in texts))
+
+
+def order(number: int, line: int, day: date, at: datetime, amount: int, **more: Any) -> Row:
+    row = {"order_id": number, "line_no": line, "transaction_date": day, "item": f"item {amount % 7}", "amount": amount}
+    return {**row, "record_timestamp": at, **more}
+
+
+def nights(seed: int = 4) -> list[list[Row]]:
+    """Each night 60 new orders of one to three lines, and some older lines again with another amount."""
+    chance = random.Random(seed)
+    stored: list[Row] = []
+    found = []
+    for n, day in enumerate(NIGHTS):
+        at = datetime(day.year, day.month, day.day, 22)
+        fresh = [
+            order(n * 1000 + i, line, day, at + timedelta(seconds=i), chance.randrange(500))
+            for i in range(60)
+            for line in range(1, 2 + chance.randrange(3))
+        ]
+        again = [
+            {**row, "amount": row["amount"] + 1, "record_timestamp": at}
+            for row in chance.sample(stored, min(20, len(stored)))
+        ]
+        stored = [*stored, *fresh]
+        found.append([*again, *fresh])
+    return found
+
+
+def land(folder: str, pattern: str, ending: str, batches: Sequence[Sequence[Row]]) -> None:
+    for day, rows in zip(NIGHTS, batches, strict=True):
+        write(f"{folder}/{day:{pattern}}/sales{ending}", rows)
+
+
+def newest(batches: Sequence[Sequence[Row]], key: Sequence[str]) -> list[tuple[Any, ...]]:
+    """What the table must hold, by a dict: per partition and key the row of the greatest timestamp, less deletes."""
+    best: dict[Any, Row] = {}
+    for row in (row for rows in batches for row in rows):
+        at = (row["transaction_date"], *(row[k] for k in key))
+        if at not in best or best[at]["record_timestamp"] <= row["record_timestamp"]:
+            best[at] = row
+    return sorted(_comparable(row) for row in best.values() if row.get("op") != "D")
+
+
+def _comparable(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(str(v) for n, v in sorted(row.items()) if n != "op")
+
+
+def table_rows(config: str = "lakeupsert.toml") -> list[tuple[Any, ...]]:
+    """The table after a night under this configuration."""
+    table = Table.open(config)
+    try:
+        table.run(host="local")
+        return sorted(_comparable(row) for row in table.to_arrow().read_all().to_pylist())
+    finally:
+        table.close()
+
+
+# ---------------------------------------------------------------- landing zones, to the end of a night
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl"])
+@pytest.mark.parametrize("pattern", ["%Y-%m-%d", "%m/%d/%Y", "dt=%Y-%m-%d", "year=%Y/month=%m/day=%d"])
+def test_night_on_the_written_configuration_is_exact(here: Path, ending: str, pattern: str) -> None:
+    batches = nights()
+    land("landing/sales", pattern, ending, batches)
+    found = answer("landing/sales")
+    assert found["warnings"] == []
+    assert found["table"] == "sales"
+    result = found["result"]
+    assert result["written"] == str(here / "lakeupsert.toml")
+    assert result["next"] == "`lakeupsert run`"
+    assert result["looked_at"] == {"files": 5, "rows": sum(map(len, batches)), "of_files": 5}
+    assert result["proposed"] == {
+        "table": "sales",
+        "landing": str(here / "landing/sales"),
+        "processed": str(here / "processed/sales"),
+        "partition_by": ["transaction_date"],
+        "key": ["order_id", "line_no"],
+        "order_by": ["record_timestamp"],
+        "landing_dates": pattern,
+        "delete": None,
+        "schema": {},
+    }
+    (settings,) = load("lakeupsert.toml").tables.values()
+    assert (settings.key, settings.landing_dates) == (("order_id", "line_no"), pattern)
+    assert table_rows() == newest(batches, ("order_id", "line_no"))
+
+
+def test_columns_are_described(here: Path) -> None:
+    write(
+        "zone/a.csv",
+        [order(i, 1, NIGHTS[i % 2], datetime(2020, 2, 1), i, note="" if i % 4 else "x") for i in range(200)],
+    )
+    columns = {c.pop("name"): c for c in answer("zone")["result"]["columns"]}
+    assert columns["order_id"] == {"type": "int64", "nulls": 0, "distinct": 200, "low": 0, "high": 199}
+    assert columns["note"] == {"type": "string", "nulls": 150, "distinct": 1, "low": "x", "high": "x"}
+    assert columns["transaction_date"]["type"] == "date32[day]"
+    assert (columns["transaction_date"]["low"], columns["transaction_date"]["high"]) == ("2020-01-28", "2020-01-29")
+
+
+def test_only_a_sample_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "FILES", 4)
+    monkeypatch.setattr(sample, "ROWS", 100)
+    for n in range(10):
+        write(f"zone/{n}.csv", [order(n * 100 + i, 1, NIGHTS[0], datetime(2020, 2, 1), i) for i in range(80)])
+    result = answer("zone")["result"]
+    assert result["looked_at"] == {"files": 4, "rows": 100, "of_files": 10}
+
+
+def test_sample_of_text_ends_at_a_whole_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The half of a time is no time, and would make text of its column."""
+    rows = [order(i + 1000, 1, NIGHTS[0], datetime(2020, 2, 1, 3), 0) for i in range(100)]
+    write("zone/a.csv", rows)
+    monkeypatch.setattr(sample, "BYTES", Path("zone/a.csv").stat().st_size - len("03:00:00\r\n"))
+    result = answer("zone")["result"]
+    assert result["looked_at"]["rows"] == 99
+    assert result["columns"][-1]["type"] == "timestamp[us]"
+
+
+def test_deletes_are_recognised_and_obeyed() -> None:
+    batches = [[{**row, "op": "I"} for row in rows] for rows in nights()]
+    stored = {row["order_id"] * 10 + row["line_no"]: row for rows in batches[:-1] for row in rows}
+    batches[-1] += [{**r, "op": "D", "record_timestamp": datetime(2020, 3, 1)} for r in list(stored.values())[:30]]
+    land("landing/sales", "%Y-%m-%d", ".csv", batches)
+    found = answer("landing/sales")
+    assert found["result"]["proposed"]["delete"] == {"column": "op", "values": ["D"]}
+    rows = table_rows()
+    assert len(rows) == len(stored) + len([r for r in batches[-1] if r["order_id"] >= 4000]) - 30
+    assert rows == newest(batches, ("order_id", "line_no"))
+
+
+def test_changes_of_one_key_in_one_file_do_not_hide_the_key() -> None:
+    """A log of changes has a key several times; its inserts have it once."""
+    at = datetime(2020, 2, 1)
+    rows = [order(i, 1, NIGHTS[0], at, i, op="insert") for i in range(150)]
+    rows += [order(i, 1, NIGHTS[0], at + timedelta(hours=1), i + 1, op="update") for i in range(100)]
+    rows += [order(i, 1, NIGHTS[0], at + timedelta(hours=2), i + 1, op="delete") for i in range(10)]
+    write("zone/a.parquet", rows)
+    proposed = answer("zone")["result"]["proposed"]
+    assert proposed["key"] == ["order_id"]
+    assert proposed["delete"] == {"column": "op", "values": ["delete"]}
+
+
+def test_letters_alone_are_no_operations() -> None:
+    """Debits must not delete what credits put there."""
+    rows = [order(i, 1, NIGHTS[0], datetime(2020, 2, 1), i, side="CD"[i % 2]) for i in range(200)]
+    write("zone/a.csv", rows)
+    found = answer("zone")
+    assert found["result"]["proposed"]["delete"] is None
+    (warning,) = found["warnings"]
+    assert "side may hold operations" in warning
+
+
+def test_flag_of_text_files_is_taken_however_it_is_written() -> None:
+    rows = [
+        order(i, 1, NIGHTS[0], datetime(2020, 2, 1), i, is_deleted="FALSE" if i % 9 else "TRUE") for i in range(200)
+    ]
+    write("landing/a.csv", rows)
+    answer("landing")
+    assert len(table_rows()) == len([row for row in rows if row["is_deleted"] == "FALSE"])
+
+
+def test_column_of_dates_with_some_bad_values_is_kept_as_dates() -> None:
+    """One typing error must not make text of the partition column."""
+    rows = [order(i, 1, NIGHTS[i % 2], datetime(2020, 2, 1), i) for i in range(500)]
+    bad = [{"order_id": 998, "transaction_date": "2020-13-01"}, {"order_id": 999, "record_timestamp": "noon"}]
+    write("landing/a.csv", [*rows, *({**rows[0], **values} for values in bad)])
+    proposed = answer("landing")["result"]["proposed"]
+    assert (proposed["partition_by"], proposed["order_by"]) == (["transaction_date"], ["record_timestamp"])
+    assert proposed["schema"] == {"transaction_date": "date", "record_timestamp": "timestamp_ntz"}
+    assert table_rows() == newest([rows], ("order_id",))
+
+
+def test_numbered_versions_order_rows_where_there_is_no_time() -> None:
+    rows = [
+        {"account": f"a{i}", "day": NIGHTS[0], "version": v, "balance": i * v} for i in range(100) for v in (1, 2, 3)
+    ]
+    for v in (1, 2, 3):
+        write(f"zone/{v}.jsonl", [row for row in rows if row["version"] == v])
+    proposed = answer("zone")["result"]["proposed"]
+    assert proposed["order_by"] == ["version"]
+
+
+# ---------------------------------------------------------------- what is left open
+
+
+def test_no_unique_key_is_left_open_with_the_closest() -> None:
+    rows = [order(i // 4, i % 2, NIGHTS[0], datetime(2020, 2, 1), i % 3) for i in range(400)]
+    write("zone/a.csv", [{**row, "note": i / 7} for i, row in enumerate(rows)])  # no two rows are the same throughout
+    found = answer("zone")
+    assert found["ok"] is True
+    assert found["result"]["proposed"]["key"] is None
+    assert found["result"]["next"].startswith("correct key in it")
+    (warning,) = [w for w in found["warnings"] if w.startswith("key")]
+    assert "no column or pair is unique within one file and one transaction_date (400 rows compared)" in warning
+    assert "order_id + amount 75.0%" in warning  # of four lines of an order two have one amount
+    assert "# key = []" in Path("lakeupsert.toml").read_text()
+    with pytest.raises(ConfigurationError, match="lacks key"):
+        load("lakeupsert.toml")
+
+
+def test_thin_evidence_is_told() -> None:
+    write("zone/a.csv", [order(i, 1, NIGHTS[0], datetime(2020, 2, 1), i) for i in range(3)])
+    found = answer("zone")
+    assert found["result"]["proposed"]["key"] == ["order_id"]
+    assert any("thin evidence: only 3 rows" in w for w in found["warnings"])
+
+
+def test_rows_that_lie_alone_prove_no_key() -> None:
+    write("zone/a.csv", [order(i, 1, NIGHTS[i], datetime(2020, 2, 1), i) for i in range(3)])
+    found = answer("zone")
+    assert found["result"]["proposed"]["key"] is None
+    assert any(
+        "key is left open: no two rows" in w and "order_id, line_no may be in it" in w for w in found["warnings"]
+    )
+
+
+def test_table_without_dates_leaves_the_partition_open() -> None:
+    rows = [
+        {"id": i, "region": "north" if i % 2 else "south", "updated_at": datetime(2020, 2, 1, 3)} for i in range(300)
+    ]
+    write("zone/a.parquet", rows)
+    found = answer("zone")
+    assert found["result"]["proposed"]["partition_by"] is None
+    assert found["result"]["proposed"]["key"] == ["id"]
+    (warning,) = found["warnings"]
+    assert "no column of dates; columns of few values: region" in warning
+
+
+def test_day_of_a_change_is_no_partition() -> None:
+    """A changed row would go to another partition, beside the old one."""
+    write("zone/a.parquet", [{"id": i, "updated_date": NIGHTS[i % 3]} for i in range(300)])
+    found = answer("zone")
+    assert found["result"]["proposed"]["partition_by"] is None
+    assert any("only updated_date" in w for w in found["warnings"])
+
+
+def test_without_an_ordering_column_rows_are_stamped() -> None:
+    rows = [{"id": i, "day": NIGHTS[i % 3], "value": i} for i in range(300)]
+    write("landing/1.csv", rows)
+    found = answer("landing")
+    assert found["result"]["proposed"]["order_by"] == ["record_timestamp"]
+    assert any("stamped on receipt" in w and "arrives later wins" in w for w in found["warnings"])
+    assert len(table_rows()) == 300
+
+
+def test_time_that_all_versions_share_does_not_order_them() -> None:
+    """A column of the default's name that can't tell versions apart is not taken in silence."""
+    at = datetime(2020, 2, 1)
+    for n in range(2):
+        write(f"landing/{n}.csv", [order(i, 1, NIGHTS[0], at, i + n) for i in range(200)])
+    result = call("landing")
+    assert "of 200 rows that come again for a key, 100% have an equal value" in result.stdout
+    assert "stamped on receipt" in result.stderr
+    assert load("lakeupsert.toml").tables["landing"].order_by == ("received_at",)
+
+
+def test_file_that_came_twice_says_nothing_about_the_order() -> None:
+    for name in ("a", "b"):
+        write(f"zone/{name}.csv", [order(i, 1, NIGHTS[0], datetime(2020, 2, 1), i) for i in range(200)])
+    found = answer("zone")
+    assert found["result"]["proposed"]["order_by"] == ["record_timestamp"]
+    assert found["warnings"] == []
+
+
+def test_days_that_may_be_months_are_told() -> None:
+    """The likelier reading is proposed: nights that follow each other."""
+    for day in (1, 2, 3):
+        rows = [order(100 * day + i, 1, NIGHTS[0], datetime(2020, 2, 1), i) for i in range(99)]
+        write(f"english/{day:02d}/01/2020/a.csv", rows)
+        write(f"american/01/{day:02d}/2020/a.csv", rows)
+    for zone, first, other in (("english", "%d/%m/%Y", "%m/%d/%Y"), ("american", "%m/%d/%Y", "%d/%m/%Y")):
+        found = answer(zone, "--dry-run")
+        assert found["result"]["proposed"]["landing_dates"] == first
+        (warning,) = found["warnings"]
+        assert f"may be {first} or {other}" in warning
+
+
+def test_pattern_that_misses_files_is_not_set() -> None:
+    """Files outside would never be taken."""
+    land("zone", "%Y-%m-%d", ".csv", nights())
+    write("zone/late/a.csv", nights(5)[0])
+    found = answer("zone")
+    assert found["result"]["proposed"]["landing_dates"] is None
+    assert any("%Y-%m-%d fits 5 of 6 files" in w for w in found["warnings"])
+
+
+# ---------------------------------------------------------------- Hive-partitioned folders
+
+
+def hive(folder: str, name: str = "transaction_date") -> None:
+    for day, rows in zip(NIGHTS, nights(), strict=True):
+        own = [
+            {n: v for n, v in row.items() if n != "transaction_date"} for row in rows if row["transaction_date"] == day
+        ]
+        write(f"{folder}/{name}={day}/part-00000.parquet", own)
+    (Path(folder) / "_SUCCESS").touch()
+
+
+def test_hive_folder_is_proposed_for_adoption(here: Path) -> None:
+    hive("lake/sales")
+    found = answer("lake/sales")
+    proposed = found["result"]["proposed"]
+    assert found["result"]["next"] == "`lakeupsert adopt lake/sales`"
+    assert proposed["processed"] == str(here / "lake/sales")
+    assert proposed["landing"] == str(here / "lake/sales-landing")
+    assert (proposed["partition_by"], proposed["key"]) == (["transaction_date"], ["order_id", "line_no"])
+    assert proposed["order_by"] == ["record_timestamp"]
+    text = Path("lakeupsert.toml").read_text()
+    assert "5 partitions of date32[day] from 2020-01-28 to 2020-02-01 (5 days)" in text
+    assert 'landing = "lake/sales-landing"  # a guess: correct it' in text
+    (settings,) = load("lakeupsert.toml").tables.values()
+    assert settings.processed == str(here / "lake/sales")
+
+
+def test_folders_of_days_of_arrival_are_a_landing_zone(here: Path) -> None:
+    land("lake/raw", "dt=%Y-%m-%d", ".parquet", nights())
+    assert answer("lake/raw")["result"]["proposed"]["landing"] == str(here / "lake/raw")
+
+
+def test_dt_folders_of_rows_without_a_date_are_a_table(here: Path) -> None:
+    hive("lake/sales", name="dt")
+    proposed = answer("lake/sales")["result"]["proposed"]
+    assert (proposed["processed"], proposed["partition_by"]) == (str(here / "lake/sales"), ["dt"])
+
+
+# ---------------------------------------------------------------- what is refused, what is passed over
+
+
+def test_no_files_are_a_clear_error() -> None:
+    Path("zone/_temporary").mkdir(parents=True)
+    Path("zone/_temporary/a.csv").write_text("a\n1\n")
+    error = answer("zone", code=2)["error"]
+    assert error["code"] == "no-files"
+    assert "zone" in error["message"]
+    assert not Path("lakeupsert.toml").exists()
+    assert answer("nowhere", code=2)["error"]["code"] == "no-landing"
+
+
+def test_existing_configuration_is_never_overwritten() -> None:
+    land("landing/sales", "%Y-%m-%d", ".csv", nights())
+    Path("lakeupsert.toml").write_text("# mine\n")
+    error = answer("landing/sales", code=2)["error"]
+    assert error["code"] == "configuration-exists"
+    assert "--config" in error["next"]
+    assert Path("lakeupsert.toml").read_text() == "# mine\n"
+    assert answer("landing/sales", "--config", "other.toml")["result"]["written"].endswith("other.toml")
+    assert list(load("other.toml").tables) == ["sales"]
+    answer("landing/sales", "--config", "third.toml", "--table", "revenue")
+    assert list(load("third.toml").tables) == ["revenue"]
+
+
+def test_processed_zone_that_is_taken_is_told() -> None:
+    land("landing/sales", "%Y-%m-%d", ".csv", nights())
+    write("processed/sales/other.csv", nights()[0])
+    (warning,) = answer("landing/sales")["warnings"]
+    assert "processed/sales already" in warning
+
+
+def test_dry_run_prints_the_file_that_would_be_written() -> None:
+    land("landing/sales", "%Y-%m-%d", ".csv", nights())
+    result = call("landing/sales", "--dry-run")
+    assert result.exit_code == 0
+    assert not Path("lakeupsert.toml").exists()
+    call("landing/sales")
+    assert Path("lakeupsert.toml").read_text() == result.stdout
+    assert call("landing/sales", "--dry-run").stdout == result.stdout
+    assert answer("landing/sales", "--dry-run")["result"]["written"] is None
+
+
+def test_configuration_is_not_written_among_the_data() -> None:
+    write("a.csv", [order(1, 1, NIGHTS[0], datetime(2020, 2, 1), 1)])
+    assert answer(".", code=2)["error"]["code"] == "configuration-in-landing"
+
+
+def test_table_of_ours_is_recognised() -> None:
+    land("landing/sales", "%Y-%m-%d", ".csv", nights())
+    answer("landing/sales")
+    table_rows()
+    error = answer("processed/sales", "--config", "other.toml", code=2)["error"]
+    assert error["code"] == "already-a-table"
+
+
+def test_nested_columns_and_unreadable_files_do_not_end_it() -> None:
+    rows = [order(i, 1, NIGHTS[0], datetime(2020, 2, 1), i, tags=["a", "b"], place={"x": i}) for i in range(200)]
+    write("zone/a.parquet", rows)
+    write("zone/b.jsonl", [{**row, "order_id": row["order_id"] + 500} for row in rows])
+    Path("zone/broken.parquet").write_bytes(b"PAR1 this is no Parquet")
+    Path("zone/notes.txt").write_text("remember the milk")
+    Path("zone/empty.csv").write_text("")
+    found = answer("zone")
+    assert found["result"]["proposed"]["key"] == ["order_id"]
+    assert [w.split()[0] for w in found["warnings"]] == ["'broken.parquet'", "'notes.txt'"]
+    (tags,) = [c for c in found["result"]["columns"] if c["name"] == "tags"]
+    assert (tags["distinct"], tags["low"]) == (1, None)
+
+
+def test_only_unreadable_files_are_an_error() -> None:
+    Path("zone").mkdir()
+    Path("zone/broken.parquet").write_bytes(b"PAR1 this is no Parquet")
+    error = answer("zone", code=1)["error"]
+    assert error["code"] == "no-readable-file"
+    assert "broken.parquet" in error["message"]
+
+
+def test_names_and_values_can_not_break_the_file() -> None:
+    """Whatever stands in the data, the written file is TOML."""
+    rows = [{'o"id': i, "transaction_date": NIGHTS[0], "a\nb = 1": f"x\x00\n[tables.evil] {i % 2}"} for i in range(200)]
+    write("land ing.ü/a.parquet", rows)
+    found = answer("land ing.ü")
+    document = tomllib.loads(Path("lakeupsert.toml").read_text())
+    assert list(document["tables"]) == [found["table"]] == ["land_ing__"]
+    assert document["tables"]["land_ing__"]["key"] == ['o"id']
+
+
+def test_evidence_is_told_to_people() -> None:
+    land("landing/sales", "%Y-%m-%d", ".csv", nights())
+    lines = call("landing/sales").stdout.splitlines()
+    assert lines[0].split() == ["column", "type", "nulls", "distinct", "low", "high"]
+    assert "  looked at    5 of 5 files" in "\n".join(lines)
+    assert any(line.split() == ["key", "order_id,", "line_no"] for line in lines)
+    assert any("order_id + line_no: unique within one file and one transaction_date" in line for line in lines)
+    assert lines[-1].split() == ["next", "`lakeupsert", "run`"]
