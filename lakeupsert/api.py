@@ -22,10 +22,12 @@ from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.redrive import RedriveResult, redrive
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.workers import drain_in_processes
-from lakeupsert.queue import QueueStats
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.view import View, ViewFile, choose
+from lakeupsert.report.nights import observe
+from lakeupsert.report.page import page
+from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
 
@@ -40,26 +42,6 @@ class RunResult:
     append: AppendResult | None
     dedupe: list[PartitionResult]
     publish: PublishResult
-
-
-@dataclass(frozen=True)
-class Status:
-    """What there is and what is still to do.
-
-    ``dirty`` partitions have batches that are not merged; ``failed`` are those that can't be, with the reason.
-    """
-
-    snapshot: int | None
-    published_at: str | None
-    batch: int
-    partitions: int
-    dirty: int
-    lagging: tuple[str, ...]
-    failed: dict[str, str]
-    queue: QueueStats
-    rows: int
-    bytes: int
-    quarantined: int
 
 
 class Table:
@@ -187,25 +169,11 @@ class Table:
 
     def status(self) -> Status:
         """Counts from the newest snapshot, the ledger and the queue."""
-        snapshot = self._table.last_snapshot()
-        head = self._table.objects.ledger.head()
-        body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
-        entries = self._table.entries(-1, head.number) if head else []
-        behind = self._table.unpublished(snapshot.body if snapshot else None, head.number) if head else {}
-        dirty = [p for p, b in behind.items() if not self._table.merged(p, b)]
-        return Status(
-            snapshot=snapshot.number if snapshot else None,
-            published_at=snapshot.written_at if snapshot else None,
-            batch=body.batch,
-            partitions=len(body.partitions),
-            dirty=len(dirty),
-            lagging=body.lagging,
-            failed=self._table.failed(dirty),
-            queue=self._table.queue.stats() if head else QueueStats(0, 0, 0),
-            rows=body.rows,
-            bytes=body.bytes,
-            quarantined=sum(link.body.rows_quarantined for link in entries),
-        )
+        return status(self._table)
+
+    def report(self, nights: int = 30) -> str:
+        """One HTML page that stands by itself, about the table and its last ``nights`` batches."""
+        return page(self.name, observe(self._table, nights))
 
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
         """Give the selected partitions' dead letters back to the queue; those of merged partitions are deleted."""

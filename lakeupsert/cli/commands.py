@@ -13,6 +13,7 @@ from lakeupsert.cli import output
 from lakeupsert.cli.example import EXAMPLE
 from lakeupsert.cli.frame import Answer, Call, Program, common, json_option
 from lakeupsert.cli.shared import append_warnings, each, failed, lagging, merge, need_spark, selection, trouble, waiting
+from lakeupsert.cli.watch import watch
 from lakeupsert.errors import ConfigurationError, RefusedError
 
 if TYPE_CHECKING:
@@ -249,15 +250,19 @@ def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
 
 
 @main.command()
+@click.option("--watch", "watching", is_flag=True, help="Show it on the terminal, again every second, until Ctrl-C.")
 @common
 @click.pass_obj
-def status(call: Call) -> Answer:
+def status(call: Call, watching: bool) -> Answer:
     """Tell what readers see and what is still to do. Takes all tables of the file.
 
     \b
     Example:
       lakeupsert status --json
     """
+    if watching:
+        with call.open_tables() as tables:
+            watch(call, tables)
 
     def one(table: "Table") -> Answer:
         found = table.status()

@@ -4,17 +4,21 @@ import dataclasses
 import json
 import re
 from collections.abc import Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lakeupsert.report.numbers import count as count  # the commands' own texts take these from here
+from lakeupsert.report.numbers import size as size
+from lakeupsert.report.numbers import when as when
+
 if TYPE_CHECKING:
-    from lakeupsert.api import RunResult, Status
+    from lakeupsert.api import RunResult
     from lakeupsert.config import Config, TableSettings
     from lakeupsert.pipeline.append import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
+    from lakeupsert.report.status import Status
     from lakeupsert.table.chain import Link
     from lakeupsert.table.snapshot import Snapshot
 
@@ -76,8 +80,9 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
 
 
 def status_result(status: "Status") -> dict[str, Any]:
-    # What failed is told by the error beside this result.
-    fields = {f.name: getattr(status, f.name) for f in dataclasses.fields(status) if f.name != "failed"}
+    # What failed is told by the error beside this result; `behind` is for who watches.
+    shown = [f.name for f in dataclasses.fields(status) if f.name not in ("failed", "behind")]
+    fields = {name: getattr(status, name) for name in shown}
     return {**fields, "lagging": list(status.lagging), "queue": msgspec.structs.asdict(status.queue)}
 
 
@@ -234,25 +239,10 @@ def config_text(config: "Config", names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def size(n: float) -> str:
-    units = ["TB", "GB", "MB", "kB", "B"]
-    while n >= 1000 and len(units) > 1:
-        n, _ = n / 1000, units.pop()
-    return f"{n:,.{0 if units[-1] == 'B' else 1}f} {units[-1]}"
-
-
 def named(partitions: Sequence[str]) -> str:
     """The first partitions by name, the others by number."""
     more = len(partitions) - NAMED
     return ", ".join(partitions[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def when(written_at: str) -> str:
-    return f"{datetime.fromisoformat(written_at):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def toml_key(text: str) -> str:

@@ -14,6 +14,8 @@ lost or repeated message changes how soon, never what.
 
 import itertools
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -195,7 +197,12 @@ def _commit(table: OpenTable, step: Step, output: MergeOutput, engine: str, seco
     """The committed version, or None where the race was lost to a writer that changed the bucket: then it is redone."""
     partition, head = step.task.partition, step.head
     chain = table.objects.partition(partition)
-    made: dict[str, str | float | int] = {"engine": engine, "strategy": "rewrite", "seconds": round(seconds, 3)}
+    made: dict[str, str | float | int] = {
+        "engine": engine,
+        "strategy": "rewrite",
+        "seconds": round(seconds, 3),
+        "worker": f"{socket.gethostname()}:{os.getpid()}",
+    }
     while True:
         outcome = chain.append(_merged(step, head, output, made), head)
         if outcome.link is not None or outcome.result == "unknown":

@@ -21,12 +21,14 @@ from lakeupsert.table.spec import DeleteRule, TableSpec, create
 
 @dataclass
 class OpenTable:
-    """One configured table. Specs and ledger entries are immutable, so each is read once and kept."""
+    """One configured table. What its chains hold is immutable, so specs, ledger entries and heads are read once and kept."""
 
     name: str
     settings: TableSettings
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
+    _snapshot: Link[Snapshot] | None = field(default=None, repr=False)
+    _heads: dict[str, Link[Manifest]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def objects(self) -> TableObjects:
@@ -106,8 +108,22 @@ class OpenTable:
                 self._entries.update({link.number: link for link in self.objects.ledger.between(number - 1, number)})
         return [self._entries[number] for number in range(low + 1, high + 1)]
 
+    def ledger_head(self) -> Link[LedgerEntry] | None:
+        """The newest ledger entry, or None where the table does not exist yet."""
+        head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
+        if head is not None:
+            self._entries[head.number] = head
+        return head
+
     def last_snapshot(self) -> Link[Snapshot] | None:
-        return self.objects.snapshots.head()
+        self._snapshot = self.objects.snapshots.head(self._snapshot)
+        return self._snapshot
+
+    def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
+        """The newest version of each that has one; of those that the last call returned, only what is new is read."""
+        found = {p: self.objects.partition(p).head(self._heads.get(p)) for p in partitions}
+        self._heads = {p: head for p, head in found.items() if head is not None}
+        return self._heads
 
     def unpublished(self, snapshot: Snapshot | None, up_to: int) -> dict[str, int]:
         """Partitions that ``snapshot`` does not show at their last batch <= ``up_to``, with that batch."""

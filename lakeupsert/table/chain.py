@@ -12,7 +12,7 @@ Nothing here knows about tables. `docs/FORMAT.md`, "Chains", has the bytes.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -87,12 +87,14 @@ class Chain(Generic[Body]):
         self._body_type = body_type
         self._check = check
 
-    def head(self) -> Link[Body] | None:
-        """The newest version, or None where the chain is empty."""
+    def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
+        """The newest version, or None where the chain is empty; where that still is ``known``, it is not read again."""
         read_at = clock.elapsed()
         number = self._head_number()
         if number is None:
             return None
+        if known is not None and known.number == number:
+            return replace(known, read_at=read_at)
         return self._read(number, read_at)
 
     def get(self, number: int) -> Link[Body] | None:

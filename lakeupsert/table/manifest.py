@@ -75,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         spec_version: the spec that its newest files were written under.
         fence: reserved for vacuum: writers that began below it may not commit.
         quarantine: objects with rows that dedupe itself refused.
-        made: how this version came about (engine, strategy, seconds), for people.
+        made: how this version came about (engine, strategy, seconds, worker), for people.
     """
 
     partition: str

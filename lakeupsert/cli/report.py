@@ -1,0 +1,57 @@
+"""`lakeupsert report`: the page about a table's last nights."""
+
+from pathlib import Path
+
+import click
+
+from lakeupsert import clock
+from lakeupsert.cli.commands import main
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.report.numbers import size
+
+
+@main.command()
+@click.option(
+    "--output", required=True, metavar="X", help="The page, a file ending in .html; one that is there is replaced."
+)
+@click.option(
+    "--nights",
+    type=click.IntRange(min=1),
+    default=30,
+    show_default=True,
+    metavar="N",
+    help="How many batches it shows.",
+)
+@common
+@click.pass_obj
+def report(call: Call, output: str, nights: int) -> Answer:
+    """Write one HTML page about the table and its last batches.
+
+    It loads nothing and runs no script: mail it, print it, open it anywhere.
+
+    \b
+    Example:
+      lakeupsert report --output report.html
+    """
+    target = Path(output).expanduser().resolve()
+    if target.suffix.lower() not in (".html", ".htm") or target.is_dir():
+        raise ConfigurationError(
+            "unknown-format",
+            f"--output {output!r} is no file that ends in .html, and what is there would be replaced. Nothing was written.",
+            next="name a file such as report.html",
+        )
+    if not target.parent.is_dir():
+        raise ConfigurationError(
+            "no-folder", f"{target.parent} is no folder on this machine.", next="create it, or correct --output"
+        )
+    with call.open_table() as table, call.progress(table.name) as progress:
+        progress(f"reading the last {nights} batches")
+        page = table.report(nights).encode("utf-8", "replace")
+        unfinished = target.with_name(f".{target.name}.{clock.new_id()}.tmp")
+        try:
+            unfinished.write_bytes(page)
+            unfinished.replace(target)  # who opens the page meanwhile sees the old one, whole
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return Answer({"output": output, "bytes": len(page)}, f"{size(len(page))} to {output}")

@@ -1,0 +1,1 @@
+"""What an operator asks about a table, read from its chains: its state now, and the page about its last nights."""

@@ -1,0 +1,236 @@
+"""What happened in the last nights, a night being a batch.
+
+Reads     status and ledger; of each partition that these nights touch, its manifests down to the first of them
+Repeat    safe; reads only. Versions that were trimmed are no error: what they would tell is left out and said to be
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.report.status import Status, status
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import partition_scalar, partition_text
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.spec import TableSpec
+
+CHAINS_AT_ONCE = 16
+PAUSE = timedelta(minutes=10)
+"""So long a pause between two merges ends a run."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """One version of one partition that rows were merged into.
+
+    ``seconds`` and ``worker`` are None where an earlier lakeupsert wrote the version. Partitions that one call merged
+    share its time evenly, so ``began`` is exact for the call, not for each of them.
+    """
+
+    partition: str
+    batch: int
+    ended: datetime
+    seconds: float | None
+    worker: str | None
+    rows: int
+    bytes_written: int
+
+    @property
+    def took(self) -> float:
+        """``seconds``, or 0 where nobody knows."""
+        return self.seconds or 0.0
+
+    @property
+    def began(self) -> datetime:
+        return self.ended - timedelta(seconds=self.took)
+
+
+@dataclass(frozen=True)
+class Night:
+    """One batch. ``whole``: a merge is known for every partition that it touched, so ``bytes_written`` counts them all."""
+
+    number: int
+    batch_id: str
+    received: datetime
+    touched: int
+    rows: int
+    superseded: int
+    quarantined: dict[str, int]
+    bytes_appended: int
+    bytes_written: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Partition:
+    """``times``: how many of the nights touched it; ``last`` is the last batch that did, 0 where none is known."""
+
+    name: str
+    value: str
+    day: date | None
+    times: int
+    last: int
+    rows: int
+    bytes: int
+    marks: tuple[str, ...]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Everything that the page shows. ``nights`` go upwards, ``merges`` by their ends.
+
+    ``by_date``: the partition column is a date. ``ages``: rows by days from the partition's date to the receipt.
+    """
+
+    status: Status
+    at: datetime
+    column: str | None = None
+    by_date: bool = False
+    nights: Sequence[Night] = ()
+    merges: Sequence[Merge] = ()
+    partitions: Sequence[Partition] = ()
+    ages: dict[int, int] = field(default_factory=dict)
+
+    def last_run(self) -> list[Merge]:
+        """The merges since the batch was received that the last of them merged, without a pause between them; by their ends."""
+        run: list[Merge] = []
+        received = {night.number: night.received for night in self.nights}
+        began = datetime.max.replace(tzinfo=UTC)
+        for merge in reversed(self.merges):
+            if run and (began - merge.ended > PAUSE or merge.ended < received[run[0].batch]):
+                break
+            run.append(merge)
+            began = min(began, merge.began)
+        return run[::-1]
+
+
+def observe(table: OpenTable, nights: int) -> Observed:
+    """The last ``nights`` batches of the table, and every partition there is."""
+    now = status(table)
+    head, spec = table.ledger_head(), table.head_spec()
+    if head is None or spec is None:
+        return Observed(now, clock.now())
+    links = [x for x in table.entries(max(0, head.number - nights), head.number) if x.body.kind == "batch"]
+    batches: dict[str, list[int]] = defaultdict(list)
+    for link in links:
+        for partition in link.body.touched:
+            batches[partition].append(link.number)
+    merges: list[Merge] = []
+    known: dict[str, range] = {}
+    heads = table.heads(batches)
+    with ThreadPoolExecutor(CHAINS_AT_ONCE) as pool:
+        chains = pool.map(lambda link: _merges(table, link, links[0].number - 1), heads.values())
+        for partition, (of_it, covered) in zip(heads, chains, strict=True):
+            merges += of_it
+            known[partition] = covered
+    written: dict[int, int] = defaultdict(int)
+    for merge in merges:
+        written[merge.batch] += merge.bytes_written
+    column = spec.body.partition_by[0]
+    by_date = pa.types.is_date(spec.body.schema.field(column).type)
+    days = {p: partition_scalar(spec.body, p).as_py() for p in batches} if by_date else {}
+    ages: dict[int, int] = defaultdict(int)
+    for link in links:
+        for partition, touched in link.body.touched.items():
+            if by_date:
+                ages[(_received(link).date() - days[partition]).days] += touched.rows
+    return Observed(
+        status=now,
+        at=clock.now(),
+        column=column,
+        by_date=by_date,
+        nights=[_night(link, written[link.number], known) for link in links],
+        merges=sorted(merges, key=lambda m: m.ended),
+        partitions=_partitions(table, now, spec.body, by_date, batches),
+        ages=dict(ages),
+    )
+
+
+def _merges(table: OpenTable, head: Link[Manifest], after: int) -> tuple[list[Merge], range]:
+    """The partition's merges beyond batch ``after``, and the batches about which they tell all."""
+    chain = table.objects.partition(head.body.partition)
+    found = []
+    newer = head
+    while newer.body.merged > after:
+        older = chain.get(newer.number - 1) if newer.number else None
+        # A mark repeats what the version below it says, but for `failed`.
+        mark = older.body.buckets == newer.body.buckets if older else newer.body.failed is not None
+        if not mark:
+            found.append(_merge(older, newer))
+        if older is None:
+            begin = 0 if newer.number == 0 else newer.body.merged + mark
+            return found, range(begin, head.body.merged + 1)
+        newer = older
+    return found, range(newer.body.merged + 1, head.body.merged + 1)
+
+
+def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
+    manifest = link.body
+    before = {f.name for b in older.body.buckets for f in (*b.base, *b.deltas)} if older else set()
+    files = [f for b in manifest.buckets for f in (*b.base, *b.deltas, *b.tombstones)]
+    seconds, worker = manifest.made.get("seconds"), manifest.made.get("worker")
+    return Merge(
+        partition=manifest.partition,
+        batch=manifest.merged,
+        ended=datetime.fromisoformat(link.written_at),
+        seconds=float(seconds) if isinstance(seconds, (int, float)) else None,
+        worker=worker if isinstance(worker, str) else None,
+        rows=manifest.rows,
+        bytes_written=sum(f.bytes for f in files if f.name not in before),
+    )
+
+
+def _night(link: Link[LedgerEntry], written: int, known: dict[str, range]) -> Night:
+    entry = link.body
+    return Night(
+        number=link.number,
+        batch_id=entry.batch_id,
+        received=_received(link),
+        touched=len(entry.touched),
+        rows=entry.rows_appended,
+        superseded=entry.rows_superseded,
+        quarantined=entry.quarantined,
+        bytes_appended=sum(t.bytes for t in entry.touched.values()),
+        bytes_written=written,
+        whole=all(link.number in known.get(p, ()) for p in entry.touched),
+    )
+
+
+def _partitions(
+    table: OpenTable, now: Status, spec: TableSpec, by_date: bool, batches: dict[str, list[int]]
+) -> list[Partition]:
+    snapshot = table.last_snapshot()
+    shown = snapshot.body.partitions if snapshot else {}
+    found = []
+    for name in sorted({*shown, *batches, *now.behind}):
+        marks = {
+            "failed": name in now.failed,
+            "lagging": name in now.lagging,
+            "dirty": now.behind.get(name, False) and name not in now.failed,
+        }
+        found.append(
+            Partition(
+                name=name,
+                value=partition_text(name),
+                day=partition_scalar(spec, name).as_py() if by_date else None,
+                times=len(batches.get(name, ())),
+                last=batches[name][-1] if name in batches else shown[name].merged if name in shown else 0,
+                rows=shown[name].rows if name in shown else 0,
+                bytes=shown[name].bytes if name in shown else 0,
+                marks=tuple(mark for mark, there in marks.items() if there),
+                reason=now.failed.get(name, ""),
+            )
+        )
+    return found
+
+
+def _received(link: Link[LedgerEntry]) -> datetime:
+    return datetime.fromtimestamp(link.body.received_at / 1e6, UTC)

@@ -1,0 +1,31 @@
+"""Numbers and times as people read them."""
+
+from datetime import datetime
+
+
+def count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def size(n: float) -> str:
+    """Bytes in decimal units."""
+    units = ["TB", "GB", "MB", "kB", "B"]
+    while n >= 1000 and len(units) > 1:
+        n, _ = n / 1000, units.pop()
+    return f"{n:,.{0 if units[-1] == 'B' else 1}f} {units[-1]}"
+
+
+def when(written_at: str) -> str:
+    """An ISO 8601 time of a chain's version."""
+    return f"{datetime.fromisoformat(written_at):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:,.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    return f"{minutes // 60:,} h {minutes % 60} min"

@@ -1,0 +1,59 @@
+"""What there is and what is still to do, now.
+
+Reads     the last snapshot, the ledger, the heads of partitions that are not published, the queue's counts
+Repeat    cheap on one `OpenTable`: only what is new since the last call is read, beside a LIST for each of these partitions
+"""
+
+from dataclasses import dataclass
+
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.queue import QueueStats
+from lakeupsert.table.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Status:
+    """What there is and what is still to do.
+
+    ``behind`` are the partitions that readers don't see at their last batch, and whether they are dirty: have batches that
+    are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
+    """
+
+    snapshot: int | None
+    published_at: str | None
+    batch: int
+    partitions: int
+    dirty: int
+    behind: dict[str, bool]
+    lagging: tuple[str, ...]
+    failed: dict[str, str]
+    queue: QueueStats
+    rows: int
+    bytes: int
+    quarantined: int
+
+
+def status(table: OpenTable) -> Status:
+    """Counts from the newest snapshot, the ledger and the queue."""
+    snapshot = table.last_snapshot()
+    head = table.ledger_head()
+    body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
+    entries = table.entries(-1, head.number) if head else []
+    wanted = table.unpublished(snapshot.body if snapshot else None, head.number) if head else {}
+    heads = table.heads(wanted)
+    behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
+    marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}
+    return Status(
+        snapshot=snapshot.number if snapshot else None,
+        published_at=snapshot.written_at if snapshot else None,
+        batch=body.batch,
+        partitions=len(body.partitions),
+        dirty=sum(behind.values()),
+        behind=behind,
+        lagging=body.lagging,
+        failed={p: mark.reason for p, mark in marks.items() if mark},
+        queue=table.queue.stats() if head else QueueStats(0, 0, 0),
+        rows=body.rows,
+        bytes=body.bytes,
+        quarantined=sum(link.body.rows_quarantined for link in entries),
+    )
