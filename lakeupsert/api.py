@@ -21,6 +21,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.redrive import RedriveResult, redrive
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
+from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import drain_in_processes
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
@@ -145,6 +146,8 @@ class Table:
         )
         progress("publishing")
         published = self.publish()
+        if not self.settings.retention:
+            self.vacuum(dry=False, progress=progress)  # for readers that list folders
         if refused is not None:
             raise refused
         return RunResult(appended, deduped, published)
@@ -161,6 +164,10 @@ class Table:
             )
         self._table.existing_spec()
         return restore(self._table, link, dry=dry)
+
+    def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
+        """Expire all but the newest `keep_snapshots` snapshots and those with a tag, and delete what only others need."""
+        return vacuum(self._table, dry=dry, progress=progress)
 
     def tag(self, name: str, snapshot: str | int | datetime | None = "published") -> Link[Snapshot] | None:
         """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
@@ -184,11 +191,11 @@ class Table:
         return explain(self._table, key, partition)
 
     def snapshots(self) -> list[Link[Snapshot]]:
-        """Every snapshot that there is, newest first."""
-        head = self._table.objects.snapshots.head()
-        if head is None:
-            return []
-        return [*self._table.objects.snapshots.between(-1, head.number)][::-1]
+        """Every snapshot that can be read, newest first; the newest has the tags of all."""
+        chain = self._table.objects.snapshots
+        head = chain.head()
+        kept = [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
+        return [link for n in kept if (link := chain.get(n)) is not None]
 
     def view(self, snapshot: str | int | datetime = "published") -> View:
         """The table as of a snapshot: ``"published"``, a snapshot's number, or a time."""

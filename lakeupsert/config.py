@@ -8,6 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -55,6 +56,12 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     superseded_retention: str = "24h"
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
+
+    @property
+    def retention(self) -> timedelta:
+        """`superseded_retention`."""
+        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+        return timedelta(**{units[self.superseded_retention[-1]]: int(self.superseded_retention[:-1])})
 
     def within_limit(self, quarantined: int, rows_read: int) -> bool:
         """Whether that many refused rows of a batch are acceptable; a share counts only above 1,000 refused rows."""
@@ -235,6 +242,9 @@ def _check_values(path: Path, where: str, settings: TableSettings) -> None:
         refuse("quarantine_limit", settings.quarantine_limit, 'expected a share such as "1%" or a number of rows')
     if not re.fullmatch(r"\d+(s|m|h|d)", settings.superseded_retention):
         refuse("superseded_retention", settings.superseded_retention, 'expected a duration such as "24h" or "0s"')
+    if not settings.retention and settings.keep_snapshots > 1:
+        expected = 'with superseded_retention = "0s" no older snapshot could be read; expected 1'
+        refuse("keep_snapshots", settings.keep_snapshots, expected)
     for setting in ("key", "order_by", "partition_by"):
         names = getattr(settings, setting)
         if len(set(names)) < len(names):

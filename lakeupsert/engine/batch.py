@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -59,6 +60,8 @@ class AppendJob:
     rules: RowRules
     batch_id: str
     spec_version: int
+    start: int
+    """How many entries the ledger has; it is in the new files' names."""
 
     @property
     def spec(self) -> TableSpec:
@@ -185,7 +188,7 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     stayed = np.bincount(winners[PARTITION].to_numpy(), minlength=n)
     row = 0
     done = []
-    with Pack(job.store, TableObjects.new_appended()) as pack:
+    with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
         for code in range(n):
             partition, kept = encoded.dictionary[code].as_py(), int(stayed[code])
             footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version, partition)
@@ -216,7 +219,9 @@ class _QuarantineWriter:
 
     def __init__(self, job: AppendJob) -> None:
         footer = Footer(job.spec.table_id, "quarantine", job.batch_id, job.spec_version)
-        self._out = DataFileWriter(job.store, TableObjects.new_quarantine, QUARANTINE_SCHEMA, footer, ())
+        self._out = DataFileWriter(
+            job.store, partial(TableObjects.new_quarantine, job.start), QUARANTINE_SCHEMA, footer, ()
+        )
         self._batch_id = job.batch_id
         self._reasons: Counter[str] = Counter()
 

@@ -28,6 +28,7 @@ class MergeTask:
         base, tombstones: what is stored: base files in key order, one row per key; keys that are deleted.
         batches: per batch, in ledger order, its appended files; a key may be in several of them, and their rank columns decide.
         up_to: the batch that `merged` will be.
+        start: how many versions the partition's chain has; it is in the new files' names.
         settled: what is stored has a key once, in key order. Otherwise it is adopted, and settled like rows that come in;
             between equal ordering values the later file wins, and in it the later row.
     """
@@ -37,6 +38,7 @@ class MergeTask:
     tombstones: tuple[TombstoneFile, ...]
     batches: tuple[tuple[DataFile, ...], ...]
     up_to: int
+    start: int
     settled: bool = True
 
     @property
@@ -83,14 +85,14 @@ class MergeWriter:
         self._few: list[Any] | None = []  # None: they were too many
         self.base = DataFileWriter(
             store,
-            partial(TableObjects.new_base, task.partition),
+            partial(TableObjects.new_base, task.partition, task.start),
             spec.stored_schema,
             footer(kind="base"),
             spec.stored_key,
         )
         self._tombstones = DataFileWriter(
             store,
-            partial(TableObjects.new_tombstones, task.partition),
+            partial(TableObjects.new_tombstones, task.partition, task.start),
             spec.tombstone_schema,
             footer(kind="tombstones"),
             spec.stored_key,

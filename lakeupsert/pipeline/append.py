@@ -287,6 +287,7 @@ def _try(
         rules=RowRules(spec, ground.received_at),
         batch_id=ground.batch_id,
         spec_version=version + (spec is not known),
+        start=ground.head.number + 1 if ground.head else 0,
     )
     progress(f"reading, splitting and writing the rows of {len(given)} landing files")
     reports = [*host.run(job), *quarantine_files(job, unreadable)]
@@ -451,7 +452,8 @@ def _rebased(
     paths = {f.path for f in entry.files}
     if any(f.path in paths for e in won for f in e.files) or any(e.batch_id == entry.batch_id for e in won):
         raise _BeginAgain(discard=True)
-    if any(e.kind == "restore" for e in won):  # which files are withdrawn is another question now
+    # After a restore it is another question which files are withdrawn; after a fence our files may be gone already.
+    if any(e.kind in ("restore", "fence") for e in won):
         raise _BeginAgain(discard=True)
     if newer.body.spec_version > entry.spec_version:
         raise _BeginAgain(discard=True)

@@ -182,6 +182,7 @@ def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: 
         tombstones=bucket.tombstones,
         batches=tuple(link.body.touched[partition].files for link in pending if link.number in counts),
         up_to=number,
+        start=head.number + 1 if head else 0,
         settled=bucket.settled,
     )
     return Step(head, base, pending, counts, task)
@@ -208,7 +209,9 @@ def _commit(table: OpenTable, step: Step, output: MergeOutput, engine: str, seco
         if outcome.link is not None or outcome.result == "unknown":
             return outcome.link  # unknown: the files stay for vacuum, the head tells whether anything is left to do
         newer = chain.head()
-        if _bucket(newer) != _bucket(head):
+        # What changed the bucket makes us redo it; behind a fence what we wrote may be gone already.
+        fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.task.start
+        if fenced or _bucket(newer) != _bucket(head):
             table.store.delete(set(output.names) - {f.name for f in (*step.task.base, *step.task.tombstones)})
             return None
         head = newer  # something else was appended, such as a mark; what we read still stands

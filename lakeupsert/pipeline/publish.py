@@ -71,6 +71,8 @@ def _candidate(table: OpenTable, old: Snapshot | None) -> Snapshot | None:
     behind = table.unpublished(old, head.number)
     heads = {p: table.objects.partition(p).head() for p in behind}
     for batch in range(head.number, shown_batch - 1, -1):
+        if batch > shown_batch and table.entries(batch - 1, batch)[0].body.kind == "fence":
+            continue  # nothing came with it
         new = _snapshot_of(table, old, batch, heads)
         if new is not None:
             return None if old is not None and (new.batch, new.partitions) == (old.batch, old.partitions) else new
@@ -103,6 +105,7 @@ def _snapshot_of(
         partitions=dict(sorted(partitions.items())),
         lagging=tuple(sorted(lagging)),
         tags=old.tags if old else {},
+        expired=old.expired if old else 0,
     )
 
 

@@ -10,10 +10,13 @@ as taken; `append --again` loads them.
 
 from dataclasses import dataclass
 
+import msgspec
+
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
+from lakeupsert.read.view import expired
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, Restored, Touched, counting
 from lakeupsert.table.snapshot import Snapshot
@@ -50,6 +53,9 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
         entries = table.entries(-1, head.number)
         now, then = counting(entries), counting(entries[: to.body.batch + 1])
         changed = now ^ then
+        newest = table.objects.snapshots.head()
+        if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it since it was chosen
+            raise expired(to.number, newest)
         partitions = sorted({p for number in changed for p in entries[number].body.touched})
         plan = RestorePlan(
             snapshot=to.number,
@@ -91,13 +97,7 @@ def tag(table: OpenTable, name: str, number: int | None) -> Link[Snapshot] | Non
         if head is None or head.body.tags.get(name) == number:
             return None
         tags = {n: at for n, at in head.body.tags.items() if n != name}
-        return Snapshot(
-            batch=head.body.batch,
-            spec_version=head.body.spec_version,
-            partitions=head.body.partitions,
-            lagging=head.body.lagging,
-            tags=tags if number is None else {**tags, name: number},
-        )
+        return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
 
     return table.objects.snapshots.extend(build)
 

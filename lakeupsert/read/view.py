@@ -114,18 +114,29 @@ def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapsh
             next="run `lakeupsert run` first; until then `published` is a table without rows",
         )
     wanted = _parsed(snapshot, head) if isinstance(snapshot, str) else snapshot
-    if isinstance(wanted, int):
-        found = objects.snapshots.get(wanted)
-        if found is None:
+    if isinstance(wanted, datetime):
+        moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
+        link: Link[Snapshot] | None = head
+        while link is not None and datetime.fromisoformat(link.written_at) > moment:
+            link = objects.snapshots.get(link.number - 1)
+        if link is None:
+            raise _no_snapshot(f"no snapshot from before {moment.isoformat()}, or it is expired", head)
+    else:
+        link = objects.snapshots.get(wanted) if wanted <= head.number else None
+        if link is None and wanted > head.number:
             raise _no_snapshot(f"no snapshot {wanted}", head)
-        return found
-    moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
-    link: Link[Snapshot] | None = head
-    while link is not None and datetime.fromisoformat(link.written_at) > moment:
-        link = objects.snapshots.get(link.number - 1)
-    if link is None:
-        raise _no_snapshot(f"no snapshot from before {moment.isoformat()}", head)
+    if link is None or not head.body.keeps(link.number):
+        raise expired(wanted if isinstance(wanted, int) else link.number if link else 0, head)
     return link
+
+
+def expired(number: int, head: Link[Snapshot] | None) -> ConfigurationError:
+    oldest = f"the oldest that is kept has number {head.body.expired}" if head else "there is none"
+    return ConfigurationError(
+        "expired-snapshot",
+        f"Snapshot {number} is expired, and its files may be gone; {oldest}.",
+        next="see `lakeupsert history`; what is to be kept longer needs a tag (`publish --tag`) or a greater `keep_snapshots`",
+    )
 
 
 def _parsed(text: str, head: Link[Snapshot]) -> int | datetime:

@@ -104,6 +104,11 @@ class Chain(Generic[Body]):
         except NotFoundError:
             return None
 
+    def numbers(self) -> Iterator[int]:
+        """The numbers that there are, newest first; old ones may have been trimmed."""
+        for found in self._store.list(f"{self._folder}/v"):
+            yield self.number(found.name)
+
     def between(self, low: int, high: int) -> Iterator[Link[Body]]:
         """Versions with low < number <= high, upwards; all of them must exist."""
         for number in range(low + 1, high + 1):
@@ -111,7 +116,7 @@ class Chain(Generic[Body]):
             if link is None:
                 raise DamagedTableError(
                     "missing-version",
-                    f"{self._kind} version {number} is missing: {self._store.uri(self._name(number))}. "
+                    f"{self._kind} version {number} is missing: {self._store.uri(self.name(number))}. "
                     f"Versions up to {high} exist, so it was deleted by something other than lakeupsert.",
                     next="restore that object from a backup or from the bucket's own versions",
                 )
@@ -159,19 +164,24 @@ class Chain(Generic[Body]):
             clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
         raise races_exhausted(self._store.uri(self._folder), attempts)
 
-    # -- how
+    def number(self, name: str) -> int:
+        """The number in an object's name."""
+        return LARGEST - int(name.removeprefix(f"{self._folder}/v").removesuffix(".json"))
 
-    def _name(self, number: int) -> str:
+    def name(self, number: int) -> str:
+        """The object's name."""
         # Counting down, so that the first name of an ordered listing is the head, however long the chain.
         return f"{self._folder}/v{LARGEST - number:020d}.json"
 
+    # -- how
+
     def _head_number(self) -> int | None:
         for found in self._store.list(f"{self._folder}/v", limit=1):
-            return LARGEST - int(found.name.removeprefix(f"{self._folder}/v").removesuffix(".json"))
+            return self.number(found.name)
         return None
 
     def _read(self, number: int, read_at: float) -> Link[Body]:
-        name = self._name(number)
+        name = self.name(number)
         data = self._store.get(name)
         try:
             found = msgspec.json.decode(data, type=_Envelope)
@@ -204,7 +214,7 @@ class Chain(Generic[Body]):
                 body=msgspec.Raw(msgspec.json.encode(link.body)),
             )
         )
-        name = self._name(link.number)
+        name = self.name(link.number)
         for attempt in range(SENDS):
             try:
                 if self._store.create(name, data):

@@ -39,22 +39,31 @@ class TableObjects:
     def partition(self, partition: str) -> Chain[Manifest]:
         return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
 
-    @staticmethod
-    def new_base(partition: str) -> str:
-        return f"{partition}/base-{clock.new_id()}.parquet"
+    # `start` is how many versions the chain had when the writer began: the partition's, and for what append writes the
+    # ledger's. Vacuum deletes what nobody names only where its writer began below a fence, and so can't commit any more.
 
     @staticmethod
-    def new_appended() -> str:
+    def new_base(partition: str, start: int) -> str:
+        return f"{partition}/base-{start}-{clock.new_id()}.parquet"
+
+    @staticmethod
+    def new_appended(start: int) -> str:
         # Here and below no `.parquet` at the end: DuckDB and Polars would read these rows as if they were merged.
-        return f"{HOME}/data/appended-{clock.new_id()}.pack"
+        return f"{HOME}/data/appended-{start}-{clock.new_id()}.pack"
 
     @staticmethod
-    def new_tombstones(partition: str) -> str:
-        return f"{HOME}/data/{partition}/tombstones-{clock.new_id()}.parquet.keys"
+    def new_tombstones(partition: str, start: int) -> str:
+        return f"{HOME}/data/{partition}/tombstones-{start}-{clock.new_id()}.parquet.keys"
 
     @staticmethod
-    def new_quarantine() -> str:
-        return f"{HOME}/quarantine/quarantine-{clock.new_id()}.parquet.rows"
+    def new_quarantine(start: int) -> str:
+        return f"{HOME}/quarantine/quarantine-{start}-{clock.new_id()}.parquet.rows"
+
+    @staticmethod
+    def start_of(name: str) -> int | None:
+        """The start in one of these names; None where it has none, as an adopted file."""
+        found = re.fullmatch(r"(?:.*/)?(?:base|appended|tombstones|quarantine)-(\d+)-[0-9a-f]{32}\..*", name)
+        return int(found[1]) if found else None
 
 
 def partition_name(column: str, text: str) -> str | None:

@@ -51,7 +51,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One number of the ledger.
 
     Attributes:
-        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``; ``fence`` is reserved.
+        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``; ``fence``, behind which no append that
+            began before it commits.
         batch_id: what the client calls it; a second batch of the same id is refused or is this one.
         received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
         files: the landing files, in the order that ranks their rows.

@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         merged: every batch up to this one that touches the partition is in it, and none beyond.
         spec_version: the spec that its newest files were written under.
-        fence: reserved for vacuum: writers that began below it may not commit.
+        fence: the number of the last version that is a fence: writers that began below it may not commit.
         quarantine: objects with rows that dedupe itself refused.
         made: how this version came about (engine, strategy, seconds, worker), for people.
     """

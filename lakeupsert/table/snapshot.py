@@ -17,7 +17,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All partitions at batch ``batch``; those in ``lagging`` lack newer batches and are named because of it.
 
-    ``tags`` are names that people gave to snapshots, with their numbers; each snapshot carries those of the one before on.
+    ``tags`` are names that people gave to snapshots, with their numbers; ``expired``: snapshots below this number are, but
+    for those with a tag. Each snapshot carries both on.
     """
 
     batch: int
@@ -25,6 +26,15 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     partitions: dict[str, Shown] = {}
     lagging: tuple[str, ...] = ()
     tags: dict[str, int] = {}
+    expired: int = 0
+
+    def keeps(self, number: int) -> bool:
+        """Whether snapshot ``number`` may still be read, as the newest snapshot has it."""
+        return number >= self.expired or number in self.tags.values()
+
+    def shows(self, other: "Snapshot") -> bool:
+        """Whether readers of both see the same."""
+        return (self.batch, self.partitions, self.lagging) == (other.batch, other.partitions, other.lagging)
 
     @property
     def rows(self) -> int:
@@ -39,6 +49,8 @@ def check_snapshot(old: Snapshot | None, new: Snapshot) -> None:
     """Invariants of the chain of snapshots: batch and versions never fall, no partition vanishes."""
     wrong = []
     if old is not None:
+        if new.expired < old.expired:
+            wrong.append(f"expired snapshots would come back: {new.expired} after {old.expired}")
         if new.batch < old.batch:
             wrong.append(f"batch falls from {old.batch} to {new.batch}")
         for partition, shown in old.partitions.items():

@@ -5,7 +5,7 @@ store = FaultyStore(LocalStore(root), points)
 points.arm(7, Fault.AFTER)            # the eighth call has its effect and its answer is lost
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -37,14 +37,20 @@ class Points:
         self._fault = Fault.BEFORE
         self._kind: str | tuple[str, ...] = ""
         self._dead = False
+        self._amid: Callable[[], Any] | None = None
 
     def arm(self, number: int, fault: Fault, kind: str | tuple[str, ...] = "") -> None:
         """Strike the call ``number`` (from 0, counted from now on) of those whose name begins with ``kind``."""
         self.seen, self.struck, self._dead = [], None, False
         self._number, self._fault, self._kind = number, fault, kind
 
+    def amid(self, number: int, what: Callable[[], Any], kind: str | tuple[str, ...] = "") -> None:
+        """Before that call (see `arm`) let something else happen, once: another process, or time."""
+        self.arm(number, Fault.BEFORE, kind)
+        self._amid = what
+
     def disarm(self) -> None:
-        self._number, self._dead = None, False
+        self._number, self._dead, self._amid = None, False, None
 
     @contextmanager
     def at(self, name: str, commit: bool = False) -> Iterator[None]:
@@ -55,6 +61,10 @@ class Points:
         if name.startswith(self._kind):
             strikes = len(self.seen) == self._number
             self.seen.append(name)
+        if strikes and self._amid is not None:
+            self.struck = name
+            what, self._amid, strikes = self._amid, None, False
+            what()
         if strikes:
             self.struck = name
             self._strike_if(Fault.BEFORE, Fault.KILL_BEFORE, name, commit)

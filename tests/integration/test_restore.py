@@ -1,7 +1,6 @@
 """Going back by going on: what a restore withdraws, brings back, and how it ends a night that can't be merged."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.faults import Points
 from lakeupsert.testing.lake import Lake, row
-
-
-class _BeforeCommit(Points):
-    """Something else happens before the next create."""
-
-    def __init__(self, what: Callable[[], Any]) -> None:
-        super().__init__()
-        self._what: Callable[[], Any] | None = what
-
-    def at(self, name: str, commit: bool = False) -> Any:
-        if commit and self._what is not None:
-            what, self._what = self._what, None
-            what()
-        return super().at(name, commit)
 
 
 @pytest.fixture
@@ -117,8 +101,7 @@ def test_a_lost_race_begins_the_restore_again(lake: Lake) -> None:
     beside = Lake(lake.root)
     beside.landed = lake.landed
     beside.land("4.jsonl", [row("z", 5, 1, 4)])
-    lake.points = _BeforeCommit(lambda: beside.table.append(host="local"))
-    lake.reopen()
+    lake.points.amid(0, lambda: beside.table.append(host="local"), "create")
     plan = lake.table.restore(0, dry=False)
     assert sorted(plan.withdrawn) == [2, 3, 4]
     lake.finish_and_check()

@@ -2,6 +2,9 @@
 
 import shutil
 import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
+from lakeupsert.read.arrow import to_arrow
+from lakeupsert.read.view import View
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
@@ -29,20 +35,64 @@ calls = st.one_of(st.tuples(st.integers(0, 40), st.just("")), st.tuples(st.integ
 strikes = st.one_of(st.none(), st.none(), st.tuples(calls, st.sampled_from(Fault)))
 
 
+class PassingTime(clock.Source):
+    """The machine's clock, and what a test lets pass."""
+
+    passed = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.passed
+
+    def elapsed(self) -> float:
+        return super().elapsed() + self.passed.total_seconds()
+
+
+@dataclass
+class Reader:
+    """Somebody who chose a snapshot and reads it on; ``expired`` is when that expired."""
+
+    view: View
+    rows: list[Any]
+    expired: datetime | None = None
+
+
 class UpkeepMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-        self.lake = Lake(self.root)
+        self.lake = Lake(self.root, keep_snapshots=2)
         self.number = 0
-        self.checked = (-1, -1)
+        self.checked: Any = None
+        self.readers: list[Reader] = []
+        self.time = PassingTime()
+        self.context = ExitStack()
+        self.context.enter_context(clock.use(self.time))
 
     def teardown(self) -> None:
         try:
             self.lake.finish_and_check()
+            if self.lake.entries():
+                self.nothing_is_left_over()
         finally:
+            self.context.close()
             self.lake.table.close()
             shutil.rmtree(self.root)
+
+    def nothing_is_left_over(self) -> None:
+        """Once nobody reads what is expired, exactly the files of kept snapshots are there."""
+        for _ in range(2):
+            self.lake.table.vacuum(dry=False)
+            self.time.passed += timedelta(days=8)
+        self.lake.table.vacuum(dry=False)
+        self.lake.check()
+        table = self.lake.table._table
+        named: set[str] = set()
+        for link in self.lake.table.snapshots():
+            for partition, shown in link.body.partitions.items():
+                for bucket in table.version(partition, shown.version).buckets:
+                    named |= {f.name for f in (*bucket.base, *bucket.tombstones) if f.name}
+        stored = {name for name in self.lake.stored_files() if "/quarantine/" not in name}
+        assert stored == named, f"left over: {stored - named}, lost: {named - stored}"
 
     def struck(self, strike: Any, step: Any) -> None:
         """Run a step; where it is struck, a new process goes on."""
@@ -66,6 +116,24 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.land(rows)
         self.struck(strike, lambda: self.lake.table.run(host="local"))
 
+    @rule(rows=nights, call=calls, hours=st.sampled_from([0, 2]))
+    def night_that_a_vacuum_crosses(self, rows: list[Any], call: Any, hours: int) -> None:
+        """Somewhere in it the process stalls, and goes on when a vacuum is done."""
+
+        def vacuum() -> None:
+            self.time.passed += timedelta(hours=hours)
+            beside = Lake(self.root, **self.lake.given)
+            if beside.entries():
+                beside.table.vacuum(dry=False)
+            beside.table.close()
+
+        self.land(rows)
+        number, kind = call
+        self.lake.points.amid(number, vacuum, kind)
+        self.lake.table.run(host="local")
+        self.lake.points.disarm()
+        self.checked = None
+
     @rule(rows=nights)
     def append_alone(self, rows: list[Any]) -> None:
         self.land(rows)
@@ -88,14 +156,44 @@ class UpkeepMachine(RuleBasedStateMachine):
     def append_what_was_withdrawn(self, strike: Any) -> None:
         self.struck(strike, lambda: self.lake.table.append(host="local", again=True))
 
+    @rule(strike=strikes)
+    def vacuum(self, strike: Any) -> None:
+        if self.lake.entries():
+            self.struck(strike, lambda: self.lake.table.vacuum(dry=False))
+            kept = {link.number for link in self.lake.table.snapshots()}
+            for reader in self.readers:
+                if reader.view.number not in kept and reader.expired is None:
+                    reader.expired = clock.now()
+            self.checked = None
+
+    @rule(hours=st.sampled_from([1, 23, 25, 200]))
+    def pass_time(self, hours: int) -> None:
+        self.time.passed += timedelta(hours=hours)
+
+    @precondition(lambda self: self.lake.table.snapshots())
+    @rule(data=st.data())
+    def begin_to_read(self, data: Any) -> None:
+        number = data.draw(st.sampled_from([link.number for link in self.lake.table.snapshots()]))
+        view = self.lake.table.view(number)
+        self.readers.append(Reader(view, self.lake.expected(view.snapshot.batch)))
+
+    @precondition(lambda self: self.lake.table.snapshots())
+    @rule(name=st.sampled_from(["x", "y"]), data=st.data())
+    def tag(self, name: str, data: Any) -> None:
+        numbers = [link.number for link in self.lake.table.snapshots()]
+        self.lake.table.tag(name, data.draw(st.sampled_from([*numbers, None])))
+
     @invariant()
     def every_snapshot_is_right(self) -> None:
-        """Snapshots are immutable, so each is compared once for each state of the chains below it."""
-        snapshots = self.lake.table.snapshots()
-        state = (len(snapshots), len(self.lake.entries()))
+        """Snapshots are immutable, so each is compared once for each state of the chains below it, and after each vacuum."""
+        state = [link.number for link in self.lake.table.snapshots()], len(self.lake.entries())
         if state != self.checked:
             self.checked = state
             self.lake.check()
+            retained = clock.now() - self.lake.settings.retention + timedelta(minutes=1)
+            self.readers = [r for r in self.readers if r.expired is None or r.expired > retained]
+            for reader in self.readers:
+                assert to_arrow(reader.view).read_all().to_pylist() == reader.rows, "a reader lost its snapshot"
 
 
 def test_lake_under_upkeep_equals_a_dict_after_every_step() -> None:

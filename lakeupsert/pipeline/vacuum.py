@@ -1,0 +1,275 @@
+"""Expire old snapshots, and delete what nobody can need any more: by lineage and behind fences, never by age alone.
+
+Reads     one listing of the table, the kept snapshots, each partition's head and the versions that are needed
+Writes    a snapshot that says which are expired; a fence in the ledger and in each partition's chain where files go; then
+          it deletes, data before the versions that name them
+Repeat    safe at any point: what is left over is found by the next listing
+
+    expire -> look -> fence -> look again -> delete
+                        '--- a writer that began below it gives up, so no file that is deleted can be committed later
+
+A file is needed where a kept snapshot shows it, or a version that may still be published, or a restore that is not merged.
+Snapshots that expired less than `superseded_retention` ago are kept for who reads them now.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import msgspec
+
+from lakeupsert import clock
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.storage import ObjectInfo
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import HOME, TableObjects
+from lakeupsert.table.ledger import LedgerEntry, Restored
+from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.snapshot import Snapshot
+
+VERSIONS_KEPT = timedelta(days=7)
+"""Versions younger than this stay: a writer that stalled must not take a number that once existed."""
+ORPHANS_KEPT = timedelta(hours=1)
+"""Files that no version ever named are not looked at before: most are those of a merge at work, which a fence would undo."""
+_CHAINS = f"{HOME}/partitions/"
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """An object that may go, and why.
+
+    ``partition`` is whose chain its writer commits to (None: the ledger); ``start`` how long that was when the writer
+    began, or None where no writer can name it any more.
+    """
+
+    name: str
+    bytes: int
+    why: str
+    partition: str | None
+    start: int | None
+
+
+@dataclass(frozen=True)
+class Vacuumed:
+    """What was deleted, or with ``dry`` would be; ``expired`` are snapshots that readers can't choose from now on."""
+
+    expired: tuple[int, ...]
+    garbage: tuple[Garbage, ...]
+    dry: bool
+
+    @property
+    def bytes(self) -> int:
+        return sum(g.bytes for g in self.garbage)
+
+
+def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
+    """Keep `keep_snapshots` snapshots and those with a tag, and delete what only others need; ``dry`` only tells what."""
+    table.existing_spec()
+    expired = _expire(table, dry)
+    progress("looking for what nobody needs")
+    look = _Look(table)
+    if dry or not look.garbage:
+        return Vacuumed(expired, tuple(look.garbage), dry)
+    progress("fencing off writers that began before")
+    fence = table.objects.ledger.extend(_ledger_fence)
+    for partition in sorted({g.partition for g in look.garbage if g.partition is not None}):
+        table.objects.partition(partition).extend(lambda head, p=partition: _fence(p, head))  # type: ignore[misc]
+    progress("looking again")
+    look = _Look(table, fence.number if fence else -1)
+    garbage = [g for g in look.garbage if look.fenced(g)]
+    progress(f"deleting {len(garbage)} objects")
+    versions = [g.name for g in garbage if g.name.endswith(".json")]
+    table.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
+    table.store.delete(
+        versions
+    )  # after the data: a version whose files are gone names garbage, files without one hide it
+    return Vacuumed(expired, tuple(garbage), dry)
+
+
+def _expire(table: OpenTable, dry: bool) -> tuple[int, ...]:
+    """Say in the newest snapshot which are expired; their numbers."""
+    gone: list[int] = []
+
+    def build(head: Link[Snapshot] | None) -> Snapshot | None:
+        gone.clear()
+        if head is None:
+            return None
+        oldest, kept, last = head.number, 0, None
+        for number in table.objects.snapshots.numbers():
+            link = head if number == head.number else table.objects.snapshots.get(number)
+            if link is None or number < head.body.expired:
+                break
+            # Tags and expiry make snapshots that show what the one before did; together they count as one.
+            kept += last is None or not link.body.shows(last)
+            last = link.body
+            if kept <= table.settings.keep_snapshots:
+                oldest = number
+            elif number not in head.body.tags.values():
+                gone.append(number)
+        return msgspec.structs.replace(head.body, expired=oldest) if gone and not dry else None
+
+    table.objects.snapshots.extend(build)
+    return tuple(sorted(gone))
+
+
+def _ledger_fence(head: Link[LedgerEntry] | None) -> LedgerEntry:
+    assert head is not None, "there is a spec that somebody published under"
+    return LedgerEntry(
+        kind="fence",
+        batch_id=clock.new_id(),
+        received_at=max(int(clock.now().timestamp() * 1_000_000), head.body.received_at + 1),
+        spec_version=head.body.spec_version,
+    )
+
+
+def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
+    if head is None:
+        return Manifest(partition=partition, merged=0, spec_version=0, fence=0)
+    return msgspec.structs.replace(head.body, fence=head.number + 1)
+
+
+class _Look:
+    """One look at the table: what is there, what is needed, and so what is garbage.
+
+    ``fence`` is the number of the ledger's last fence, as far as the caller knows one.
+    """
+
+    def __init__(self, table: OpenTable, fence: int = -1) -> None:
+        self._table = table
+        self._fence = fence
+        self._now = clock.now()
+        self.garbage: list[Garbage] = []
+        ledger = table.objects.ledger.head()  # before the snapshots, so that it has whatever they show
+        chain = table.objects.snapshots
+        self._snapshots = {n: link for n in chain.numbers() if (link := chain.get(n)) is not None}
+        if ledger is None or not self._snapshots:
+            return
+        self._hold()
+        self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder and name
+        for found in table.store.list(""):
+            self._objects[found.name.rpartition("/")[0]][found.name] = found
+        packs = {name: TableObjects.start_of(name) or 0 for name in self._objects[f"{HOME}/data"]}
+        # An entry that names a pack comes after its start. Restores below the newest snapshot are merged where none lags.
+        low = min(
+            [
+                self._newest.batch + 1,
+                *packs.values(),
+                *(self._newest.partitions[p].merged + 1 for p in self._newest.lagging),
+            ]
+        )
+        self._entries = table.entries(low - 1, ledger.number)
+        self._heads: dict[str, Link[Manifest] | None] = {}
+        chains = {f.removeprefix(_CHAINS) for f in self._objects if f.startswith(_CHAINS)}
+        folders = {f for f in self._objects if f and not f.startswith(HOME)}
+        for partition in sorted(chains | folders):
+            self._look_at_partition(partition)
+        self._look_at_packs(packs)
+        self._look_at_snapshots()
+
+    def fenced(self, garbage: Garbage) -> bool:
+        """Whether its writer can't commit any more."""
+        if garbage.start is None:
+            return True
+        if garbage.partition is None:
+            return garbage.start <= self._fence
+        head = self._heads[garbage.partition]
+        return head is not None and head.body.fence is not None and garbage.start <= head.body.fence
+
+    def _hold(self) -> None:
+        """Which snapshots somebody may read, also those that expired only now."""
+        newest = max(self._snapshots)
+        self._newest = self._snapshots[newest].body
+        since = max(
+            (n for n, s in self._snapshots.items() if self._age(s.written_at) >= self._table.settings.retention),
+            default=None,
+        )
+        recent = [s.body for n, s in self._snapshots.items() if since is None or n >= since]
+        expired = 0 if since is None else self._snapshots[since].body.expired
+        tagged = {number for s in recent for number in s.tags.values()}
+        self._held = {n: s.body for n, s in self._snapshots.items() if n >= expired or n in tagged}
+        self._covered = -1 if since is None else self._snapshots[since].body.batch
+
+    def _age(self, written_at: str) -> timedelta:
+        return self._now - datetime.fromisoformat(written_at)
+
+    def _look_at_partition(self, partition: str) -> None:
+        chain = self._table.objects.partition(partition)
+        versions = sorted(map(chain.number, self._objects[f"{_CHAINS}{partition}"]))
+        head = self._heads[partition] = chain.get(versions[-1]) if versions else None
+        merged = head.body.merged if head else 0
+        last = self._newest.partitions.get(partition)
+        needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
+        needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next
+        needed |= {r.versions[partition] for n, r in self._restores(partition) if merged < n}
+        named = {f.name for n in needed & set(versions) for f in self._files(partition, n)}
+        data = {**self._objects[partition], **self._objects[f"{HOME}/data/{partition}"]}
+        unnamed = [found for name, found in data.items() if name not in named]
+        if unnamed:
+            superseded = {f.name for n in set(versions) - needed for f in self._files(partition, n)}
+            superseded |= {f.name for f in self._adopted(partition)}
+        for found in unnamed:
+            start = TableObjects.start_of(found.name)
+            if found.name in superseded:
+                self._add(found, "superseded, and no kept snapshot shows it", partition, start)
+            elif start is not None and self._is_orphan(found):
+                self._add(found, "its writer did not commit it", partition, start)
+        for number in versions:
+            link = chain.get(number) if number < min(needed, default=0) else None
+            if link is not None and self._age(link.written_at) > VERSIONS_KEPT:
+                name = chain.name(number)
+                found = self._objects[f"{_CHAINS}{partition}"][name]
+                self._add(found, "an old version, and no kept snapshot goes back so far", partition, None)
+
+    def _restores(self, partition: str) -> Iterable[tuple[int, Restored]]:
+        for link in self._entries:
+            if link.body.restored is not None and partition in link.body.touched:
+                yield link.number, link.body.restored
+
+    def _files(self, partition: str, number: int) -> Iterable[DataFile]:
+        if number >= 0:
+            for bucket in self._table.version(partition, number).buckets:
+                yield from (*bucket.base, *bucket.tombstones)
+
+    def _adopted(self, partition: str) -> Iterable[DataFile]:
+        """Files that others wrote: only those that the table adopted are its to delete."""
+        touched = self._table.entries(-1, 0)[0].body.touched.get(partition)
+        return touched.files if touched else ()
+
+    def _look_at_packs(self, packs: dict[str, int]) -> None:
+        named, needed = set(), set()
+        for link in self._entries:
+            for partition, touched in link.body.touched.items():
+                names = {f.name for f in touched.files}
+                named |= names
+                if names and self._needs(partition, link.number):
+                    needed |= names
+        for name, start in packs.items():
+            found = self._objects[f"{HOME}/data"][name]
+            if name in named - needed:
+                self._add(found, "merged, and every kept snapshot has it", None, start)
+            elif name not in named and self._is_orphan(found):
+                self._add(found, "its writer did not commit it", None, start)
+
+    def _needs(self, partition: str, batch: int) -> bool:
+        """Whether somebody may still merge what the batch brought for the partition."""
+        head = self._heads.get(partition)
+        if batch > self._covered or head is None or head.body.merged < batch:
+            return True
+        if any(head.body.merged < n for n, _ in self._restores(partition)):
+            return True
+        return any(
+            partition in s.lagging and s.partitions[partition].merged < batch <= s.batch for s in self._held.values()
+        )
+
+    def _look_at_snapshots(self) -> None:
+        for number, link in self._snapshots.items():
+            if number not in self._held and self._age(link.written_at) > VERSIONS_KEPT:
+                name = self._table.objects.snapshots.name(number)
+                self._add(self._objects[f"{HOME}/snapshots"][name], "expired", None, None)
+
+    def _is_orphan(self, found: ObjectInfo) -> bool:
+        return self._now.timestamp() - found.modified > ORPHANS_KEPT.total_seconds()
+
+    def _add(self, found: ObjectInfo, why: str, partition: str | None, start: int | None) -> None:
+        self.garbage.append(Garbage(found.name, found.size, why, partition, start))
