@@ -1,0 +1,234 @@
+"""What vacuum deletes and what it keeps: by who may still need it, and at any point of it the table stays whole."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert import clock
+from lakeupsert.cli import main
+from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.testing.faults import Fault, Killed
+from lakeupsert.testing.lake import Lake, row
+
+
+class PassingTime(clock.Source):
+    passed = timedelta()
+
+    def now(self) -> datetime:
+        return super().now() + self.passed
+
+
+@pytest.fixture
+def time() -> Iterator[PassingTime]:
+    source = PassingTime()
+    with clock.use(source):
+        yield source
+
+
+def night(lake: Lake, number: int, days: int = 2) -> None:
+    lake.land(f"{number}.jsonl", [row(k, day, number, number) for day in range(days) for k in "ab"])
+    lake.run()
+
+
+def nights(root: Path, number: int, **settings: object) -> Lake:
+    lake = Lake(root, **settings)
+    for n in range(1, number + 1):
+        night(lake, n)
+    return lake
+
+
+def base_files(lake: Lake) -> set[str]:
+    return {f for f in lake.stored_files() if f.endswith(".parquet")}
+
+
+def test_only_what_kept_snapshots_show_is_left(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 6, keep_snapshots=2)
+    lake.table.tag("second", 1)
+    before = lake.stored_files()
+
+    dry = lake.table.vacuum()
+    assert dry.expired == (0, 2, 3)
+    assert not dry.garbage, "they expire now, so who reads them has a day"
+    assert lake.stored_files() == before
+
+    lake.table.vacuum(dry=False)
+    time.passed += timedelta(hours=23)
+    assert not lake.table.vacuum(dry=False).garbage
+    time.passed += timedelta(hours=2)
+    done = lake.table.vacuum(dry=False)
+
+    assert {g.name for g in done.garbage} == before - lake.stored_files()
+    assert len(base_files(lake)) == 2 * 3, "of two partitions the files of snapshots 1, 4 and 5"
+    assert not [f for f in lake.stored_files() if f.endswith(".pack")]
+    assert [link.number for link in lake.table.snapshots() if link.number < 6] == [5, 4, 1]
+    assert {r["v"] for r in lake.rows("second")} == {2}
+    with pytest.raises(ConfigurationError) as expired:
+        lake.rows(3)
+    assert expired.value.code == "expired-snapshot"
+    with pytest.raises(ConfigurationError):
+        lake.table.restore(3)
+    lake.check()
+
+
+def test_old_versions_are_trimmed_after_seven_days_and_the_table_goes_on(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 5, keep_snapshots=1)
+    lake.table.vacuum(dry=False)
+    time.passed += timedelta(days=8)
+    lake.table.vacuum(dry=False)
+    home = tmp_path / "processed/_lakeupsert"
+    assert len(list((home / "partitions/d=2020-01-01").glob("v*"))) == 2, "the newest that is shown, and the fence"
+    assert len(list((home / "snapshots").glob("v*"))) == 2, "the newest, and the one that says what is expired"
+    night(lake, 6)
+    lake.finish_and_check()
+    assert not lake.table.vacuum().garbage
+
+
+def test_a_second_vacuum_finds_nothing_and_writes_nothing(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 3, keep_snapshots=1)
+    for _ in range(2):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=8)
+    lake.table.vacuum(dry=False)
+    lake.reopen()
+    entries = lake.entries()
+    assert not lake.table.vacuum(dry=False).garbage
+    assert lake.table.requests["create"] == 0
+    assert lake.entries() == entries
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_struck_at_every_call_and_repeated_it_leaves_all_that_lives_and_no_garbage(
+    tmp_path: Path, time: PassingTime, fault: Fault
+) -> None:
+    first = nights(tmp_path / "first", 4, keep_snapshots=1)
+    first.table.vacuum(dry=False)
+    night(first, 5)
+    orphan = tmp_path / "first/processed/d=2020-01-01" / f"base-0-{'0' * 32}.parquet"
+    shutil.copy(next(orphan.parent.glob("base-*")), orphan)
+    first.table.vacuum(dry=False)
+    time.passed += timedelta(days=8)
+    whole = first.copy(tmp_path / "whole")
+    whole.points.arm(10**6, fault)
+    whole.table.vacuum(dry=False)
+    calls, left = len(whole.points.seen), whole.stored_files()
+    assert calls > 20
+    assert "d=2020-01-01/" + orphan.name not in left
+    for number in range(calls):
+        lake = first.copy(tmp_path / "struck")
+        lake.points.arm(number, fault)
+        with suppress(Killed, TryAgainError):
+            lake.table.vacuum(dry=False)
+        lake.points.disarm()
+        lake.reopen()
+        lake.check()
+        lake.table.vacuum(dry=False)
+        assert lake.stored_files() == left, f"struck at call {number}: {whole.points.seen[number]}"
+        lake.check()
+        lake.table.close()
+        shutil.rmtree(tmp_path / "struck")
+
+
+def test_what_others_put_there_stays(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 2, keep_snapshots=1)
+    theirs = [
+        tmp_path / "processed" / name for name in ("d=2020-01-01/mine.parquet", "notes.txt", "other/base-1.parquet")
+    ]
+    for file in theirs:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("mine")
+    for _ in range(2):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=8)
+    lake.table.vacuum(dry=False)
+    assert all(file.read_text() == "mine" for file in theirs)
+
+
+def test_with_no_retention_who_lists_folders_reads_the_last_night(tmp_path: Path) -> None:
+    """Strategy rewrite with one snapshot: after each run the folder holds what readers see, and nothing else."""
+    lake = Lake(tmp_path, keep_snapshots=1, superseded_retention="0s")
+    for number in range(1, 4):
+        night(lake, number)
+        listed = duckdb.sql(
+            f"SELECT k, v FROM read_parquet('{tmp_path}/processed/**/*.parquet') ORDER BY ALL"
+        ).fetchall()
+        assert listed == sorted((r["k"], r["v"]) for r in lake.rows())
+
+
+def test_a_restore_that_is_not_merged_keeps_what_it_goes_back_to(tmp_path: Path, time: PassingTime) -> None:
+    """Its partition fails, so the others are published without it, night after night, until the snapshot expires."""
+    lake = nights(tmp_path, 3, keep_snapshots=1, on_failed_partition="skip")
+    lake.table.restore(0, dry=False)
+    chain = lake.table._table.objects.partition("d=2020-01-01")
+    first = tmp_path / "processed" / chain.name(0)
+    shutil.move(first, tmp_path / "aside")
+    for number in range(4, 7):
+        lake.land(f"{number}.jsonl", [row("z", 1, number, number)])
+        for _ in range(5):
+            lake.run()
+    shutil.move(tmp_path / "aside", first)
+    assert lake.table.snapshots()[0].body.lagging == ("d=2020-01-01",)
+    for _ in range(3):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=8)
+    lake.reopen()
+    lake.run()
+    assert lake.rows() == lake.expected(max(n for n, e in lake.entries() if e.kind != "fence"))
+    assert not lake.table.snapshots()[0].body.lagging
+
+
+def test_batches_that_a_kept_snapshot_lags_behind_stay(tmp_path: Path, time: PassingTime) -> None:
+    """A restore to that snapshot has to merge them."""
+    lake = Lake(tmp_path, keep_snapshots=3, on_failed_partition="skip")
+    night(lake, 1)
+    lake.land("2.jsonl", [row("a", 0, 2, 2), row("a", 1, 2, 2)])
+    appended = lake.table.append(host="local")
+    assert appended is not None
+    pack = tmp_path / "processed" / appended.entry.touched["d=2020-01-01"].files[0].name
+    whole = pack.read_bytes()
+    at = appended.entry.touched["d=2020-01-01"].files[0].at or 0
+    pack.write_bytes(whole[:at] + b"damaged" + whole[at + 7 :])
+    for _ in range(5):
+        lake.run()
+    lagging = lake.table.snapshots()[0]
+    assert lagging.body.lagging == ("d=2020-01-01",)
+    pack.write_bytes(whole)
+    lake.run()
+    night(lake, 3)
+    time.passed += timedelta(days=8)
+    lake.table.vacuum(dry=False)
+    lake.table.restore(lagging.number, dry=False)
+    lake.reopen()
+    lake.run()
+    assert lake.rows() == lake.expected(lake.entries()[-1][0])
+
+
+def test_the_command_is_dry_unless_it_is_told_yes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lake = nights(tmp_path, 3)
+    lake.table.close()
+    Path("lakeupsert.toml").write_text(
+        """[tables.t]
+        landing = "landing"
+        processed = "processed"
+        key = ["k", "l"]
+        partition_by = ["d"]
+        order_by = ["ts"]
+        keep_snapshots = 1
+        superseded_retention = "0s"
+        [tables.t.delete]
+        column = "op"
+        values = ["D"]"""
+    )
+    before = lake.stored_files()
+    told = CliRunner().invoke(main, ["vacuum"])
+    assert (told.exit_code, "would expire" in told.stdout, "--yes" in told.stdout) == (0, True, True), told.output
+    assert lake.stored_files() == before
+    done = CliRunner().invoke(main, ["vacuum", "--yes"])
+    assert (done.exit_code, "4 objects" in done.stdout) == (0, True), done.output
+    assert len(base_files(lake)) == 2
