@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-crash test-big bench lock
+.PHONY: help setup demo test lint test-crash test-big bench month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -49,6 +49,9 @@ test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; sever
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.night $(BENCH_ARGS)
+
+month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was? Ten minutes; writes benchmarks/results/
+	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)
 
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
 # hatchling asks for as soon as an install is editable.

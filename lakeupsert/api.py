@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,6 +173,8 @@ class Table:
     def tag(self, name: str, snapshot: str | int | datetime | None = "published") -> Link[Snapshot] | None:
         """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
         link = None if snapshot is None else choose(self._table.objects, snapshot)
+        if link is not None:  # the one that `snapshots` lists
+            link = next(s for s in self.snapshots() if s.number <= link.number)
         return tag(self._table, name, link.number if link else None)
 
     def status(self) -> Status:
@@ -191,11 +194,20 @@ class Table:
         return explain(self._table, key, partition)
 
     def snapshots(self) -> list[Link[Snapshot]]:
-        """Every snapshot that can be read, newest first; the newest has the tags of all."""
+        """Every snapshot that can be read, newest first.
+
+        Tags and expiry are kept in snapshots that show what the one before did; these are left out.
+        """
         chain = self._table.objects.snapshots
         head = chain.head()
         kept = [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
-        return [link for n in kept if (link := chain.get(n)) is not None]
+        links = [link for n in kept if (link := chain.get(n)) is not None]
+        return [a for a, b in zip_longest(links, links[1:]) if b is None or not a.body.shows(b.body)]
+
+    def tags(self) -> dict[str, int]:
+        """The names of snapshots, with their numbers."""
+        head = self._table.objects.snapshots.head()
+        return head.body.tags if head else {}
 
     def view(self, snapshot: str | int | datetime = "published") -> View:
         """The table as of a snapshot: ``"published"``, a snapshot's number, or a time."""

