@@ -135,14 +135,13 @@ def _look(
     """The heads, and every landing file that no batch took."""
     head = table.objects.ledger.head()
     spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
-    links = table.entries(-1, head.number) if head else []
-    entries = [link.body for link in links]
+    entries = table.headers(head.number, write=True) if head else []
     known = taken(entries)
     withdrawn = None
     if again:
-        count = counting(links)
-        known = taken(link.body for link in links if link.number in count)
-        withdrawn = taken(link.body for link in links if link.number not in count)
+        count = counting(enumerate(entries))
+        known = taken(entry for number, entry in enumerate(entries) if number in count)
+        withdrawn = taken(entry for number, entry in enumerate(entries) if number not in count)
     if head is None:
         _refuse_unadopted(table)
     inputs, left_out = _new_files(table, known, withdrawn, received, frozenset(changed))

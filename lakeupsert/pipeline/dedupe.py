@@ -174,7 +174,7 @@ def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: 
         low = base.merged
     entries = table.entries(low, number)
     pending = tuple(link for link in entries if partition in link.body.touched)
-    counts = frozenset(counting(entries))
+    counts = frozenset(counting((link.number, link.body) for link in entries))
     bucket = base.buckets[0] if base.buckets else BucketEntry(id="")
     task = MergeTask(
         partition=partition,

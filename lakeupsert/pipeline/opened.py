@@ -6,14 +6,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.queue import WorkQueue, open_queue
-from lakeupsert.storage import LocalStore, ObjectStore, open_store
-from lakeupsert.table.chain import Link
+from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, open_store
+from lakeupsert.table.chain import FORMAT, Link, newer_format
 from lakeupsert.table.layout import HOME, TableObjects
-from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DeleteRule, TableSpec, create
@@ -27,6 +29,7 @@ class OpenTable:
     settings: TableSettings
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
+    _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
     _snapshot: Link[Snapshot] | None = field(default=None, repr=False)
     _heads: dict[str, Link[Manifest]] = field(default_factory=dict, repr=False)
 
@@ -114,6 +117,33 @@ class OpenTable:
         if head is not None:
             self._entries[head.number] = head
         return head
+
+    def headers(self, high: int, *, write: bool = False) -> list[LedgerEntry]:
+        """Entries 0 to ``high`` without what they touched, at a GET for every 64; ``write`` makes those objects where
+        they are missing."""
+        while len(self._headers) <= high:
+            first = len(self._headers)
+            last = first + HEADERS_TOGETHER - 1
+            if last > high:
+                return self._headers + [header(link.body) for link in self.entries(first - 1, high)]
+            name = TableObjects.ledger_headers(first)
+            try:
+                found = msgspec.json.decode(self.store.get(name), type=Headers)
+                if found.format > FORMAT:
+                    raise newer_format(self.store.uri(name), found.format)
+            except (msgspec.DecodeError, msgspec.ValidationError) as e:
+                raise DamagedTableError(
+                    "damaged-object",
+                    f"{self.store.uri(name)} does not hold headers of lakeupsert's ledger: {e}.",
+                    next="delete that object: it only repeats what the ledger says, and the next append makes it again",
+                ) from e
+            except NotFoundError:
+                entries = tuple(header(link.body) for link in self.entries(first - 1, last))
+                found = Headers(format=FORMAT, first=first, entries=entries)
+                if write:
+                    self.store.create(name, msgspec.json.encode(found))
+            self._headers += found.entries
+        return self._headers[: high + 1]
 
     def last_snapshot(self) -> Link[Snapshot] | None:
         self._snapshot = self.objects.snapshots.head(self._snapshot)

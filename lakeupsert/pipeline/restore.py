@@ -50,18 +50,19 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
     for attempt in range(ATTEMPTS):
         head = table.objects.ledger.head()
         assert head is not None, "there is a snapshot, so there is a ledger"
-        entries = table.entries(-1, head.number)
-        now, then = counting(entries), counting(entries[: to.body.batch + 1])
+        headers = list(enumerate(table.headers(head.number)))
+        now, then = counting(headers), counting(headers[: to.body.batch + 1])
         changed = now ^ then
         newest = table.objects.snapshots.head()
         if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it since it was chosen
             raise expired(to.number, newest)
-        partitions = sorted({p for number in changed for p in entries[number].body.touched})
+        entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}
+        partitions = sorted({p for entry in entries.values() for p in entry.touched})
         plan = RestorePlan(
             snapshot=to.number,
             batch=to.body.batch,
-            withdrawn={n: entries[n].body.rows_appended for n in sorted(now - then)},
-            brought_back={n: entries[n].body.rows_appended for n in sorted(then - now)},
+            withdrawn={n: entries[n].rows_appended for n in sorted(now - then)},
+            brought_back={n: entries[n].rows_appended for n in sorted(then - now)},
             partitions=tuple(partitions),
         )
         versions = {p: _version(table, to.body, p) for p in partitions}

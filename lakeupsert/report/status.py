@@ -38,7 +38,7 @@ def status(table: OpenTable) -> Status:
     snapshot = table.last_snapshot()
     head = table.ledger_head()
     body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
-    entries = table.entries(-1, head.number) if head else []
+    headers = table.headers(head.number) if head else []
     wanted = table.unpublished(snapshot.body if snapshot else None, head.number) if head else {}
     heads = table.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
@@ -55,5 +55,5 @@ def status(table: OpenTable) -> Status:
         queue=table.queue.stats() if head else QueueStats(0, 0, 0),
         rows=body.rows,
         bytes=body.bytes,
-        quarantined=sum(link.body.rows_quarantined for link in entries),
+        quarantined=sum(entry.rows_quarantined for entry in headers),
     )

@@ -186,11 +186,7 @@ class Chain(Generic[Body]):
         try:
             found = msgspec.json.decode(data, type=_Envelope)
             if found.format > FORMAT:
-                raise ConfigurationError(
-                    "newer-format",
-                    f"{self._store.uri(name)} has format {found.format}; this lakeupsert reads formats up to {FORMAT}.",
-                    next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
-                )
+                raise newer_format(self._store.uri(name), found.format)
             if (found.kind, found.number) != (self._kind, number):
                 raise msgspec.ValidationError(f"it says {found.kind} {found.number}, not {self._kind} {number}")
             body = msgspec.json.decode(found.body, type=self._body_type)
@@ -243,6 +239,14 @@ class Chain(Generic[Body]):
             below = self.get(here.number - 1)
             here = below if below is not None and below.write_id == here.parent else None
         return here is not None and here.write_id == link.write_id
+
+
+def newer_format(where: str, found: int) -> ConfigurationError:
+    return ConfigurationError(
+        "newer-format",
+        f"{where} has format {found}; this lakeupsert reads formats up to {FORMAT}.",
+        next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
+    )
 
 
 def races_exhausted(where: str, attempts: int) -> TryAgainError:

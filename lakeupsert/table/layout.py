@@ -39,6 +39,10 @@ class TableObjects:
     def partition(self, partition: str) -> Chain[Manifest]:
         return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
 
+    @staticmethod
+    def ledger_headers(first: int) -> str:
+        return f"{HOME}/headers/ledger-{first:012d}.json"
+
     # `start` is how many versions the chain had when the writer began: the partition's, and for what append writes the
     # ledger's. Vacuum deletes what nobody names only where its writer began below a fence, and so can't commit any more.
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import msgspec
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import DataFile
 
 
@@ -122,20 +121,41 @@ def taken(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
     return found
 
 
-def counting(entries: Iterable[Link[LedgerEntry]]) -> set[int]:
-    """Numbers of those batches among ``entries`` (upwards, none left out) that count after the last of them.
+HEADERS_TOGETHER = 64
+
+
+class Headers(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of entries without what they touched, in one object: who asks what was taken need not read each entry.
+
+    ``format`` as in a chain's version. The ledger itself stays whole; where this object is missing, it is made again.
+    """
+
+    format: int
+    first: int
+    entries: tuple[LedgerEntry, ...]
+
+
+def header(entry: LedgerEntry) -> LedgerEntry:
+    """The entry without what it touched."""
+    return msgspec.structs.replace(
+        entry, touched={}, restored=entry.restored and msgspec.structs.replace(entry.restored, versions={})
+    )
+
+
+def counting(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
+    """Numbers of those batches among ``entries`` (numbered upwards, none left out) that count after the last of them.
 
     A batch adds itself; a restore sets what counts to what counted at the batch that it goes back to. Of batches before
     the first entry nothing is said.
     """
     at: dict[int, _Counting | None] = {}
     now: _Counting | None = None
-    for link in entries:
-        if link.body.restored is not None:
-            now = at.get(link.body.restored.batch)
-        elif link.body.kind == "batch":
-            now = _Counting(link.number, now)
-        at[link.number] = now
+    for number, entry in entries:
+        if entry.restored is not None:
+            now = at.get(entry.restored.batch)
+        elif entry.kind == "batch":
+            now = _Counting(number, now)
+        at[number] = now
     found = set()
     while now is not None:
         found.add(now.number)

@@ -1,0 +1,54 @@
+"""Who asks which landing files were taken reads one object for 64 batches, and the ledger stays the truth."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.table.ledger import HEADERS_TOGETHER
+from lakeupsert.testing.lake import Lake, row
+
+BATCHES = 2 * HEADERS_TOGETHER + 10
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake(tmp_path)
+    for number in range(BATCHES):
+        lake.land(f"{number:04d}.jsonl", [row("a", 0, number, number)])
+        lake.table.append(host="local")
+    lake.reopen()
+    return lake
+
+
+def test_an_append_after_many_batches_reads_few_objects_and_takes_nothing_twice(lake: Lake) -> None:
+    lake.land("new.jsonl", [row("b", 0, 1)])
+    before = lake.table.requests["get"]
+    appended = lake.table.append(host="local")
+    assert appended is not None
+    assert [f.path for f in appended.entry.files] == ["new.jsonl"]
+    assert lake.table.requests["get"] - before < 5 + HEADERS_TOGETHER
+    lake.finish_and_check()
+
+
+def test_headers_that_are_gone_are_made_again(lake: Lake) -> None:
+    folder = lake.root / "processed/_lakeupsert/headers"
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert len(before) == 2
+    for file in folder.iterdir():
+        file.unlink()
+    assert lake.table.status().quarantined == 0, "reading needs none"
+    assert not list(folder.iterdir())
+    lake.reopen()
+    assert lake.table.append(host="local") is None
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_damaged_headers_are_named_and_may_be_deleted(lake: Lake) -> None:
+    file = min((lake.root / "processed/_lakeupsert/headers").iterdir())
+    file.write_bytes(b"{")
+    with pytest.raises(DamagedTableError) as damaged:
+        lake.table.append(host="local")
+    assert (file.name in damaged.value.message, "delete" in damaged.value.next) == (True, True)
+    file.unlink()
+    assert lake.table.append(host="local") is None
