@@ -18,6 +18,7 @@ from lakeupsert.pipeline.append import AppendResult, append
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
 from lakeupsert.pipeline.doctor import Finding, doctor
 from lakeupsert.pipeline.explain import Explanation, explain
+from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.redrive import RedriveResult, redrive
@@ -26,7 +27,7 @@ from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import drain_in_processes
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
-from lakeupsert.read.view import View, ViewFile, choose
+from lakeupsert.read.view import View, ViewFile, choose, no_files
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
@@ -210,22 +211,34 @@ class Table:
         return head.body.tags if head else {}
 
     def view(self, snapshot: str | int | datetime = "published") -> View:
-        """The table as of a snapshot: ``"published"``, a snapshot's number, or a time."""
+        """The table as of a snapshot: ``"published"``, its number, a tag, or a time.
+
+        ``"latest"``: as it will be when all that was appended is merged and published. It is merged now, into temporary
+        files that live as long as the view or a reader of it (of Spark: as long as the session).
+        """
+        return self._view(snapshot, None)
+
+    def _view(self, snapshot: str | int | datetime, where: str | None) -> View:
+        """For readers of ``where`` alone: of `latest`, other partitions are not merged and not there."""
+        if snapshot == "latest":
+            return latest(self._table, where)
         return View.open(self._table.objects, self._table.existing_spec(), snapshot)
 
     def files(self, snapshot: str | int | datetime = "published", where: str | None = None) -> Sequence[ViewFile]:
-        """The files that a reader of the snapshot opens for the filter."""
+        """The files that a reader of the snapshot opens for the filter; those of ``"latest"`` can't be told."""
+        if snapshot == "latest":
+            raise no_files()
         return list(self.view(snapshot).files(where))
 
     def to_arrow(self, snapshot: str | int | datetime = "published", where: str | None = None) -> Any:
         """A ``pyarrow.RecordBatchReader``, ordered by partition and key; Polars and DuckDB take it as it is."""
-        return to_arrow(self.view(snapshot), where)
+        return to_arrow(self._view(snapshot, where), where)
 
     def to_spark(self, spark: Any, snapshot: str | int | datetime = "published", where: str | None = None) -> Any:
         """A Spark DataFrame: a native Parquet scan, with filters and columns pushed down."""
         from lakeupsert.read.spark import to_spark
 
-        return to_spark(spark, self.view(snapshot), where)
+        return to_spark(spark, self._view(snapshot, where), where)
 
     def export(
         self,
@@ -236,7 +249,7 @@ class Table:
         overwrite: bool = False,
     ) -> int:
         """Write the rows to one file (.parquet, .csv, .jsonl), or a Hive folder where ``output`` ends in `/`; how many."""
-        return export(self.view(snapshot), str(output), where=where, overwrite=overwrite)
+        return export(self._view(snapshot, where), str(output), where=where, overwrite=overwrite)
 
     def doctor(self) -> list[Finding]:
         """What is wrong, or may be, with the table and its machine; see `lakeupsert.pipeline.doctor`."""

@@ -49,10 +49,11 @@ _engine = click.option(
 _where = click.option("--where", metavar="SQL", help='Only what holds rows of this condition, such as "store = 7".')
 _snapshot = click.option(
     "--snapshot",
-    metavar="ID|TIME|TAG",
+    metavar="ID|TIME|TAG|latest",
     default="published",
     show_default=True,
-    help="A snapshot's number, its tag, or a time: the newest one published until then.",
+    help="A snapshot's number, its tag, or a time: the newest one published until then. For `export` also latest: "
+    "all that was appended, merged for this reader.",
 )
 
 
@@ -330,13 +331,14 @@ def export(call: Call, target: str, snapshot: str, where: str | None, overwrite:
       lakeupsert export --output january.csv --where "transaction_date < '2020-02-01'"
     """
     with call.open_table() as table, call.progress(table.name) as progress:
-        number = table.view(snapshot).number
+        chosen = snapshot if snapshot == "latest" else table.view(snapshot).number
         progress(f"writing {target}")
-        chosen = "published" if number is None else number
-        rows = table.export(target, snapshot=chosen, where=where, overwrite=overwrite)
-        of = "there is no snapshot yet" if number is None else f"snapshot {number}"
+        rows = table.export(
+            target, snapshot="published" if chosen is None else chosen, where=where, overwrite=overwrite
+        )
+        of = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
         text = f"{output.count(rows, 'row')} to {target} ({of})"
-        return Answer({"snapshot": number, "output": target, "rows": rows}, text)
+        return Answer({"snapshot": chosen, "output": target, "rows": rows}, text)
 
 
 @main.command()
@@ -353,7 +355,11 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
     Example:
       lakeupsert files --where "transaction_date = '2020-01-01'" | xargs ls -l
     """
+    from lakeupsert.read.view import no_files  # brings Arrow
+
     with call.open_table() as table:
+        if snapshot == "latest":
+            raise no_files()
         view = table.view(snapshot)
         found = [
             {"partition": f.partition, "path": f.path, "rows": f.rows, "bytes": f.bytes} for f in view.files(where)

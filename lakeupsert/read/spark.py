@@ -1,6 +1,8 @@
 """Reading a view with Spark: a native Parquet scan, so filters and columns are pushed down into it."""
 
+from functools import reduce
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyarrow.types import is_binary, is_fixed_size_binary, is_large_binary
@@ -13,6 +15,9 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, plain_path
 from lakeupsert.read.where import parse_where
 
+_KEPT: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
+"""Views with temporary files. They live as long as the session: which frames are made of theirs, nobody can tell."""
+
 
 def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataFrame:
     """A DataFrame over the view's files, with the columns of the spec in its order.
@@ -20,19 +25,37 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
     Raises ConfigurationError naming the column and type where Spark can't hold one, and for a filter that can't be used.
     """
     schema = s.StructType([s.StructField(field.name, spark_type(field.type, field.name)) for field in view.spec.schema])
-    files = [_escaped(_hadoop_path(file.uri)) for file in view.files(where)]
-    if not files:
+    roots: dict[str, list[str]] = {}
+    for file in view.files(where):
+        path = _hadoop_path(file.uri)
+        roots.setdefault(path.removesuffix(file.name), []).append(_escaped(path))
+    if not roots:
         return spark.createDataFrame([], schema)
+    if roots.keys() - {_hadoop_path(view.objects.store.uri()) + "/"}:
+        _keep(spark, view)
     options = {
-        "basePath": _hadoop_path(view.objects.store.uri()),
         "datetimeRebaseMode": "CORRECTED",  # our files hold the calendar of today, also before 1582
         "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
         "ignoreCorruptFiles": "false",
     }
-    frame = spark.read.schema(schema).options(**options).parquet(*files)
+    reader = spark.read.schema(schema).options(**options)
+    # One scan a root: Spark takes the values of the partition column from below the base path, and refuses files elsewhere.
+    scans = [reader.option("basePath", root).parquet(*paths) for root, paths in roots.items()]
+    frame = reduce(DataFrame.union, scans)
     for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
         frame = frame.where(conjunct.expression)
     return frame.select(*[_quoted(name) for name in schema.names])
+
+
+def _keep(spark: SparkSession, view: View) -> None:
+    master = spark.conf.get("spark.master") or ""
+    if not master.startswith("local"):
+        raise ConfigurationError(
+            "latest-needs-local-spark",
+            f"`latest` is merged into files on this machine, which the executors of {master!r} can't read.",
+            next="publish (`lakeupsert run`) and read `published`; or read it with to_arrow, or in a session with a local master",
+        )
+    _KEPT.setdefault(spark, []).append(view)
 
 
 class SparkTerms:

@@ -4,8 +4,8 @@ Readers never list folders: a snapshot names manifests, manifests name files. So
 while workers write the next one.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import unquote, urlsplit
 
@@ -16,6 +16,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalar
+from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -38,12 +39,18 @@ class ViewFile:
 
 @dataclass(frozen=True)
 class View:
-    """The table as of one snapshot. ``number`` is None for a table that has none yet: it has no rows."""
+    """The table as of one snapshot.
+
+    Attributes:
+        number: the snapshot's; None where it is in no chain: the table has none yet and so no rows, or it is `latest`.
+        pinned: the files of partitions for which the snapshot names no version.
+    """
 
     objects: TableObjects
     spec: TableSpec
     snapshot: Snapshot
     number: int | None
+    pinned: Mapping[str, Sequence[DataFile]] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -64,37 +71,56 @@ class View:
 
     def partitions(self, where: str | None) -> Iterator[str]:
         """Partitions that may hold a row of the filter, in the order of their values."""
-        values = {p: partition_scalar(self.spec, p) for p in self.snapshot.partitions}
-        names = sorted(values, key=lambda p: (values[p].as_py(), p))
-        condition = all_of(parse_where(where, self.spec.schema, ArrowTerms()))
-        if condition is None:
-            yield from names
-            return
-        # What the partition columns alone rule out is known here, before any manifest is opened.
-        format_, nowhere, column = ds.ParquetFileFormat(), LocalFileSystem(), ds.field(self.spec.partition_by[0])
-        fragments = [
-            format_.make_fragment(str(i), nowhere, partition_expression=column == values[name])
-            for i, name in enumerate(names)
-        ]
-        dataset = ds.FileSystemDataset(fragments, self.spec.schema, format_, nowhere)
-        yield from (names[int(fragment.path)] for fragment in dataset.get_fragments(condition))
+        return partitions_of(self.spec, self.snapshot.partitions, where)
 
     def files(self, where: str | None = None, only: str | None = None) -> Iterator[ViewFile]:
         """The files to open, by partition and key; those of one partition alone on demand."""
         for partition in self.partitions(where) if only is None else [only]:
-            version = self.snapshot.partitions[partition].version
-            manifest = self.objects.partition(partition).get(version)
-            if manifest is None:
-                raise DamagedTableError(
-                    "missing-version",
-                    f"Snapshot {self.number} shows {partition} at version {version}, and that manifest is missing.",
-                    next="restore it from a backup or from the bucket's own versions",
-                    partition=partition,
-                )
-            for bucket in manifest.body.buckets:
-                for file in bucket.base:
-                    uri = self.objects.store.uri(file.name)
-                    yield ViewFile(partition, file.name, uri, file.rows, file.bytes)
+            pinned = self.pinned.get(partition)
+            for file in self._shown(partition) if pinned is None else pinned:
+                uri = self.objects.store.uri(file.name)
+                yield ViewFile(partition, file.name, uri, file.rows, file.bytes)
+
+    def _shown(self, partition: str) -> list[DataFile]:
+        version = self.snapshot.partitions[partition].version
+        manifest = self.objects.partition(partition).get(version)
+        if manifest is None:
+            raise DamagedTableError(
+                "missing-version",
+                f"{'`latest`' if self.number is None else f'Snapshot {self.number}'} shows {partition} at version {version}, "
+                "and that manifest is missing.",
+                next="restore it from a backup or from the bucket's own versions",
+                partition=partition,
+            )
+        return [file for bucket in manifest.body.buckets for file in bucket.base]
+
+
+def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None) -> Iterator[str]:
+    """Those of these partitions that may hold a row of the filter, in the order of their values."""
+    values = {p: partition_scalar(spec, p) for p in names}
+    ordered = sorted(values, key=lambda p: (values[p].as_py(), p))
+    condition = all_of(parse_where(where, spec.schema, ArrowTerms()))
+    if condition is None:
+        yield from ordered
+        return
+    # What the partition columns alone rule out is known here, before any manifest is opened.
+    format_, nowhere, column = ds.ParquetFileFormat(), LocalFileSystem(), ds.field(spec.partition_by[0])
+    fragments = [
+        format_.make_fragment(str(i), nowhere, partition_expression=column == values[name])
+        for i, name in enumerate(ordered)
+    ]
+    dataset = ds.FileSystemDataset(fragments, spec.schema, format_, nowhere)
+    yield from (ordered[int(fragment.path)] for fragment in dataset.get_fragments(condition))
+
+
+def no_files() -> ConfigurationError:
+    """For who asks for the files of `latest`."""
+    return ConfigurationError(
+        "latest-has-no-files",
+        "`latest` is merged while it is read: its files lie in a temporary folder and vanish with their reader.",
+        next="export it (`lakeupsert export --snapshot latest`), read it with to_arrow or to_spark, or list the files of "
+        "`published`",
+    )
 
 
 def plain_path(uri: str) -> str:

@@ -280,11 +280,21 @@ def test_export_writes_once_and_again_only_when_told_to(lake: Path) -> None:
     assert len(Path("out.csv").read_text().splitlines()) == 3
 
 
+def test_latest_is_exported_and_has_no_files(lake: Path) -> None:
+    land(night(1))
+    done("append", "--host", "local")
+    exported = answer("export", "--output", "out.csv", "--snapshot", "latest")["result"]
+    assert exported == {"snapshot": "latest", "output": "out.csv", "rows": 6}
+    error = answer("files", "--snapshot", "latest", code=2)["error"]
+    assert error["code"] == "latest-has-no-files"
+    assert "lakeupsert export --snapshot latest" in error["next"]
+
+
 @pytest.mark.parametrize("command", [["files"], ["export", "--output", "out.csv"]])
-def test_snapshot_latest_is_refused_and_what_is_accepted_is_named(lake: Path, command: list[str]) -> None:
+def test_unknown_snapshot_is_refused_and_what_is_accepted_is_named(lake: Path, command: list[str]) -> None:
     land(night(1))
     done("run", "--host", "local")
-    error = answer(*command, "--snapshot", "latest", code=2)["error"]
+    error = answer(*command, "--snapshot", "newest", code=2)["error"]
     assert error["code"] == "unknown-snapshot"
     for accepted in ("published", "number", "time"):
         assert accepted in error["next"]

@@ -234,7 +234,7 @@ def test_output_that_cannot_be_written_is_refused(
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("arguments", [{"where": "nope = 1"}, {"snapshot": 17}, {"snapshot": "latest"}])
+@pytest.mark.parametrize("arguments", [{"where": "nope = 1"}, {"snapshot": 17}, {"snapshot": "newest"}])
 def test_export_of_what_does_not_exist_writes_nothing(output: str, arguments: Any, tmp_path: Path) -> None:
     table = lake(tmp_path)
     with pytest.raises(ConfigurationError):

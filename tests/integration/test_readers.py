@@ -473,9 +473,7 @@ def test_snapshot_is_chosen_by_number_and_by_time(tmp_path: Path) -> None:
         assert lake.to_arrow(snapshot).read_all()["v"].to_pylist() == [number]
 
 
-@pytest.mark.parametrize(
-    "snapshot", ["latest", "nonsense", "", "0_0", "-1", "3", 3, -1, "2019-12-31", datetime(1, 1, 1)]
-)
+@pytest.mark.parametrize("snapshot", ["nonsense", "", "0_0", "-1", "3", 3, -1, "2019-12-31", datetime(1, 1, 1)])
 @pytest.mark.parametrize("published", [True, False])
 def test_snapshot_that_is_not_there_is_refused(snapshot: Any, published: bool, tmp_path: Path) -> None:
     lake = nights(tmp_path, rows([1]))
@@ -486,7 +484,7 @@ def test_snapshot_that_is_not_there_is_refused(snapshot: Any, published: bool, t
         with pytest.raises(ConfigurationError) as refused:
             read(snapshot)
         assert refused.value.code == "unknown-snapshot"
-    assert ("published" if snapshot in ("latest", "nonsense", "", "0_0") else "snapshot") in str(refused.value)
+    assert ("published" if snapshot in ("nonsense", "", "0_0") else "snapshot") in str(refused.value)
 
 
 def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from lakeupsert import clock
+from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
+from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.testing.faults import Fault, Killed
@@ -143,6 +145,18 @@ class UpkeepMachine(RuleBasedStateMachine):
     def merge_without_publishing(self) -> None:
         if self.lake.entries():
             self.lake.table.dedupe()
+
+    @precondition(lambda self: any(entry.touched for _, entry in self.lake.entries()))
+    @rule(data=st.data())
+    def merge_one_partition(self, data: Any) -> None:
+        pairs = [(p, number) for number, entry in self.lake.entries() for p in sorted(entry.touched)]
+        dedupe_partitions(self.lake.table._table, ArrowEngine(), dict([data.draw(st.sampled_from(pairs))]))
+
+    @precondition(lambda self: self.lake.entries())
+    @rule()
+    def read_latest(self) -> None:
+        """Whatever is half merged, not published or withdrawn."""
+        assert self.lake.rows("latest") == self.lake.expected(self.lake.entries()[-1][0])
 
     @precondition(lambda self: self.lake.table.snapshots())
     @rule(strike=strikes, data=st.data(), finish=st.booleans())

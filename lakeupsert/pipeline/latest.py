@@ -1,0 +1,131 @@
+"""The reader's choice `latest`: all batches of the ledger, whole, also where they are not merged or published yet.
+
+Reads     the ledger's head, then the last snapshot, then of each partition that is touched since or lags the newest version
+          up to that head, and what of it is pending
+Writes    nothing in the table; merged files go to a temporary folder of this machine and vanish with the view
+Repeat    safe; appends, workers, publishers and restores beside it disturb nothing, since all that it reads is immutable
+
+The ledger's number comes first and bounds everything: a head may hold batches that other partitions do not show yet.
+"""
+
+from dataclasses import dataclass
+
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.merge import MergeTask
+from lakeupsert.errors import DamagedTableError, RefusedError
+from lakeupsert.pipeline.dedupe import step_to
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.read.view import View, partitions_of
+from lakeupsert.storage.overlay import OverlayStore
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.spec import TableSpec
+
+ATTEMPTS = 5
+"""How often it begins at new heads where vacuum took what the old ones needed."""
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What there is to show: batches up to ``batch``, by the snapshot and the partitions that it does not show whole.
+
+    Attributes:
+        number: the snapshot's.
+        touched: these partitions, with the last batch <= ``batch`` of each.
+        newest: their head versions, which may be beyond ``batch``; a partition that was never merged has none.
+    """
+
+    batch: int
+    number: int | None
+    snapshot: Snapshot
+    touched: dict[str, int]
+    newest: dict[str, Link[Manifest]]
+
+    @property
+    def numbers(self) -> tuple[int, int | None, dict[str, int]]:
+        """Equal as long as nothing was appended to any of the chains."""
+        return self.batch, self.number, {p: link.number for p, link in self.newest.items()}
+
+
+def latest(table: OpenTable, where: str | None = None) -> View:
+    """A view of every batch in the ledger; it has the partitions alone that may hold a row of the filter.
+
+    Memory is that of one merge, the temporary folder holds the dirty partitions. Raises DamagedTableError or RefusedError
+    naming the partition where a pending batch can't be merged.
+    """
+    table.existing_spec()  # an error where there is no table, or another one
+    heads = _read_heads(table)
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _merged(table, heads, where)
+        except DamagedTableError:
+            before, heads = heads, _read_heads(table)
+            if heads.numbers == before.numbers:
+                raise
+    return _merged(table, heads, where)
+
+
+def _read_heads(table: OpenTable) -> _Heads:
+    ledger = table.ledger_head()  # before everything else
+    link = table.last_snapshot()
+    snapshot = link.body if link else None
+    batch = max(ledger.number if ledger else 0, snapshot.batch if snapshot else 0)
+    touched = table.unpublished(snapshot, batch) if ledger else {}
+    return _Heads(
+        batch=batch,
+        number=link.number if link else None,
+        snapshot=snapshot or Snapshot(batch=-1, spec_version=0),
+        touched=touched,
+        newest=table.heads(touched),
+    )
+
+
+def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
+    entry = table.entry(heads.batch)
+    spec_version = entry.body.spec_version if entry else 0
+    spec = table.spec(spec_version)
+    wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where))
+    shown = {p: heads.snapshot.partitions[p] for p in wanted if p not in heads.touched}
+    # All are planned before one is merged: a version that is gone is found out early.
+    tasks = [_task(table, heads, p) for p in wanted if p in heads.touched]
+    pinned: dict[str, tuple[DataFile, ...]] = {}
+    overlay = OverlayStore(table.store) if any(task.batches for task in tasks) else None
+    try:
+        for task in tasks:
+            files = _files(overlay, spec, spec_version, task) if overlay and task.batches else task.base
+            pinned[task.partition] = files
+            shown[task.partition] = Shown(  # of no version
+                version=-1, merged=task.up_to, rows=sum(f.rows for f in files), bytes=sum(f.bytes for f in files)
+            )
+    except BaseException:
+        if overlay:
+            overlay.remove()
+        raise
+    snapshot = Snapshot(batch=heads.batch, spec_version=spec_version, partitions=shown)
+    return View(TableObjects(overlay) if overlay else table.objects, spec, snapshot, None, pinned)
+
+
+def _task(table: OpenTable, heads: _Heads, partition: str) -> MergeTask:
+    """What brings a partition up to the batch; a task without batches where nothing is pending, or a restore alone."""
+    chain, version = table.objects.partition(partition), heads.newest.get(partition)
+    while version is not None and version.body.merged > heads.batch:
+        version = next(chain.between(version.number - 2, version.number - 1)) if version.number else None
+    merged = version.body.merged if version else 0
+    # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
+    low = merged if partition in heads.snapshot.lagging else max(merged, heads.snapshot.batch)
+    return step_to(table, version, partition, low, heads.touched[partition]).task
+
+
+def _files(store: OverlayStore, spec: TableSpec, spec_version: int, task: MergeTask) -> tuple[DataFile, ...]:
+    try:
+        [output] = ArrowEngine().merge(store, spec, spec_version, [task])
+    except (DamagedTableError, RefusedError) as e:
+        raise type(e)(
+            e.code,
+            f"{task.partition} can't be merged up to batch {task.up_to}, so `latest` can't be read. {e.message}",
+            next=f"{e.next}; `published` can be read meanwhile",
+            partition=task.partition,
+        ) from e
+    return output.base
