@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import zip_longest
 from pathlib import Path
@@ -22,6 +22,7 @@ from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.redrive import RedriveResult, redrive
+from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import drain_in_processes
@@ -33,6 +34,7 @@ from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.work import Source
 
 HostName = Literal["spark", "local"]
 EngineName = Literal["arrow", "spark"]
@@ -45,6 +47,16 @@ class RunResult:
     append: AppendResult | None
     dedupe: list[PartitionResult]
     publish: PublishResult
+
+
+@dataclass(frozen=True)
+class ReprocessResult:
+    """``left`` are partitions that no worker has written anew; ``publish`` is None where nothing was to do, or dry."""
+
+    plan: ReprocessPlan
+    dedupe: list[PartitionResult] = field(default_factory=list)
+    publish: PublishResult | None = None
+    left: tuple[str, ...] = ()
 
 
 class Table:
@@ -153,6 +165,41 @@ class Table:
         if refused is not None:
             raise refused
         return RunResult(appended, deduped, published)
+
+    def reprocess(
+        self,
+        selected: Callable[[str], bool] = lambda partition: True,
+        *,
+        source: Source = "stored",
+        host: HostName = "spark",
+        workers: int = 1,
+        engine: EngineName | None = None,
+        dry: bool = False,
+        stop: threading.Event | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> ReprocessResult:
+        """Write the selected partitions anew at the batch that each has, and publish them; no row changes.
+
+        From what is ``stored``, or from the ``landing`` files of all their batches; with ``dry`` it tells what that takes.
+        It goes through the queue, and waits for partitions that other workers have taken.
+        """
+        self._table.existing_spec()
+        stop = stop or threading.Event()
+        reader = _host(host) if source == "landing" else None
+        plan = reprocess(self._table, reader, selected, dry=dry, progress=progress)
+        if plan.work is None:
+            return ReprocessResult(plan)
+        results: list[PartitionResult] = []
+        while True:
+            results += self.dedupe(
+                workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to write")
+            )
+            left = plan.left(self._table)
+            stats = self._table.queue.stats()
+            if not left or not stats.visible + stats.leased or stop.wait(1.0):
+                break
+        progress("publishing")
+        return ReprocessResult(plan, results, publish(self._table, also=plan.heads), tuple(left))
 
     def restore(self, to: str | int | datetime, *, dry: bool = True) -> RestorePlan:
         """Go back to a snapshot by its number, a tag or a time; `dedupe` and `publish` then finish it.

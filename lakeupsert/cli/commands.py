@@ -24,7 +24,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-_host = click.option(
+host_option = click.option(
     "--host",
     type=click.Choice(["spark", "local"]),
     default="spark",
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 @main.command()
-@_host
+@host_option
 @workers_option
 @_engine
 @_batch_id
@@ -111,7 +111,7 @@ def run(call: Call, host: "HostName", workers: int, engine: "EngineName | None",
 
 
 @main.command()
-@_host
+@host_option
 @click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to take.")
 @click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to take.")
 @_batch_id

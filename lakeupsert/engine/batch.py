@@ -33,7 +33,7 @@ from lakeupsert.engine.landing import (
 from lakeupsert.engine.rank import latest
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import QuarantineFile
+from lakeupsert.table.ledger import QuarantineFile, Touched
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
@@ -62,6 +62,8 @@ class AppendJob:
     spec_version: int
     start: int
     """How many entries the ledger has; it is in the new files' names."""
+    only: frozenset[str] | None = None
+    """A batch that is read again for these partitions alone: their rows are written, and nothing to quarantine."""
 
     @property
     def spec(self) -> TableSpec:
@@ -103,6 +105,21 @@ class Written(msgspec.Struct, frozen=True, tag=True):
 Report = FileRead | FileFailed | Refused | Written
 
 
+def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:
+    """What was written, for each partition."""
+    touched: dict[str, Touched] = {}
+    for report in reports:
+        if isinstance(report, Written):
+            before = touched.get(report.partition, Touched(files=(), rows=0, superseded=0, bytes=0))
+            touched[report.partition] = Touched(
+                files=(*before.files, *report.files),
+                rows=before.rows + report.rows,
+                superseded=before.superseded + report.superseded,
+                bytes=before.bytes + sum(f.bytes for f in report.files),
+            )
+    return dict(sorted(touched.items()))
+
+
 class Host(Protocol):
     """Where the row work runs."""
 
@@ -128,9 +145,15 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
             try:
                 for rows in read_rows(job.landing, given, job.format, job.rules):
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
-                    quarantine.write(rows.quarantined)
-                    place = pa.array(np.full(rows.accepted.num_rows, given.place, np.int32))
-                    yield rows.accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
+                    accepted = rows.accepted
+                    if job.only is None:
+                        quarantine.write(rows.quarantined)
+                    else:
+                        accepted = accepted.filter(
+                            pc.is_in(accepted[PARTITION], pa.array(sorted(job.only), pa.string()))
+                        )
+                    place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
+                    yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
                 begins = given.row_groups is None or given.row_groups[0] == 0
                 yield FileRead(given.path, rows_read, _hash(job, given) if begins else None)
             except UnreadableFileError as e:

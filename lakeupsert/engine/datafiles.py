@@ -2,6 +2,7 @@
 
 import errno
 import io
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
+from lakeupsert.table.layout import partition_of
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 
 ROW_GROUP_BYTES = 32 << 20
@@ -243,12 +245,17 @@ def opened(
                 next="check the disk or mount, then run the same command again",
             ) from e
         found = "is missing" if isinstance(e, NotFoundError) else f"can't be read: {str(e).rstrip('.')}"
+        advice = "restore that object from a backup or from the bucket's own versions"
+        stored = partition_of(name)
+        if stored is not None:
+            again = f"lakeupsert reprocess --partition {shlex.quote(stored)} --source landing"
+            advice += f", or make the partition anew from its landing files: `{again}`"
         raise DamagedTableError(
             "damaged-data-file",
             f"Data file {store.uri(name)} {found}. Its manifest names it, so something other than lakeupsert "
             "deleted or changed it.",
-            next="restore that object from a backup or from the bucket's own versions",
-            partition=partition,
+            next=advice,
+            partition=partition or stored,
         ) from e
 
 

@@ -30,7 +30,7 @@ from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HIVE_NULL, HOME, partition_name
 from lakeupsert.table.ledger import LedgerEntry, Touched
-from lakeupsert.table.manifest import BucketEntry, Counters, Manifest
+from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.spec import TableSpec, widened
 from lakeupsert.table.types import named_type
 
@@ -230,6 +230,5 @@ def _first(partition: str, touched: Touched, head: Link[Manifest] | None) -> Man
     """The partition's manifest at batch 0; None where an earlier attempt wrote it."""
     if head is not None and head.body.buckets[0].base == touched.files:
         return None
-    counters = Counters(appended=touched.rows, live=touched.rows)
-    bucket = BucketEntry(id=clock.new_id(), settled=False, base=touched.files, counters=counters)
-    return Manifest(partition=partition, merged=0, spec_version=0, buckets=(bucket,), made={"engine": "adopt"})
+    made: dict[str, str | float | int] = {"engine": "adopt"}
+    return Manifest(partition=partition, merged=0, spec_version=0, buckets=(touched.as_adopted(),), made=made)

@@ -22,14 +22,24 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Refused, Report, Written, quarantine_files
+from lakeupsert.engine.batch import (
+    AppendJob,
+    FileFailed,
+    FileRead,
+    Host,
+    Refused,
+    Report,
+    Written,
+    quarantine_files,
+    touched_by,
+)
 from lakeupsert.engine.landing import LandingInput, RowRules, Survey, content_hash, unify, without_nulls
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, Touched, counting, taken
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, counting, taken
 from lakeupsert.table.spec import TableSpec, evolve
 from lakeupsert.table.types import named_type
 
@@ -368,7 +378,6 @@ def _text_columns(table: OpenTable) -> frozenset[str]:
 def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadable: dict[str, str]) -> LedgerEntry:
     rows: Counter[str] = Counter()
     hashes: dict[str, str] = {}
-    touched: dict[str, Touched] = {}
     reasons: Counter[str] = Counter()
     quarantine: list[QuarantineFile] = []
     for report in reports:
@@ -379,14 +388,6 @@ def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadabl
         elif isinstance(report, Refused):
             reasons.update(report.reasons)
             quarantine.append(report.file)
-        elif isinstance(report, Written):
-            before = touched.get(report.partition, Touched(files=(), rows=0, superseded=0, bytes=0))
-            touched[report.partition] = Touched(
-                files=(*before.files, *report.files),
-                rows=before.rows + report.rows,
-                superseded=before.superseded + report.superseded,
-                bytes=before.bytes + sum(f.bytes for f in report.files),
-            )
     return LedgerEntry(
         kind="batch",
         batch_id=ground.batch_id,
@@ -396,7 +397,7 @@ def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadabl
             LandingFile(path=i.path, size=i.size, etag=i.etag, sha256=hashes.get(i.path, ""), rows=rows[i.path])
             for i in ground.inputs
         ),
-        touched=dict(sorted(touched.items())),
+        touched=touched_by(reports),
         rows_read=sum(rows.values()) + len(unreadable),  # an unreadable file counts as the one row that tells of it
         quarantined=dict(sorted(reasons.items())),
         quarantine=tuple(quarantine),

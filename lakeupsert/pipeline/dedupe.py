@@ -26,13 +26,14 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
-from lakeupsert.errors import TryAgainError
+from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Lease, Message
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import BucketEntry, Counters, Failed, Manifest
 from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.work import Rebuilt
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Step:
         base: what the merge begins from: the head, or the version that a restore goes back to.
         pending: ledger entries above ``base`` that touch the partition, up to the one that `merged` will be.
         counting: numbers of those among them whose rows are merged; the others are withdrawn.
+        work: the work object that asks for it, where the partition is written anew at the `merged` that it has.
     """
 
     head: Link[Manifest] | None
@@ -85,13 +87,22 @@ class Step:
     pending: tuple[Link[LedgerEntry], ...]
     counting: frozenset[int]
     task: MergeTask
+    work: str | None = None
+
+    @property
+    def merges(self) -> bool:
+        """Whether rows are written; a restore puts a version back as it is."""
+        return bool(self.task.batches) or (self.work is not None and bool(self.task.base or self.task.tombstones))
 
 
-def dedupe_partitions(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> list[PartitionResult]:
+def dedupe_partitions(
+    table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None = None
+) -> list[PartitionResult]:
     """Bring each partition of ``wanted`` up to its batch, in shared calls of the engine; one result each.
 
     A version is committed for every pending batch that is not published yet, so that each batch can be published, however
-    fast new ones come. Raises what engine and store raise; then some partitions may be merged, and the call can be repeated.
+    fast new ones come. With ``work``, the name of a work object, each is written anew as that says instead, once.
+    Raises what engine and store raise; then some partitions may be merged, and the call can be repeated.
     """
     snapshot = table.last_snapshot()
     results = {partition: PartitionResult(partition) for partition in wanted}
@@ -105,7 +116,10 @@ def dedupe_partitions(table: OpenTable, engine: Engine, wanted: dict[str, int]) 
             if partition not in heads:
                 heads[partition] = table.objects.partition(partition).head()
             head = heads.pop(partition)
-            step = _next_step(table, partition, batch, snapshot.body if snapshot else None, head)
+            if work is None:
+                step = _next_step(table, partition, batch, snapshot.body if snapshot else None, head)
+            else:
+                step = _step_anew(table, head, partition, work)
             if head is not None:
                 results[partition] = replace(results[partition], version=head.number, merged=head.body.merged)
             if step is None:
@@ -119,9 +133,9 @@ def dedupe_partitions(table: OpenTable, engine: Engine, wanted: dict[str, int]) 
         by_spec: dict[int, list[Step]] = {}
         merged: list[tuple[Step, MergeOutput]] = []
         for step in steps:
-            if step.task.batches:
+            if step.merges:
                 by_spec.setdefault(_spec_version(step), []).append(step)
-            else:  # a restore: the version that it goes back to, as it is
+            else:
                 merged.append((step, MergeOutput(step.task.base, step.task.tombstones, 0)))
         for version, of_spec in by_spec.items():
             outputs = engine.merge(table.store, table.spec(version), version, [step.task for step in of_spec])
@@ -174,24 +188,75 @@ def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: 
         low = base.merged
     entries = table.entries(low, number)
     pending = tuple(link for link in entries if partition in link.body.touched)
-    counts = frozenset(counting((link.number, link.body) for link in entries))
+    return _step(head, base, pending, frozenset(counting((link.number, link.body) for link in entries)), number)
+
+
+def _step_anew(table: OpenTable, head: Link[Manifest] | None, partition: str, name: str) -> Step | None:
+    """What writes a partition anew at the `merged` of ``head``; None where that is done, or nothing is stored."""
+    work = table.work(name)
+    asked = work.partitions.get(partition)
+    if asked is None or head is None or not head.body.buckets or head.body.reprocessed == name:
+        return None
+    merged = head.body.merged
+    base, counts = head.body, frozenset[int]()
+    pending: tuple[Link[LedgerEntry], ...] = ()
+    if work.source == "landing":
+        adopted, *entries = table.entries(-1, merged)
+        counts = frozenset(
+            counting((link.number, link.body) for link in entries)
+        )  # at the `merged` that is kept: what came later says nothing about it
+        first = adopted.body.touched.get(partition)
+        base = Manifest(
+            partition=partition, merged=0, spec_version=0, buckets=(first.as_adopted(),) if first is not None else ()
+        )
+        pending = tuple(
+            _rebuilt(link, partition, asked) if link.number in counts else link
+            for link in entries
+            if partition in link.body.touched
+        )
+    return _step(head, base, pending, counts, merged, name)
+
+
+def _step(
+    head: Link[Manifest] | None,
+    base: Manifest,
+    pending: tuple[Link[LedgerEntry], ...],
+    counts: frozenset[int],
+    number: int,
+    work: str | None = None,
+) -> Step:
     bucket = base.buckets[0] if base.buckets else BucketEntry(id="")
     task = MergeTask(
-        partition=partition,
+        partition=base.partition,
         base=bucket.base,
         tombstones=bucket.tombstones,
-        batches=tuple(link.body.touched[partition].files for link in pending if link.number in counts),
+        batches=tuple(link.body.touched[base.partition].files for link in pending if link.number in counts),
         up_to=number,
         start=head.number + 1 if head else 0,
         settled=bucket.settled,
     )
-    return Step(head, base, pending, counts, task)
+    return Step(head, base, pending, counts, task, work)
+
+
+def _rebuilt(link: Link[LedgerEntry], partition: str, asked: Rebuilt) -> Link[LedgerEntry]:
+    """A batch with what was made of its landing files; one that was merged since then has its appended files."""
+    if link.number > asked.merged:
+        return link
+    if link.number not in asked.batches:
+        raise RefusedError(
+            "work-outdated",
+            f"Batch {link.number} counts again by a restore, and the reprocess of {partition} began before that. The "
+            "partition stays as it is.",
+            next="run `lakeupsert reprocess` again",
+            partition=partition,
+        )
+    touched = {**link.body.touched, partition: asked.batches[link.number]}
+    return replace(link, body=msgspec.structs.replace(link.body, touched=touched))
 
 
 def _spec_version(step: Step) -> int:
-    return max(
-        step.pending[-1].body.spec_version, step.base.spec_version, step.head.body.spec_version if step.head else 0
-    )
+    last = step.pending[-1].body.spec_version if step.pending else 0
+    return max(last, step.base.spec_version, step.head.body.spec_version if step.head else 0)
 
 
 def _commit(table: OpenTable, step: Step, output: MergeOutput, engine: str, seconds: float) -> Link[Manifest] | None:
@@ -237,7 +302,7 @@ def _merged(
     )
     bucket = BucketEntry(
         id=clock.new_id(),
-        settled=task.settled or bool(task.batches),
+        settled=task.settled or step.merges,
         base=output.base,
         tombstones=output.tombstones,
         counters=counters,
@@ -249,6 +314,7 @@ def _merged(
         spec_version=_spec_version(step),
         buckets=(bucket,),
         failed=before.failed if before.failed and before.failed.batch > task.up_to else None,
+        reprocessed=step.work or before.reprocessed,
         made=made,
     )
 
@@ -270,9 +336,9 @@ def _added(
         rows_out=link.body.rows,
         rows_superseded=result.rows_superseded + output.superseded,
         rows_deleted=sum(f.rows for f in output.tombstones),
-        bytes_read=result.bytes_read + (task.bytes if task.batches else 0),
+        bytes_read=result.bytes_read + (task.bytes if step.merges else 0),
         bytes_written=result.bytes_written
-        + (sum(f.bytes for f in (*output.base, *output.tombstones)) if task.batches else 0),
+        + (sum(f.bytes for f in (*output.base, *output.tombstones)) if step.merges else 0),
         engine=engine,
         seconds=result.seconds + seconds,
         status="merged",
@@ -340,7 +406,7 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
             unanswered.remove(lease)
 
     queue = table.queue
-    held: dict[str, list[Lease]] = {}
+    held: dict[str | None, dict[str, list[Lease]]] = {}
     try:
         for lease in leases:
             message = lease.message
@@ -348,37 +414,41 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
             if entry is None:  # queues outlive tables, and one that is made anew counts from 0
                 reason = f"it is for table {message.table!r}, batch {message.batch}; {table.name!r} has no such batch"
                 answer(queue.bury, [lease], reason)
-            elif message.partition not in entry.body.touched:
+            elif message.work is None and message.partition not in entry.body.touched:
                 answer(queue.ack, [lease])
             else:
-                held.setdefault(message.partition, []).append(lease)
-        wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in held.items()}
-        receives = {partition: max(x.receives for x in of_it) for partition, of_it in held.items()}
-        to_try = {p: batch for p, batch in wanted.items() if receives[p] <= queue.max_receives}
-        given_up = [
-            PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name) for p in wanted if p not in to_try
-        ]
-        for result in itertools.chain(given_up, _each(table, engine, to_try)):
-            of_it = held[result.partition]
-            if result.status != "failed":
-                answer(queue.ack, of_it)
-                yield result
-            elif receives[result.partition] < queue.max_receives:
-                log.warning("partition failed, will be tried again: %s: %s", result.partition, result.error)
-                answer(queue.release, of_it, retry_seconds)
-            else:
-                _mark_failed(table, result.partition, wanted[result.partition], result.error or "")
-                answer(queue.bury, of_it, result.error or "")
-                yield result
+                held.setdefault(message.work, {}).setdefault(message.partition, []).append(lease)
+        for work, of_work in held.items():
+            wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in of_work.items()}
+            receives = {partition: max(x.receives for x in of_it) for partition, of_it in of_work.items()}
+            to_try = {p: batch for p, batch in wanted.items() if receives[p] <= queue.max_receives}
+            given_up = [
+                PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name)
+                for p in wanted
+                if p not in to_try
+            ]
+            for result in itertools.chain(given_up, _each(table, engine, to_try, work)):
+                of_it = of_work[result.partition]
+                if result.status != "failed":
+                    answer(queue.ack, of_it)
+                    yield result
+                elif receives[result.partition] < queue.max_receives:
+                    log.warning("partition failed, will be tried again: %s: %s", result.partition, result.error)
+                    answer(queue.release, of_it, retry_seconds)
+                else:
+                    if work is None:
+                        _mark_failed(table, result.partition, wanted[result.partition], result.error or "")
+                    answer(queue.bury, of_it, result.error or "")
+                    yield result
     finally:
         for lease in unanswered:
             queue.release(lease)
 
 
-def _each(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> Iterator[PartitionResult]:
+def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None) -> Iterator[PartitionResult]:
     """One shared call; where that fails, each partition alone, since only that shows whose fault it was."""
     try:
-        yield from dedupe_partitions(table, engine, wanted)
+        yield from dedupe_partitions(table, engine, wanted, work)
         return
     except TryAgainError:
         raise
@@ -386,7 +456,7 @@ def _each(table: OpenTable, engine: Engine, wanted: dict[str, int]) -> Iterator[
         log.debug("a shared call failed, trying each partition alone: %r", e)
     for partition, batch in wanted.items():
         try:
-            yield from dedupe_partitions(table, engine, {partition: batch})
+            yield from dedupe_partitions(table, engine, {partition: batch}, work)
         except TryAgainError:
             raise
         except Exception as e:

@@ -19,6 +19,7 @@ from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, head
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DeleteRule, TableSpec, create
+from lakeupsert.table.work import Work, read_work
 
 
 @dataclass
@@ -32,6 +33,7 @@ class OpenTable:
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
     _snapshot: Link[Snapshot] | None = field(default=None, repr=False)
     _heads: dict[str, Link[Manifest]] = field(default_factory=dict, repr=False)
+    _works: dict[str, Work] = field(default_factory=dict, repr=False)
 
     @cached_property
     def objects(self) -> TableObjects:
@@ -182,6 +184,11 @@ class OpenTable:
                 partition=partition,
             )
         return found.body
+
+    def work(self, name: str) -> Work:
+        if name not in self._works:
+            self._works[name] = read_work(self.store, name)
+        return self._works[name]
 
     def failed(self, partitions: Iterable[str]) -> dict[str, str]:
         """Those that are marked failed, with the reason."""

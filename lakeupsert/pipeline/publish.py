@@ -8,6 +8,7 @@ Snapshot N needs, of every partition that is touched in (last snapshot's batch, 
 the last batch <= N that touches it. Where one has jumped beyond N, or is not there yet, another N is tried.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from lakeupsert.pipeline.opened import OpenTable
@@ -33,14 +34,17 @@ class PublishResult:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def publish(table: OpenTable) -> PublishResult:
-    """Append the newest possible snapshot; the result also where nothing was to do."""
+def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
+    """Append the newest possible snapshot; the result also where nothing was to do.
+
+    ``also``: partitions of which there may be a newer version at the same `merged`. Nobody else looks at their heads.
+    """
     before = table.last_snapshot()
 
     def build(last: Link[Snapshot] | None) -> Snapshot | None:
         nonlocal before
         before = last
-        return _candidate(table, last.body if last else None)
+        return _candidate(table, last.body if last else None, also)
 
     published = table.objects.snapshots.extend(build)
     now = published or before
@@ -62,29 +66,30 @@ def publish(table: OpenTable) -> PublishResult:
     )
 
 
-def _candidate(table: OpenTable, old: Snapshot | None) -> Snapshot | None:
+def _candidate(table: OpenTable, old: Snapshot | None, also: Collection[str]) -> Snapshot | None:
     """The snapshot of the greatest batch that can be shown, or None where that is what ``old`` shows."""
     head = table.objects.ledger.head()
     if head is None:
         return None
     shown_batch = old.batch if old else 0
     behind = table.unpublished(old, head.number)
-    heads = {p: table.objects.partition(p).head() for p in behind}
+    anew = {p: old.partitions[p].merged for p in also if p in old.partitions} if old else {}
+    heads = {p: table.objects.partition(p).head() for p in {**behind, **anew}}
     for batch in range(head.number, shown_batch - 1, -1):
         if batch > shown_batch and table.entries(batch - 1, batch)[0].body.kind == "fence":
             continue  # nothing came with it
-        new = _snapshot_of(table, old, batch, heads)
+        new = _snapshot_of(table, old, batch, heads, anew)
         if new is not None:
             return None if old is not None and (new.batch, new.partitions) == (old.batch, old.partitions) else new
     return None
 
 
 def _snapshot_of(
-    table: OpenTable, old: Snapshot | None, batch: int, heads: dict[str, Link[Manifest] | None]
+    table: OpenTable, old: Snapshot | None, batch: int, heads: dict[str, Link[Manifest] | None], anew: dict[str, int]
 ) -> Snapshot | None:
     partitions = dict(old.partitions) if old else {}
     lagging = []
-    for partition, wanted in table.unpublished(old, batch).items():
+    for partition, wanted in {**anew, **table.unpublished(old, batch)}.items():
         head = heads[partition]
         found = _version_at(table, partition, head, wanted)
         if found is None or found.body.merged != wanted:

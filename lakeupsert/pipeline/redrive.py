@@ -34,9 +34,16 @@ def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition
         return RedriveResult((), 0, 0, 0)
     letters = table.queue.dead_letters(table.queue.stats().dead)
     wanted = {x.message for x in letters if x.message and _is_ours(table, x.message) and selected(x.message.partition)}
-    merged = {message for message in wanted if table.merged(message.partition, message.batch)}
-    redriven, dropped = table.queue.redrive(wanted - merged, drop=merged)
+    done = {message for message in wanted if _is_done(table, message)}
+    redriven, dropped = table.queue.redrive(wanted - done, drop=done)
     return RedriveResult(tuple(letters), redriven, dropped, table.queue.stats().dead)
+
+
+def _is_done(table: OpenTable, message: Message) -> bool:
+    if message.work is None:
+        return table.merged(message.partition, message.batch)
+    head = table.objects.partition(message.partition).head()
+    return head is not None and head.body.reprocessed == message.work
 
 
 def _is_ours(table: OpenTable, message: Message) -> bool:

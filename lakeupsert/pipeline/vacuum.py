@@ -164,7 +164,7 @@ class _Look:
         folders = {f for f in self._objects if f and not f.startswith(HOME)}
         for partition in sorted(chains | folders):
             self._look_at_partition(partition)
-        self._look_at_packs(packs)
+        self._look_at_packs(packs, needed=self._look_at_works())
         self._look_at_snapshots()
 
     def fenced(self, garbage: Garbage) -> bool:
@@ -212,7 +212,7 @@ class _Look:
             start = TableObjects.start_of(found.name)
             if found.name in superseded:
                 self._add(found, "superseded, and no kept snapshot shows it", partition, start)
-            elif start is not None and self._is_orphan(found):
+            elif start is not None and self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "its writer did not commit it", partition, start)
         for number in versions:
             link = chain.get(number) if number < min(needed, default=0) else None
@@ -236,8 +236,22 @@ class _Look:
         touched = self._table.entries(-1, 0)[0].body.touched.get(partition)
         return touched.files if touched else ()
 
-    def _look_at_packs(self, packs: dict[str, int]) -> None:
-        named, needed = set(), set()
+    def _look_at_works(self) -> set[str]:
+        """Reprocesses that are done or given up are garbage; of the others, the packs that they need."""
+        packs: set[str] = set()
+        for name, found in self._objects[f"{HOME}/units"].items():
+            work = self._table.work(name)
+            heads = [self._heads.get(partition) for partition in work.partitions]
+            if all(head is not None and head.body.reprocessed == name for head in heads) or self._is_older(
+                found, VERSIONS_KEPT
+            ):
+                self._add(found, "a reprocess that is done, or was given up", None, None)
+            else:
+                packs |= {f.name for p in work.partitions.values() for t in p.batches.values() for f in t.files}
+        return packs
+
+    def _look_at_packs(self, packs: dict[str, int], needed: set[str]) -> None:
+        named = set(needed)
         for link in self._entries:
             for partition, touched in link.body.touched.items():
                 names = {f.name for f in touched.files}
@@ -248,7 +262,7 @@ class _Look:
             found = self._objects[f"{HOME}/data"][name]
             if name in named - needed:
                 self._add(found, "merged, and every kept snapshot has it", None, start)
-            elif name not in named and self._is_orphan(found):
+            elif name not in named and self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "its writer did not commit it", None, start)
 
     def _needs(self, partition: str, batch: int) -> bool:
@@ -268,8 +282,8 @@ class _Look:
                 name = self._table.objects.snapshots.name(number)
                 self._add(self._objects[f"{HOME}/snapshots"][name], "expired", None, None)
 
-    def _is_orphan(self, found: ObjectInfo) -> bool:
-        return self._now.timestamp() - found.modified > ORPHANS_KEPT.total_seconds()
+    def _is_older(self, found: ObjectInfo, age: timedelta) -> bool:
+        return self._now.timestamp() - found.modified > age.total_seconds()
 
     def _add(self, found: ObjectInfo, why: str, partition: str | None, start: int | None) -> None:
         self.garbage.append(Garbage(found.name, found.size, why, partition, start))

@@ -23,18 +23,23 @@ class MessageError(ConfigurationError):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Bring ``partition`` of ``table`` up to ``batch``. It tells where to look, never where data are stored."""
+    """Bring ``partition`` of ``table`` up to ``batch``. It tells where to look, never where data are stored.
+
+    With ``work``, the name of an object of the table: do what that says of the partition, which was at ``batch`` then.
+    """
 
     table: str
     partition: str
     batch: int
+    work: str | None = None
 
     def __post_init__(self) -> None:
         if not self.table or not self.partition or self.batch < 0:
             raise ValueError("a message names a table, a partition and a batch number from 0 on")
 
     def encode(self) -> str:
-        return msgspec.json.encode({"v": 1, **msgspec.structs.asdict(self)}).decode()
+        fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.json.encode({"v": 1, **fields}).decode()
 
     @staticmethod
     def decode(body: str | bytes) -> "Message":
@@ -49,10 +54,10 @@ class Message(msgspec.Struct, frozen=True):
                 next="upgrade lakeupsert here if a later version sends to this queue; `lakeupsert run` sends again what "
                 "is still to merge",
             ) from e
-        return Message(found.table, found.partition, found.batch)
+        return Message(found.table, found.partition, found.batch, found.work)
 
 
-class _Body(Message, frozen=True):
+class _Body(Message, frozen=True, kw_only=True):
     v: Literal[1]
 
 

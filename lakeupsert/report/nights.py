@@ -161,8 +161,8 @@ def _merges(table: OpenTable, head: Link[Manifest], after: int) -> tuple[list[Me
     newer = head
     while newer.body.merged > after:
         older = chain.get(newer.number - 1) if newer.number else None
-        # A mark repeats what the version below it says, but for `failed`.
-        mark = older.body.buckets == newer.body.buckets if older else newer.body.failed is not None
+        # A mark repeats what the version below it says, but for `failed`; a reprocess merges no batch either.
+        mark = older.body.merged == newer.body.merged if older else newer.body.failed is not None
         if not mark:
             found.append(_merge(older, newer))
         if older is None:

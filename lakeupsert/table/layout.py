@@ -69,11 +69,21 @@ class TableObjects:
         found = re.fullmatch(r"(?:.*/)?(?:base|appended|tombstones|quarantine)-(\d+)-[0-9a-f]{32}\..*", name)
         return int(found[1]) if found else None
 
+    @staticmethod
+    def new_work() -> str:
+        return f"{HOME}/units/reprocess-{clock.new_id()}.json"
+
 
 def partition_name(column: str, text: str) -> str | None:
     """The folder of a partition value's text, or None where no folder can have it (empty, Hive's null, too long)."""
     name = f"{_escape(column)}={_escape(text)}"
     return None if text in ("", HIVE_NULL) or len(name.encode("utf-8", "replace")) > LONGEST_PARTITION else name
+
+
+def partition_of(name: str) -> str | None:
+    """The partition that a stored file is in, base or tombstones; None for a file of several partitions."""
+    folder, _, _ = name.removeprefix(f"{HOME}/data/").partition("/")
+    return folder if "=" in folder else None
 
 
 def partition_text(partition: str) -> str:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lakeupsert import clock
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import BucketEntry, Counters, DataFile
 
 
 class LandingFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +32,11 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
     superseded: int
     bytes: int
     digest: str | None = None  # reserved: order-independent digest of key and order, for the proof of reconcile
+
+    def as_adopted(self) -> BucketEntry:
+        """The bucket of a partition that begins with these files, of batch 0, as others wrote them."""
+        counters = Counters(appended=self.rows, live=self.rows)
+        return BucketEntry(id=clock.new_id(), settled=False, base=self.files, counters=counters)
 
 
 class QuarantineFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -75,6 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         spec_version: the spec that its newest files were written under.
         fence: the number of the last version that is a fence: writers that began below it may not commit.
         quarantine: objects with rows that dedupe itself refused.
+        reprocessed: the last work object that was done to the partition, so that nobody does it twice.
         made: how this version came about (engine, strategy, seconds, worker), for people.
     """
 
@@ -85,6 +86,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     failed: Failed | None = None
     fence: int | None = None
     quarantine: tuple[str, ...] = ()
+    reprocessed: str | None = None
     made: dict[str, str | float | int] = {}
 
     @property

@@ -128,6 +128,16 @@ class WorkQueueContract:
         queue.bury(lease, f"no rows in {partition!r}")
         assert queue.dead_letters(10) == [DeadLetter(message(1, partition), f"no rows in {partition!r}", 1)]
 
+    def test_work_that_a_message_names_arrives_and_tells_it_from_others(self, queue: WorkQueue) -> None:
+        sent = [message(1), Message("sales", PARTITIONS[0], 1, "_lakeupsert/units/reprocess-1.json")]
+        queue.send(sent)
+        leases = drain(queue)
+        assert {lease.message for lease in leases} == set(sent)
+        for lease in leases:
+            queue.bury(lease, "no")
+        assert queue.redrive(sent[1:], drop=sent[:1]) == (1, 1)
+        assert [lease.message for lease in drain(queue)] == sent[1:]
+
     def test_counts_tell_visible_leased_and_dead(self, queue: WorkQueue) -> None:
         queue.send(messages(4))
         _held, buried, *others = drain(queue)

@@ -328,6 +328,12 @@ def test_message_is_small_versioned_json() -> None:
     assert Message("sales", "d=1", 3).encode() == '{"v":1,"table":"sales","partition":"d=1","batch":3}'
 
 
+def test_message_may_name_a_work_object() -> None:
+    sent = Message("sales", "d=1", 3, "_lakeupsert/units/reprocess-1.json")
+    assert Message.decode(sent.encode()) == sent
+    assert Message.decode('{"v":1,"table":"sales","partition":"d=1","batch":3}').work is None
+
+
 def test_message_with_a_field_of_a_later_release_is_read() -> None:
     assert Message.decode('{"v":1,"table":"sales","partition":"d=1","batch":3,"hint":[1]}') == Message(
         "sales", "d=1", 3

@@ -26,7 +26,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 COMMANDS = [
     *("run", "append", "dedupe", "worker", "publish", "status", "history", "export", "files", "demo", "config"),
-    *("adopt", "restore", "doctor", "explain", "redrive", "init", "report", "vacuum"),
+    *("adopt", "restore", "doctor", "explain", "redrive", "init", "report", "vacuum", "reprocess"),
 ]
 FIELDS = [
     "schema_version",
@@ -424,7 +424,7 @@ def test_skipped_partition_lags_and_is_told(broken: Callable[[], None]) -> None:
         (["append", "--received-from", "yesterday"], "append", "yesterday"),
         (["export"], "export", "--output"),
         (["worker", "--workers", "0"], "worker", "0 is not in the range"),
-        (["vacuum"], None, "No such command"),
+        (["undelete"], None, "No such command"),
         ([], None, "Missing command"),
     ],
 )

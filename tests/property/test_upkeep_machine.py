@@ -81,7 +81,8 @@ class UpkeepMachine(RuleBasedStateMachine):
             shutil.rmtree(self.root)
 
     def nothing_is_left_over(self) -> None:
-        """Once nobody reads what is expired, exactly the files of kept snapshots are there."""
+        """Once nobody reads what is expired, exactly the files of kept snapshots are there, and of versions that wait to be
+        published, as those of a reprocess that died."""
         for _ in range(2):
             self.lake.table.vacuum(dry=False)
             self.time.passed += timedelta(days=8)
@@ -89,10 +90,14 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.lake.check()
         table = self.lake.table._table
         named: set[str] = set()
-        for link in self.lake.table.snapshots():
+        newest, *_ = snapshots = self.lake.table.snapshots()
+        for link in snapshots:
             for partition, shown in link.body.partitions.items():
-                for bucket in table.version(partition, shown.version).buckets:
-                    named |= {f.name for f in (*bucket.base, *bucket.tombstones) if f.name}
+                versions = table.objects.partition(partition).numbers()
+                for number in versions if link is newest else [shown.version]:
+                    if number >= shown.version:
+                        buckets = table.version(partition, number).buckets
+                        named |= {f.name for b in buckets for f in (*b.base, *b.tombstones) if f.name}
         stored = {name for name in self.lake.stored_files() if "/quarantine/" not in name}
         assert stored == named, f"left over: {stored - named}, lost: {named - stored}"
 
@@ -196,6 +201,13 @@ class UpkeepMachine(RuleBasedStateMachine):
     def tag(self, name: str, data: Any) -> None:
         numbers = [link.number for link in self.lake.table.snapshots()]
         self.lake.table.tag(name, data.draw(st.sampled_from([*numbers, None])))
+
+    @precondition(lambda self: self.lake.entries())
+    @rule(source=st.sampled_from(["stored", "landing"]), strike=strikes, days=st.sampled_from([(1,), (2,), (1, 2)]))
+    def reprocess(self, source: Any, strike: Any, days: tuple[int, ...]) -> None:
+        selected = {f"d=2020-01-{day:02d}" for day in days}
+        again = self.lake.table.reprocess
+        self.struck(strike, lambda: again(selected.__contains__, source=source, host="local"))
 
     @invariant()
     def every_snapshot_is_right(self) -> None:

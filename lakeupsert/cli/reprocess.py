@@ -1,0 +1,125 @@
+"""`lakeupsert reprocess`: partitions written anew, from what is stored or from landing."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.commands import host_option, main, workers_option
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.shared import failed, need_spark, selection, waiting
+from lakeupsert.errors import LakeupsertError, RefusedError
+
+if TYPE_CHECKING:
+    from lakeupsert.api import HostName, ReprocessResult, Table
+    from lakeupsert.table.work import Source
+
+
+@main.command()
+@click.option("--from", "first", metavar="V", help="First partition value, inclusive.")
+@click.option("--to", "last", metavar="V", help="Last partition value, inclusive.")
+@click.option(
+    "--partition",
+    "partitions",
+    metavar="V",
+    multiple=True,
+    help="One partition: 2020-01-01, or its folder; repeatable.",
+)
+@click.option(
+    "--source",
+    type=click.Choice(["stored", "landing"]),
+    default="stored",
+    show_default=True,
+    help="Write again what is stored, or what the landing files of all batches bring.",
+)
+@host_option
+@workers_option
+@click.option("--dry-run", is_flag=True, help="Only tell what would be read and written.")
+@common
+@click.pass_obj
+def reprocess(
+    call: Call,
+    first: str | None,
+    last: str | None,
+    partitions: tuple[str, ...],
+    source: "Source",
+    host: "HostName",
+    workers: int,
+    dry_run: bool,
+) -> Answer:
+    """Write partitions anew, while nights go on; no row changes, unless a file was damaged.
+
+    Each keeps the batch up to which it is merged. With --source landing its rows come from the landing files that the
+    ledger names, in the ranks that they had, less batches that a restore withdrew; what is stored is not read.
+
+    \b
+    Example:
+      lakeupsert reprocess --from 2020-01-01 --to 2020-01-31 --source landing
+    """
+    if bool(partitions) == bool(first or last):
+        raise click.UsageError("Give --partition, or --from and --to.")
+    with call.open_table() as table:
+        if not dry_run:
+            need_spark(table, host=host if source == "landing" else "local", engine=None)
+        with call.progress(table.name) as progress, call.stoppable() as stop:
+            done = table.reprocess(
+                selection(table, first, last, partitions),
+                source=source,
+                host=host,
+                workers=workers,
+                dry=dry_run,
+                stop=stop,
+                progress=progress,
+            )
+        plan, published = done.plan, done.publish
+        result = {
+            "source": plan.source,
+            "partitions": list(plan.heads),
+            "batches": list(plan.batches),
+            "files": plan.files,
+            "bytes": plan.bytes,
+            "dedupe": output.dedupe_result(done.dedupe),
+            "publish": output.publish_result(published) if published else None,
+            "left": list(done.left),
+        }
+        if not plan.heads:
+            return Answer(result, output.block(f"Table {table.name}", [("reprocessed", "nothing: no such partition")]))
+        read = f"{output.count(plan.files, 'file')}, {output.size(plan.bytes)}"
+        facts = [
+            ("partitions", f"{len(plan.heads):,}: {output.named(list(plan.heads))}"),
+            (
+                plan.source,
+                f"{read} of {len(plan.batches):,} batch{'' if len(plan.batches) == 1 else 'es'}"
+                if plan.batches
+                else read,
+            ),
+        ]
+        if published is None:
+            return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
+        facts += [*output.dedupe_facts(done.dedupe), *output.publish_facts(published)]
+        warnings = waiting(published)
+        if published.failed:
+            warnings += (
+                f"newer batches of {output.count(len(published.failed), 'partition')} "
+                f"({output.named(list(published.failed))}) did not merge before; `lakeupsert run` tries them again",
+            )
+        return Answer(result, output.block(f"Table {table.name}", facts), warnings, error=_trouble(call, table, done))
+
+
+def _trouble(call: Call, table: "Table", done: "ReprocessResult") -> LakeupsertError | None:
+    changed = done.publish is not None and done.publish.partitions_changed > 0
+    call.changed = call.changed or changed
+    last = {r.partition: r for r in done.dedupe}
+    failing = {p: r.error or "" for p, r in last.items() if r.status == "failed"}
+    if failing:
+        return failed(table, failing, changed)
+    if not done.left:
+        return None
+    return RefusedError(
+        "not-reprocessed",
+        f"Table {table.name!r}: no worker has written {output.count(len(done.left), 'partition')} anew: "
+        f"{output.named(done.left)}. They are as they were.",
+        data_changed=changed,
+        next="`lakeupsert redrive` tells why where they are dead letters; else run the same command again",
+        partition=done.left[0],
+    )

@@ -1,0 +1,48 @@
+"""A work object: which partitions a reprocess writes anew, and from what. Immutable; the queue's messages carry its name."""
+
+from typing import Literal
+
+import msgspec
+
+from lakeupsert.errors import RefusedError
+from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table.ledger import Touched
+
+Source = Literal["stored", "landing"]
+
+
+class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition: the `merged` that it had, and with source `landing` what each batch that counts there brought for it.
+
+    Their files were made from landing anew; no ledger entry names them.
+    """
+
+    merged: int
+    batches: dict[int, Touched] = {}
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    format: int = 1
+    source: Source
+    partitions: dict[str, Rebuilt]
+
+
+def write_work(store: ObjectStore, name: str, work: Work) -> None:
+    with store.write(name) as sink:
+        sink.write(msgspec.json.encode(work))
+
+
+def read_work(store: ObjectStore, name: str) -> Work:
+    """Raises RefusedError where it is gone, or nothing that this version can read."""
+    try:
+        work = msgspec.json.decode(store.get(name), type=Work)
+        reason = None if work.format == 1 else f"has format {work.format}, and this lakeupsert reads 1"
+    except (NotFoundError, msgspec.MsgspecError) as e:
+        reason = "is gone" if isinstance(e, NotFoundError) else f"can't be read: {e}"
+    if reason is not None:
+        raise RefusedError(
+            "no-work",
+            f"{store.uri(name)} {reason}. It says what a reprocess has to do; the partition stays as it is.",
+            next="run `lakeupsert reprocess` again",
+        )
+    return work
