@@ -22,6 +22,7 @@ from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.redrive import RedriveResult, redrive
+from lakeupsert.pipeline.replay import replay
 from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
@@ -88,12 +89,22 @@ class Table:
         batch_id: str | None = None,
         received: tuple[date | None, date | None] = (None, None),
         again: bool = False,
+        replay_quarantine: bool = False,
         progress: Callable[[str], None] = lambda text: None,
     ) -> AppendResult | None:
         """Phase one: commit all new landing files as one batch; None where there is none.
 
-        With ``again`` those files of which a restore withdrew every batch.
+        With ``again`` those files of which a restore withdrew every batch; with ``replay_quarantine`` instead the
+        quarantined rows that pass now (in this process, whatever the host).
         """
+        if replay_quarantine:
+            if again or any(received):
+                raise ConfigurationError(
+                    "two-sources",
+                    "Quarantined rows and landing files are never one batch, so no landing files can be chosen here.",
+                    next="replay the quarantine alone, and append landing files in a call of their own",
+                )
+            return replay(self._table, batch_id=batch_id, progress=progress)
         return append(self._table, _host(host), batch_id=batch_id, received=received, again=again, progress=progress)
 
     def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:

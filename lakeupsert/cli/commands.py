@@ -120,6 +120,11 @@ def run(call: Call, host: "HostName", workers: int, engine: "EngineName | None",
     is_flag=True,
     help="Take the landing files of withdrawn batches, which a restore left out, and no others.",
 )
+@click.option(
+    "--replay-quarantine",
+    is_flag=True,
+    help="Try the quarantined rows again, and no landing files; after a cause of refusal was mended.",
+)
 @common
 @click.pass_obj
 def append(
@@ -129,6 +134,7 @@ def append(
     received_to: datetime | None,
     batch_id: str | None,
     again: bool,
+    replay_quarantine: bool,
 ) -> Answer:
     """Append all new landing files as one batch.
 
@@ -150,11 +156,22 @@ def append(
                 next=f'set `landing_dates` in [tables.{table.name}], such as "%Y-%m-%d", or leave out --received-from '
                 "and --received-to",
             )
-        need_spark(table, host=host)
+        if not replay_quarantine:
+            need_spark(table, host=host)
         with call.progress(table.name) as progress, call.stoppable():  # it ends with the batch, all of it
-            appended = table.append(host=host, batch_id=batch_id, received=received, again=again, progress=progress)
+            appended = table.append(
+                host=host,
+                batch_id=batch_id,
+                received=received,
+                again=again,
+                replay_quarantine=replay_quarantine,
+                progress=progress,
+            )
         warnings, told = append_warnings(table, appended)
-        text = output.block(f"Table {table.name}", output.append_facts(appended, table.settings))
+        facts = output.append_facts(appended, table.settings)
+        if replay_quarantine and appended is None:
+            facts = [("replayed", "nothing: no quarantined row passes now")]
+        text = output.block(f"Table {table.name}", facts)
         return Answer(output.append_result(appended), text, warnings, told)
 
 

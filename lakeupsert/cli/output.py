@@ -129,10 +129,13 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
     if appended is None:
         return [("appended", f"nothing: no new file in {settings.landing}")]
     entry = appended.entry
+    source = (
+        f"replay of {count(entry.rows_read, 'quarantined row')}" if entry.replayed else count(len(entry.files), "file")
+    )
     facts = [
         (
             "appended",
-            f"batch {appended.number}: {count(len(entry.files), 'file')}, {count(entry.rows_appended, 'row')}"
+            f"batch {appended.number}: {source}, {count(entry.rows_appended, 'row')}"
             + (f", {entry.rows_superseded:,} of them superseded in the batch" if entry.rows_superseded else ""),
         ),
         ("", f"touching {count(len(entry.touched), 'partition')}: {named(list(entry.touched))}"),
@@ -198,7 +201,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("lagging", named(status.lagging) if status.lagging else "none"),
         ("failed", named(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"),
-        ("quarantined", f"{count(status.quarantined, 'row')} so far"),
+        ("quarantined", f"{count(status.quarantined, 'row')} now"),
     ]
 
 

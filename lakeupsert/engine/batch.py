@@ -44,6 +44,7 @@ QUARANTINE_SCHEMA = pa.schema(
         pa.field("file", pa.string(), nullable=False),
         pa.field("position", pa.int64()),
         pa.field("raw", pa.string()),
+        pa.field("arrow", pa.binary()),
         pa.field("batch", pa.string(), nullable=False),
     ]
 )
@@ -139,7 +140,7 @@ class Host(Protocol):
 
 def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | Any]:
     """Read landing files: reports, and accepted rows as tables of the ranked schema and `PARTITION`."""
-    with _QuarantineWriter(job) as quarantine:
+    with QuarantineWriter(job) as quarantine:
         for given in inputs:
             rows_read = 0
             try:
@@ -174,10 +175,10 @@ def _hash(job: AppendJob, given: LandingInput) -> str:
 
 def quarantine_files(job: AppendJob, unreadable: dict[str, str]) -> Iterator[Report]:
     """One quarantine row for each file that can't be read at all: path and reason."""
-    with _QuarantineWriter(job) as quarantine:
+    with QuarantineWriter(job) as quarantine:
         n = len(unreadable)
-        columns = [["unreadable_file"] * n, list(unreadable.values()), list(unreadable), [None] * n, [None] * n]
-        quarantine.write(pa.table(columns, schema=QUARANTINE_SCHEMA.remove(5)))
+        columns = [["unreadable_file"] * n, list(unreadable.values()), list(unreadable), *([[None] * n] * 3)]
+        quarantine.write(pa.table(columns, schema=QUARANTINE_SCHEMA.remove(6)))
     yield from quarantine.report()
 
 
@@ -237,7 +238,7 @@ def key_range(rows: Any, spec: TableSpec, ranges: int) -> Any:
     return (total % np.uint64(ranges)).astype(np.int32)
 
 
-class _QuarantineWriter:
+class QuarantineWriter:
     """Collects refused rows of one task in one file, which appears when the task is done with its landing files."""
 
     def __init__(self, job: AppendJob) -> None:
@@ -248,7 +249,7 @@ class _QuarantineWriter:
         self._batch_id = job.batch_id
         self._reasons: Counter[str] = Counter()
 
-    def __enter__(self) -> "_QuarantineWriter":
+    def __enter__(self) -> "QuarantineWriter":
         self._out.__enter__()
         return self
 
@@ -259,8 +260,9 @@ class _QuarantineWriter:
         if rows.num_rows:
             counts = pc.value_counts(rows["reason_code"].combine_chunks()).to_pylist()
             self._reasons.update({c["values"]: c["counts"] for c in counts})
-            batch = pa.array([self._batch_id] * rows.num_rows)
-            self._out.write(rows.append_column("batch", batch).cast(QUARANTINE_SCHEMA))
+            if "batch" not in rows.schema.names:  # a row that is tried again keeps that of the batch that read it
+                rows = rows.append_column("batch", pa.array([self._batch_id] * rows.num_rows))
+            self._out.write(rows.cast(QUARANTINE_SCHEMA))
 
     def report(self) -> Iterator[Refused]:
         """One report a file; the reasons of all of them stand in the first."""

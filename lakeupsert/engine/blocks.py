@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.engine.convert import convert, plain
+from lakeupsert.engine.datafiles import to_bytes
 from lakeupsert.storage import NotFoundError
 
 BLOCK_ROWS = 1 << 16
@@ -95,6 +96,12 @@ class Block(Protocol):
     def raw(self, rows: Sequence[int]) -> list[str]:
         """The rows, whole, as they go to quarantine."""
 
+    def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
+        """The rows exactly, where `raw` is for people: an Arrow IPC stream of all of them in the first, None in the others.
+
+        None in all, where `raw` is the line as it came.
+        """
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -137,6 +144,12 @@ class ArrowBlock:
         columns = [self.found(name, rows) for name in self.columns]
         encode = msgspec.json.Encoder().encode
         return [encode(dict(zip(self.columns, row, strict=True))).decode() for row in zip(*columns, strict=True)]
+
+    def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
+        if not self.columns or not rows:
+            return [None] * len(rows)
+        table = pa.table(self.columns).take(pa.array(rows, pa.int64()))
+        return [to_bytes(table), *([None] * (len(rows) - 1))]
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

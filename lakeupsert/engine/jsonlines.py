@@ -68,6 +68,9 @@ class JsonBlock:
     def raw(self, rows: Sequence[int]) -> list[str]:
         return [self.lines[i].rstrip(b"\r").decode() for i in rows]
 
+    def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
+        return [None] * len(rows)
+
 
 def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozenset[str]) -> Any:
     """The columns of all lines (``pyarrow.Schema``), in the order in which they first come; unknown types inferred."""
@@ -111,7 +114,7 @@ def _blocks(source: Any, file: LandingInput) -> Iterator[JsonBlock]:
         if set(map(type, rows)) == {dict}:
             yield JsonBlock(rows, lines, places, ())
         else:
-            yield _block_of_some(lines, places)
+            yield block_of_some(lines, places)
 
 
 @contextmanager
@@ -126,7 +129,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _block_of_some(lines: Sequence[bytes], places: Any) -> JsonBlock:
+def block_of_some(lines: Sequence[bytes], places: Any) -> JsonBlock:
     """A block of lines of which some are blank, or no JSON object: each is looked at."""
     rows, left, malformed = [], [], []
     for i, line in enumerate(lines):

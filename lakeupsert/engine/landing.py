@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ __all__ = [
     "format_of",
     "read_rows",
     "survey",
+    "take",
     "unify",
     "without_nulls",
 ]
@@ -61,6 +63,7 @@ _QUARANTINED = pa.schema(
         ("file", pa.string()),
         ("position", pa.int64()),
         ("raw", pa.string()),
+        ("arrow", pa.binary()),
     ]
 )
 
@@ -178,7 +181,8 @@ def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: Ro
 
     ``accepted`` has the columns of the spec's `appended_schema`, then ``_lakeupsert_partition`` (the folder's name)
     and ``_lakeupsert_place`` (increasing: the row's index in a Parquet file, the byte at which a text record begins).
-    ``quarantined`` has reason_code, reason, file, position (the place), raw (the line, or the row as a JSON object).
+    ``quarantined`` has reason_code, reason, file, position (the place), raw (the line, or the row as a JSON object) and
+    arrow (see `blocks.Block.arrow`).
 
     Raises:
         UnreadableFileError: the file as a whole, or from here on, can't be read. What was yielded is to be dropped.
@@ -193,7 +197,7 @@ def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: Ro
             opened = _OPEN[kind](source, file, _required(rules.spec))
             for block in opened.blocks:
                 if len(block.places) or block.malformed:
-                    yield _taken(block, opened.missing, file, rules)
+                    yield take(block, opened.missing, file.path, rules)
     except NotFoundError as e:
         raise ChangedFileError(file.path) from e
     except UnreadableFileError:
@@ -234,9 +238,9 @@ def _required(spec: TableSpec) -> frozenset[str]:
 class _Refusals:
     """Why rows of a block are refused. The first reason that a row is given stays."""
 
-    def __init__(self, block: Block, file: LandingInput) -> None:
+    def __init__(self, block: Block, path: str) -> None:
         self._block = block
-        self._file = file
+        self._path = path
         self._found: dict[int, tuple[str, str]] = {}
         self.refused = np.zeros(len(block.places), bool)
 
@@ -261,32 +265,32 @@ class _Refusals:
         rows = sorted(self._found)
         raws = self._block.raw(rows) if rows else []
         places = self._block.places[rows].tolist()
-        refused = [(place, *self._found[row], raw) for row, place, raw in zip(rows, places, raws, strict=True)]
+        found = zip(rows, places, raws, self._block.arrow(rows), strict=True)
+        refused = [(place, *self._found[row], raw, arrow) for row, place, raw, arrow in found]
         for one in self._block.malformed:
-            refused.append((one.place, "malformed", one.reason, one.raw.decode("utf-8", "backslashreplace")))
-        refused.sort()
+            refused.append((one.place, "malformed", one.reason, one.raw.decode("utf-8", "backslashreplace"), None))
+        refused.sort(key=itemgetter(0))
         return pa.Table.from_arrays(
             [
-                pa.array([code for _, code, _, _ in refused], pa.string()),
-                pa.array([reason[:_LONGEST_REASON] for _, _, reason, _ in refused], pa.string()),
-                pa.array([self._file.path] * len(refused), pa.string()),
-                pa.array([place for place, _, _, _ in refused], pa.int64()),
-                pa.array([raw for _, _, _, raw in refused], pa.string()),
+                pa.array([code for _, code, _, _, _ in refused], pa.string()),
+                pa.array([reason[:_LONGEST_REASON] for _, _, reason, _, _ in refused], pa.string()),
+                pa.array([self._path] * len(refused), pa.string()),
+                pa.array([place for place, _, _, _, _ in refused], pa.int64()),
+                pa.array([raw for _, _, _, raw, _ in refused], pa.string()),
+                pa.array([arrow for _, _, _, _, arrow in refused], pa.binary()),
             ],
             schema=_QUARANTINED,
         )
 
 
-def _taken(block: Block, missing: frozenset[str], file: LandingInput, rules: RowRules) -> Rows:
-    """The rows of a block under the spec, each accepted or refused."""
+def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> Rows:
+    """The rows of a block under the spec, each accepted or refused; see `read_rows`. ``missing`` columns refuse all."""
     spec, count = rules.spec, len(block.places)
     unplanned = set(block.names).difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
     if unplanned:
         # The spec was planned from a survey of this file, so it can't be; and a column must not go lost in silence.
-        raise UnreadableFileError(
-            file.path, f"Column {min(unplanned)!r} came up after the table's columns were planned."
-        )
-    refusals = _Refusals(block, file)
+        raise UnreadableFileError(path, f"Column {min(unplanned)!r} came up after the table's columns were planned.")
+    refusals = _Refusals(block, path)
     if missing:
         names = ", ".join(sorted(missing))
         reason = f"The file has no column {names}, and every row needs one in its key, partition and order."

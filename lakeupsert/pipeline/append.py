@@ -126,13 +126,18 @@ def append(
         except _BeginAgain:
             clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
             continue
-        try:
-            table.queue.send([Message(table.name, partition, result.number) for partition in result.entry.touched])
-        except LakeupsertError as e:
-            e.data_changed = True  # the batch is committed; `run` sends its messages again
-            raise
+        announce(table, result)
         return replace(result, warnings=(*ground.warnings, *result.warnings, *_late(changed)))
     raise races_exhausted(table.store.uri(), ATTEMPTS)
+
+
+def announce(table: OpenTable, result: AppendResult) -> None:
+    """Send a message for each partition that the batch touches."""
+    try:
+        table.queue.send([Message(table.name, partition, result.number) for partition in result.entry.touched])
+    except LakeupsertError as e:
+        e.data_changed = True  # the batch is committed; `run` sends its messages again
+        raise
 
 
 def _look(
@@ -284,7 +289,7 @@ def _try(
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
-    spec, warnings = _plan_spec(table, known, surveys)
+    spec, warnings = plan_spec(table, known, surveys)
     version = -1 if ground.spec_head is None else ground.spec_head.number
     job = AppendJob(
         landing=table.landing,
@@ -333,8 +338,11 @@ def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
                 yield FileFailed(survey.path, changed=False, reason=e.message)
 
 
-def _plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey]) -> tuple[TableSpec, list[str]]:
-    """The spec that the batch is written under: ``known`` itself where no column came or grew; and warnings."""
+def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey]) -> tuple[TableSpec, list[str]]:
+    """The spec that a batch is written under: ``known`` itself where no column came or grew; and warnings.
+
+    Columns grow to the types that files have, and to those given in the configuration.
+    """
     settings = table.settings
     where = f"[tables.{table.name}.schema]"
     given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
@@ -353,6 +361,7 @@ def _plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surv
             type_ = given.get(name, without_nulls(type_))
         fields.append(pa.field(name, type_))
     if known is not None:
+        fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
         return evolve(known, pa.schema(fields)), []
     fields += [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     spec = table.new_spec(pa.schema(fields))

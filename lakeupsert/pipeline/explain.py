@@ -45,7 +45,7 @@ class Version:
 
     Attributes:
         batch, batch_id, received_at, file, place: where it came from; None where its appended file is gone. ``file`` is the
-            landing file and ``place`` the row's in it; None for adopted rows.
+            landing file (the quarantine file of a row that was tried again) and ``place`` the row's in it; None for adopted rows.
         order: values of the ordering columns, as JSON has them.
         object: what it lies in, relative to the table.
         outcome: *shown* to readers; it *deletes* what they would see; it *won, not published*; *pending*: its batch is not
@@ -190,7 +190,7 @@ class _Row:
 
     @property
     def file(self) -> str | None:
-        return self.link.body.files[self.value(FILE)].path if self.link and self.source == "appended" else None
+        return self.link.body.sources[self.value(FILE)] if self.link and self.source == "appended" else None
 
     def __str__(self) -> str:
         what = "delete" if self.deletes else "row"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import QueueStats
+from lakeupsert.table.ledger import still_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
 
@@ -17,6 +18,7 @@ class Status:
 
     ``behind`` are the partitions that readers don't see at their last batch, and whether they are dirty: have batches that
     are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
+    ``quarantined`` counts refused rows of batches that count, but for those that a replay took up.
     """
 
     snapshot: int | None
@@ -55,5 +57,5 @@ def status(table: OpenTable) -> Status:
         queue=table.queue.stats() if head else QueueStats(0, 0, 0),
         rows=body.rows,
         bytes=body.bytes,
-        quarantined=sum(entry.rows_quarantined for entry in headers),
+        quarantined=sum(f.rows for f in still_quarantined(headers)),
     )

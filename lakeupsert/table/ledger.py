@@ -1,6 +1,6 @@
 """The ledger: one entry per batch. Appending an entry is the commit of phase one. A chain; never trimmed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -44,6 +44,12 @@ class QuarantineFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
+class Replayed(QuarantineFile, frozen=True, kw_only=True):
+    """A quarantine file whose rows a later batch tried again, all of them; ``batch`` has it in its ``quarantine``."""
+
+    batch: int
+
+
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """What a restore goes back to: a snapshot, its batch, and of each touched partition the manifest version (-1: none)."""
 
@@ -62,6 +68,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
         files: the landing files, in the order that ranks their rows.
         quarantined: refused rows by reason.
+        replayed: where the batch took its rows instead of landing files, in the order that ranks them (ADR 0010).
     """
 
     kind: str
@@ -74,6 +81,12 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: dict[str, int] = {}
     quarantine: tuple[QuarantineFile, ...] = ()
     restored: Restored | None = None
+    replayed: tuple[Replayed, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What its rows came from, by the place that ranks them: landing files, or quarantine files."""
+        return tuple(f.name for f in self.replayed) or tuple(f.path for f in self.files)
 
     @property
     def rows_appended(self) -> int:
@@ -89,7 +102,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
-    """Invariants of the ledger; that no landing file counts twice is the appender's to see, over all entries."""
+    """Invariants of the ledger; that no landing or quarantine file counts twice is the appender's to see, over all entries."""
     wrong = []
     if (old is None) != (new.kind == "create"):
         wrong.append(f"kind {new.kind} {'begins' if old is None else 'follows in'} the ledger")
@@ -103,6 +116,12 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         )
     if new.restored is not None and new.touched.keys() != new.restored.versions.keys():
         wrong.append("it touches other partitions than it restores")
+    if new.replayed and (new.kind != "batch" or new.files):
+        wrong.append(f"kind {new.kind} with {len(new.files)} landing files replays quarantined rows")
+    if new.replayed and new.rows_read != sum(f.rows for f in new.replayed):
+        wrong.append(f"{new.rows_read} rows read, {sum(f.rows for f in new.replayed)} in what it replays")
+    if len({f.name for f in new.replayed}) < len(new.replayed):
+        wrong.append("it replays a quarantine file twice")
     if new.rows_read != new.rows_appended + new.rows_quarantined:
         wrong.append(f"{new.rows_read} rows read, {new.rows_appended} appended + {new.rows_quarantined} quarantined")
     for partition, touched in new.touched.items():
@@ -167,6 +186,18 @@ def counting(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
         found.add(now.number)
         now = now.before
     return found
+
+
+def still_quarantined(entries: Sequence[LedgerEntry]) -> list[Replayed]:
+    """Quarantine files of batches that count after the last of ``entries`` (all there are), replayed by none that counts."""
+    count = counting(enumerate(entries))
+    replayed = {f.name for number in count for f in entries[number].replayed}
+    return [
+        Replayed(batch=number, name=f.name, rows=f.rows)
+        for number in sorted(count)
+        for f in entries[number].quarantine
+        if f.name not in replayed
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,20 @@
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import WorkQueue
 from lakeupsert.storage import ObjectStore, open_store
+from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.testing.faults import FaultyQueue, FaultyStore, Points
 from lakeupsert.testing.model import Row, Rules, counts_at, expected
 
@@ -61,6 +64,8 @@ class Lake:
         zones = {"landing": str(root / "landing"), "processed": str(root / "processed")}
         self.settings = TableSettings(**{**zones, **usual, **settings})
         self.landed: dict[str, list[Row]] = {}
+        self.refused: dict[str, list[Row]] = {}
+        self.passes: Callable[[Row, LedgerEntry], bool] = lambda row, entry: False
         self.table = Table("t", self.settings)
         self.points = Points()
         (root / "landing").mkdir(parents=True, exist_ok=True)
@@ -77,8 +82,17 @@ class Lake:
         self.table.close()
         shutil.copytree(self.root, root)
         other = type(self)(root, **self.given)
-        other.landed = dict(self.landed)
+        other.landed, other.refused, other.passes = dict(self.landed), dict(self.refused), self.passes
         return other
+
+    def mend(self, mended: Callable[[Row], bool], **settings: Any) -> None:
+        """Change settings so that the next spec takes these of the refused rows."""
+        head = self.table._table.objects.specs.head()
+        since = head.number + 1 if head else 0
+        self.passes = lambda row, entry: entry.spec_version >= since and mended(row)
+        self.given = {**self.given, **settings}
+        self.settings = msgspec.structs.replace(self.settings, **settings)
+        self.reopen()
 
     def land(self, path: str, rows: Sequence[Row], refused: Sequence[Row] = ()) -> None:
         """Write one JSON-lines landing file, at its end rows that must go to quarantine; the name must be new."""
@@ -86,7 +100,7 @@ class Lake:
         target.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({c: _text(v) for c, v in row.items()}) + "\n" for row in (*rows, *refused)]
         target.write_text("".join(lines), encoding="utf-8")
-        self.landed[path] = list(rows)
+        self.landed[path], self.refused[path] = list(rows), list(refused)
 
     def entries(self) -> list[tuple[int, Any]]:
         """Number and body of every ledger entry."""
@@ -95,7 +109,7 @@ class Lake:
         return [(link.number, link.body) for link in ledger.between(-1, head.number)] if head else []
 
     def expected(self, up_to: int) -> list[dict[str, Any]]:
-        return expected(self.rules, self.entries(), self.landed, up_to)
+        return expected(self.rules, self.entries(), self.landed, up_to, self.refused, self.passes)
 
     def rows(self, snapshot: int | str = "published") -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.table.to_arrow(snapshot).read_all().to_pylist()

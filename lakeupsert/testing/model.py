@@ -1,6 +1,6 @@
 """A lake as a dict: what the ledger's batches must become, said in a few lines that share nothing with the product."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,18 +27,30 @@ def rank(row: Row, rules: Rules, batch: int, file: int, place: int) -> Rank:
 
 
 def expected(
-    rules: Rules, entries: Iterable[tuple[int, LedgerEntry]], landed: Mapping[str, Sequence[Row]], up_to: int
+    rules: Rules,
+    entries: Iterable[tuple[int, LedgerEntry]],
+    landed: Mapping[str, Sequence[Row]],
+    up_to: int,
+    refused: Mapping[str, Sequence[Row]] | None = None,
+    passes: Callable[[Row, LedgerEntry], bool] = lambda row, entry: False,
 ) -> list[dict[str, Any]]:
     """The table's rows after the ledger entries up to number ``up_to``, by partition and key.
 
     ``landed`` has the rows of every landing file that was ever written, by path; the ledger tells which batch took which.
+    ``refused`` has those at the ends of these files that went to quarantine, but where one ``passes`` in a batch, be it a
+    replay or not. A batch is expected to have one quarantine file.
     """
     ledger = dict(entries)
     best: dict[tuple[Any, ...], tuple[Rank, Row]] = {}
+    quarantined: dict[str, Sequence[Row]] = {}
     for number in counts_at(ledger, up_to):
         entry = ledger[number]
-        for file, landing_file in enumerate(entry.files):
-            for place, row in enumerate(landed[landing_file.path]):
+        tried = [(landed[f.path], (refused or {}).get(f.path, ())) for f in entry.files]
+        tried += [((), quarantined.pop(f.name)) for f in entry.replayed]  # fails where rows are replayed twice
+        stay = [row for _, doubtful in tried for row in doubtful if not passes(row, entry)]
+        quarantined |= {f.name: stay for f in entry.quarantine}
+        for file, (good, doubtful) in enumerate(tried):
+            for place, row in enumerate([*good, *(row for row in doubtful if passes(row, entry))]):
                 key = (row[rules.partition], *(row[c] for c in rules.key))
                 ranked = rank(row, rules, number, file, place)
                 if key not in best or best[key][0] < ranked:

@@ -106,7 +106,7 @@ def test_watch_shows_what_changes_and_ends_with_ctrl_c(lake: Lake) -> None:
         lake.run()
         drawn_until(terminal, "1, published")
         process.send_signal(signal.SIGINT)
-        assert "up to batch 2" in drawn_until(terminal, "0 rows so far\r\n").partition("Table t")[2]
+        assert "up to batch 2" in drawn_until(terminal, "0 rows now\r\n").partition("Table t")[2]
         assert process.stderr
         assert (process.wait(PATIENCE), process.stderr.read()) == (0, b"")
 

@@ -34,6 +34,9 @@ records = st.builds(
 )
 nights = st.lists(records, min_size=1, max_size=3)
 calls = st.one_of(st.tuples(st.integers(0, 40), st.just("")), st.tuples(st.integers(0, 2), st.just("create")))
+SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
+LARGE = 1 << 40
+"""Too large for the column `v`, until a wider type is given."""
 strikes = st.one_of(st.none(), st.none(), st.tuples(calls, st.sampled_from(Fault)))
 
 
@@ -62,8 +65,9 @@ class UpkeepMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-        self.lake = Lake(self.root, keep_snapshots=2)
+        self.lake = Lake(self.root, keep_snapshots=2, schema=SCHEMA)
         self.number = 0
+        self.mended = False
         self.checked: Any = None
         self.readers: list[Reader] = []
         self.time = PassingTime()
@@ -145,6 +149,20 @@ class UpkeepMachine(RuleBasedStateMachine):
     def append_alone(self, rows: list[Any]) -> None:
         self.land(rows)
         self.lake.table.append(host="local")
+
+    @rule(rows=nights, refused=nights)
+    def append_with_refused_rows(self, rows: list[Any], refused: list[Any]) -> None:
+        self.number += 1
+        self.lake.land(f"{self.number:03d}.jsonl", rows, [{**r, "v": LARGE + r["v"]} for r in refused])
+        self.lake.table.append(host="local")
+
+    @precondition(lambda self: self.lake.entries())
+    @rule(strike=strikes)
+    def mend_and_replay(self, strike: Any) -> None:
+        if not self.mended:
+            self.lake.mend(lambda row: True, schema={**SCHEMA, "v": "bigint"})
+            self.mended = True
+        self.struck(strike, lambda: self.lake.table.append(replay_quarantine=True))
 
     @rule()
     def merge_without_publishing(self) -> None:

@@ -1,0 +1,98 @@
+"""The row work of a replay: quarantined rows are taken or refused again, as rows of landing files are. Commits nothing.
+
+    quarantine files -> blocks -> landing.take -> rows that pass -> settle by G1, sort by key -> write
+                                       '-> rows that stay -> a new quarantine file
+
+A row is made of what its quarantine file keeps of it, never of its landing file, which may be gone or another one by now.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, settle_and_write
+from lakeupsert.engine.blocks import ArrowBlock, Block
+from lakeupsert.engine.convert import true
+from lakeupsert.engine.datafiles import from_bytes, opened
+from lakeupsert.engine.jsonlines import block_of_some
+from lakeupsert.engine.landing import PARTITION, RowRules, take
+from lakeupsert.table.ledger import Replayed
+from lakeupsert.table.spec import FILE, PLACE
+
+log = logging.getLogger(__name__)
+
+UNTRIED = ("unreadable_file", "malformed", "missing_column")
+"""Reasons that nothing mends but another landing file: the row has no columns, or not all that it needs."""
+
+
+def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replayed, ...], list[Report]]:
+    """Try the rows of quarantine files again: those of ``files`` of which a row passes, and reports of all their rows.
+
+    A row's rank in the batch is its file's place in what is returned, and its own place in that file. Of a file of
+    which none passes nothing is written.
+
+    Raises:
+        DamagedTableError: a quarantine file is missing or can't be read.
+    """
+    replayed: list[Replayed] = []
+    passed: list[Any] = []
+    with QuarantineWriter(job) as quarantine:
+        for file in files:
+            with opened(job.store, file.name) as source:
+                rows = pq.read_table(source)
+            if "arrow" not in rows.schema.names:
+                log.warning("%s is of an earlier lakeupsert, which kept rows for people alone: not tried", file.name)
+                continue
+            accepted, staying = _tried(rows, file.name, job.rules)
+            for table in accepted:
+                place = pa.array(np.full(table.num_rows, len(replayed), np.int32))
+                passed.append(table.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION]))
+            if accepted:
+                quarantine.write(staying)
+                replayed.append(file)
+    reports: list[Report] = [*quarantine.report()]
+    if passed:
+        reports += settle_and_write(job, passed)
+    return tuple(replayed), reports
+
+
+def _tried(rows: Any, name: str, rules: RowRules) -> tuple[list[Any], Any]:
+    """The rows of one quarantine file: tables of those accepted, see `landing.read_rows`; and those that stay, in order."""
+    columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason", "arrow")}
+    stays = np.ones(rows.num_rows, bool)
+    accepted = []
+    for block in _blocks(rows):
+        taken = take(block, frozenset(), name, rules)
+        stays[taken.accepted[PLACE].to_numpy()] = False
+        if taken.accepted.num_rows:
+            accepted.append(taken.accepted)
+        for refused in taken.quarantined.select(["position", *columns]).to_pylist():
+            at = refused.pop("position")
+            for column, value in refused.items():
+                columns[column][at] = value
+    for column, values in columns.items():
+        at = rows.schema.get_field_index(column)
+        rows = rows.set_column(at, column, pa.array(values, rows.schema.field(at).type))
+    return accepted, rows.filter(pa.array(stays))
+
+
+def _blocks(rows: Any) -> Iterator[Block]:
+    """The rows that have columns, as they came; a row's place in its block is its place in the quarantine file."""
+    places = np.flatnonzero(~true(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
+    streams, lines = rows["arrow"].to_pylist(), rows["raw"].to_pylist()
+    at = 0
+    while at < len(places):
+        stream = streams[places[at]]
+        if stream is None:
+            end = next((i for i in range(at, len(places)) if streams[places[i]] is not None), len(places))
+            yield block_of_some([lines[place].encode() for place in places[at:end]], places[at:end])
+        else:
+            table = from_bytes(stream)
+            end = at + table.num_rows
+            yield ArrowBlock({n: table[n].combine_chunks() for n in table.schema.names}, places[at:end])
+        at = end

@@ -1,0 +1,112 @@
+"""Try quarantined rows again: those that pass now are a batch, and the others stay quarantined.
+
+Reads     the ledger, the spec, and every quarantine file whose rows are still quarantined
+Writes    as `append` does: files under names of their own, then (where given types widen columns) the next spec, then ONE
+          ledger entry, which says what it replayed; then a message for each touched partition
+Repeat    safe: what an entry replayed is not quarantined any more, and where no row passes nothing is written
+
+    look -> row work -> spec -> ledger entry -> messages
+     ^                   |           |
+     '------------------ race lost --'
+
+Who loses a race always begins again, and never takes the next number: the winner may have replayed the same rows, or
+withdrawn their batch. It all happens in this process, whatever the host: quarantine is small.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from lakeupsert import clock
+from lakeupsert.engine.batch import AppendJob, Refused, Report, Written
+from lakeupsert.engine.landing import RowRules
+from lakeupsert.engine.replay import replay_rows
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, plan_spec
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.table.chain import races_exhausted
+from lakeupsert.table.ledger import LedgerEntry, Replayed, Touched, still_quarantined
+
+log = logging.getLogger(__name__)
+
+
+def replay(
+    table: OpenTable, *, batch_id: str | None = None, progress: Callable[[str], None] = lambda text: None
+) -> AppendResult | None:
+    """Commit one batch of all quarantined rows that pass now; None where none does.
+
+    `quarantine_limit` does not hold here: who stays quarantined was counted when it came.
+
+    Raises:
+        ConfigurationError: the batch id belongs to another batch.
+        DamagedTableError: a quarantine file is missing.
+        TryAgainError: races or a silent store; nothing is lost, what was committed shows in the next call.
+    """
+    for attempt in range(ATTEMPTS):
+        head = table.objects.ledger.head()
+        spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
+        if head is None or spec_head is None:
+            return None
+        entries = table.headers(head.number, write=True)
+        files = still_quarantined(entries)
+        spec, _ = plan_spec(table, spec_head.body, ())
+        planned = spec is not spec_head.body
+        job = AppendJob(
+            landing=table.landing,
+            store=table.store,
+            inputs=(),
+            format=table.settings.format,
+            rules=RowRules(spec, max(int(clock.now().timestamp() * 1_000_000), head.body.received_at + 1)),
+            batch_id=batch_id or clock.new_id(),
+            spec_version=spec_head.number + planned,
+            start=head.number + 1,
+        )
+        rows = sum(f.rows for f in files)
+        progress(f"trying {rows} quarantined rows again")
+        replayed, reports = replay_rows(job, files)
+        if not replayed:
+            if files:
+                log.warning("none of the %d quarantined rows passes now", rows)
+            return None
+        entry = _entry(job, replayed, reports)
+        names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}
+        if any(e.kind == "batch" and e.batch_id == job.batch_id for e in entries):
+            table.store.delete(names)
+            raise ConfigurationError(
+                "batch-id-taken",
+                f"Batch id {batch_id!r} is that of another batch. Nothing was committed.",
+                next="give the replay a --batch-id of its own, or none",
+            )
+        progress("committing")
+        if planned and table.objects.specs.append(spec, spec_head).result != "won":
+            table.store.delete(names)
+        else:
+            outcome = table.objects.ledger.append(entry, head)
+            if outcome.link is not None:
+                result = AppendResult(outcome.link.number, entry, ())
+                announce(table, result)
+                return result
+            if outcome.result == "lost":
+                table.store.delete(names)
+        clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
+    raise races_exhausted(table.store.uri(), ATTEMPTS)
+
+
+def _entry(job: AppendJob, replayed: tuple[Replayed, ...], reports: Sequence[Report]) -> LedgerEntry:
+    written = sorted((r for r in reports if isinstance(r, Written)), key=lambda r: r.partition)
+    refused = [r for r in reports if isinstance(r, Refused)]
+    return LedgerEntry(
+        kind="batch",
+        batch_id=job.batch_id,
+        received_at=job.rules.received_at,
+        spec_version=job.spec_version,
+        touched={
+            w.partition: Touched(
+                files=w.files, rows=w.rows, superseded=w.superseded, bytes=sum(f.bytes for f in w.files)
+            )
+            for w in written
+        },
+        rows_read=sum(f.rows for f in replayed),
+        quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},
+        quarantine=tuple(r.file for r in refused),
+        replayed=replayed,
+    )
