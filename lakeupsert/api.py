@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import zip_longest
@@ -12,7 +13,7 @@ from lakeupsert import clock
 from lakeupsert.config import TableSettings, load
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.engine.merge import Engine
-from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.adopt import Adopted, adopt
 from lakeupsert.pipeline.append import AppendResult, append
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
@@ -20,6 +21,7 @@ from lakeupsert.pipeline.doctor import Finding, doctor
 from lakeupsert.pipeline.explain import Explanation, explain
 from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.plan import Plan, Predicted, plan, predicted, refuse_above
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.redrive import RedriveResult, redrive
 from lakeupsert.pipeline.replay import replay
@@ -43,11 +45,16 @@ EngineName = Literal["arrow", "spark"]
 
 @dataclass(frozen=True)
 class RunResult:
-    """The three steps of a night; ``append`` is None where nothing was new."""
+    """The three steps of a night; ``append`` is None where nothing was new.
+
+    ``predicted``: what `dedupe` was expected to read and write, once the batch was committed; None where there was nothing
+    to merge, or a manifest that it takes is damaged.
+    """
 
     append: AppendResult | None
     dedupe: list[PartitionResult]
     publish: PublishResult
+    predicted: Predicted | None = None
 
 
 @dataclass(frozen=True)
@@ -156,16 +163,28 @@ class Table:
         workers: int = 1,
         engine: EngineName | None = None,
         batch_id: str | None = None,
+        max_bytes: int | None = None,
+        max_cost: float | None = None,
+        prices: str | Path | None = None,
         stop: threading.Event | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> RunResult:
-        """A night: send what an earlier run left, append, dedupe, publish. Safe to repeat; after a crash it finishes."""
+        """A night: send what an earlier run left, append, dedupe, publish. Safe to repeat; after a crash it finishes.
+
+        Raises RefusedError before anything is written, where its `plan` has more bytes or cost than these allow.
+        """
+        if max_bytes is not None or max_cost is not None:
+            progress("planning")
+            refuse_above(self.plan(prices=prices), max_bytes, max_cost)
         self.send_missing()
         appended, refused = None, None
         try:
             appended = self.append(host=host, batch_id=batch_id, progress=progress)
         except (ConfigurationError, RefusedError) as e:
             refused = e  # what was committed before is finished all the same
+        expected = None
+        with suppress(DamagedTableError):  # the merge of that partition fails for it, and the others go on
+            expected = predicted(self._table, appended)
         deduped = self.dedupe(
             workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to merge")
         )
@@ -175,7 +194,16 @@ class Table:
             self.vacuum(dry=False, progress=progress)  # for readers that list folders
         if refused is not None:
             raise refused
-        return RunResult(appended, deduped, published)
+        return RunResult(appended, deduped, published, expected)
+
+    def plan(
+        self, *, selected: Callable[[str], bool] = lambda partition: True, prices: str | Path | None = None
+    ) -> Plan:
+        """What `run` would do now: files, partitions, bytes, requests, seconds and money. Nothing is written.
+
+        ``prices`` is a file such as `lakeupsert/pipeline/prices.toml`, which holds where none is given.
+        """
+        return plan(self._table, selected, prices)
 
     def reprocess(
         self,

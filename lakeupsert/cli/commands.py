@@ -4,6 +4,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,8 @@ import click
 from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.example import EXAMPLE
-from lakeupsert.cli.frame import Answer, Call, Program, common, json_option
+from lakeupsert.cli.frame import Answer, Call, Function, Program, common, json_option
+from lakeupsert.cli.planned import limits, planned
 from lakeupsert.cli.shared import append_warnings, each, failed, lagging, merge, need_spark, selection, trouble, waiting
 from lakeupsert.cli.watch import watch
 from lakeupsert.errors import ConfigurationError, RefusedError
@@ -57,6 +59,23 @@ _snapshot = click.option(
 )
 
 
+def partition_options(command: Function) -> Function:
+    """`--from`, `--to` and `--partition`; see `shared.selection`."""
+    for option in (
+        click.option(
+            "--partition",
+            "partitions",
+            metavar="V",
+            multiple=True,
+            help="One partition: 2020-01-01, or its folder; repeatable.",
+        ),
+        click.option("--to", "last", metavar="V", help="Last partition value, inclusive."),
+        click.option("--from", "first", metavar="V", help="First partition value, inclusive."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group(cls=Program)
 @common
 def main() -> None:
@@ -74,9 +93,21 @@ def main() -> None:
 @workers_option
 @_engine
 @_batch_id
+@click.option("--dry-run", is_flag=True, help="Only tell what it would do, as `lakeupsert plan` does.")
+@limits
 @common
 @click.pass_obj
-def run(call: Call, host: "HostName", workers: int, engine: "EngineName | None", batch_id: str | None) -> Answer:
+def run(
+    call: Call,
+    host: "HostName",
+    workers: int,
+    engine: "EngineName | None",
+    batch_id: str | None,
+    dry_run: bool,
+    prices: Path | None,
+    max_bytes: int | None,
+    max_cost: float | None,
+) -> Answer:
     """Append what is new, merge what is dirty, publish.
 
     Each step looks at the table's state, so a run also finishes what an earlier one left. Takes all tables of the file.
@@ -87,14 +118,27 @@ def run(call: Call, host: "HostName", workers: int, engine: "EngineName | None",
     """
 
     def one(table: "Table") -> Answer:
+        if dry_run:
+            return planned(call, table, prices, max_bytes, max_cost)
         need_spark(table, host=host, engine=engine)
         begun = clock.elapsed()
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            ran = table.run(host=host, workers=workers, engine=engine, batch_id=batch_id, stop=stop, progress=progress)
+            ran = table.run(
+                host=host,
+                workers=workers,
+                engine=engine,
+                batch_id=batch_id,
+                max_bytes=max_bytes,
+                max_cost=max_cost,
+                prices=prices,
+                stop=stop,
+                progress=progress,
+            )
         requests = table.requests
         facts = [
             *output.append_facts(ran.append, table.settings),
             *output.dedupe_facts(ran.dedupe),
+            *output.predicted_facts(ran),
             *output.publish_facts(ran.publish),
             output.took_fact(clock.elapsed() - begun, requests),
         ]
@@ -176,15 +220,7 @@ def append(
 
 
 @main.command()
-@click.option("--from", "first", metavar="V", help="First partition value, inclusive.")
-@click.option("--to", "last", metavar="V", help="Last partition value, inclusive.")
-@click.option(
-    "--partition",
-    "partitions",
-    metavar="V",
-    multiple=True,
-    help="One partition: 2020-01-01, or its folder; repeatable.",
-)
+@partition_options
 @workers_option
 @_engine
 @common
@@ -205,8 +241,6 @@ def dedupe(
     Example:
       lakeupsert dedupe --from 2020-01-01 --to 2020-01-31
     """
-    if partitions and (first or last):
-        raise click.UsageError("Give --partition, or --from and --to.")
     with call.open_table() as table:
         need_spark(table, engine=engine)
         if partitions or first or last:

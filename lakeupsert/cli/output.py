@@ -76,6 +76,14 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
         "dedupe": dedupe_result(ran.dedupe),
         "publish": publish_result(ran.publish),
         "requests": requests,
+        "plan": ran.predicted
+        and {
+            "predicted": {"bytes_read": ran.predicted.bytes_read, "bytes_written": ran.predicted.bytes_written},
+            "measured": {
+                "bytes_read": sum(r.bytes_read for r in ran.dedupe),
+                "bytes_written": sum(r.bytes_written for r in ran.dedupe),
+            },
+        },
     }
 
 
@@ -170,6 +178,19 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
             "merged",
             f"{count(len(rows_out), 'partition')}: {count(rows_in, 'row')} in, {sum(rows_out.values()):,} out, "
             f"{size(written)} written",
+        )
+    ]
+
+
+def predicted_facts(ran: "RunResult") -> list[Fact]:
+    if ran.predicted is None:
+        return []
+    read, written = sum(r.bytes_read for r in ran.dedupe), sum(r.bytes_written for r in ran.dedupe)
+    return [
+        (
+            "predicted",
+            f"{size(ran.predicted.bytes_read)} read, {size(ran.predicted.bytes_written)} written; "
+            f"measured {size(read)} and {size(written)}",
         )
     ]
 

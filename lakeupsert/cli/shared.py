@@ -97,6 +97,8 @@ def need_spark(table: "Table", *, host: "HostName" = "local", engine: "EngineNam
 
 def selection(table: "Table", first: str | None, last: str | None, partitions: Sequence[str]) -> Callable[[str], bool]:
     """Whether a partition is one of these, or has a value from ``first`` to ``last``, compared as its type compares."""
+    if partitions and (first or last):
+        raise click.UsageError("Give --partition, or --from and --to.")
     from lakeupsert.table.layout import parse_partition, partition_scalar  # brings Arrow
 
     spec = table.view().spec

@@ -105,7 +105,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Opened:
-    """A file whose columns are known and whose blocks are yet to be read.
+    """A file whose columns are known and whose blocks are yet to be read (of one column, where it was opened so).
 
     Attributes:
         missing: those of the required columns that the file, as a whole, lacks.

@@ -67,10 +67,11 @@ def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozens
     return pa.schema(list(types.items()))
 
 
-def open_blocks(source: Any, file: LandingInput, required: frozenset[str]) -> Opened:
+def open_blocks(source: Any, file: LandingInput, required: frozenset[str], only: str | None = None) -> Opened:
     pieces = _pieces(source, file)
     names, first = _header(pieces, file)
-    return Opened(required - set(names), _blocks(chain(first, pieces), names, names, file))
+    wanted = [name for name in names if only in (None, name)]
+    return Opened(required - set(names), _blocks(chain(first, pieces), names, wanted, file))
 
 
 def _header(pieces: Iterator[_Records], file: LandingInput) -> tuple[list[str], list[_Records]]:

@@ -86,8 +86,10 @@ def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozens
     return pa.schema(list(types.items()))
 
 
-def open_blocks(source: Any, file: LandingInput, required: frozenset[str]) -> Opened:
-    """A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
+def open_blocks(source: Any, file: LandingInput, required: frozenset[str], only: str | None = None) -> Opened:
+    """Columns are decoded as they are asked for, line by line, so ``only`` saves nothing here.
+
+    A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
     found = _blocks(source, file)
     first = list(islice(found, 1))
     missing = required.difference(*(block.names for block in first))

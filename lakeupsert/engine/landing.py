@@ -11,6 +11,7 @@ bad_partition (also where the partition column alone does not convert), order_mi
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,7 @@ __all__ = [
     "PARTITION",
     "ChangedFileError",
     "LandingInput",
+    "Preview",
     "RowRules",
     "Rows",
     "Survey",
@@ -40,6 +42,7 @@ __all__ = [
     "content_hash",
     "first_rows",
     "format_of",
+    "preview",
     "read_rows",
     "survey",
     "take",
@@ -48,13 +51,14 @@ __all__ = [
 ]
 
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
-_OPEN: dict[str, Callable[[Any, LandingInput, frozenset[str]], Opened]] = {
+_OPEN: dict[str, Callable[..., Opened]] = {
     "parquet": parquetfile.open_blocks,
     "csv": csvfile.open_blocks,
     "jsonl": jsonlines.open_blocks,
 }
 PARTITION = "_lakeupsert_partition"
 _LONGEST_REASON = 200
+_PIECES, _PIECE_BYTES = 16, 1 << 13  # most places that are looked at in a text file, and the least of each
 _DAY = 86_400_000_000
 _QUARANTINED = pa.schema(
     [
@@ -89,6 +93,22 @@ class Survey:
     changed: bool = False
     row_groups: int = 0
     rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """Which partitions a file touches, by its partition column alone.
+
+    Attributes:
+        partitions: rows by partition; those that name none, which quarantine takes, are left out.
+        share: of the file's bytes, what was looked at; below 1, ``partitions`` has what that part tells of the whole.
+        unreadable: why the file as a whole can't be read, or None.
+    """
+
+    path: str
+    partitions: dict[str, int]
+    share: float = 1.0
+    unreadable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +163,7 @@ def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, 
         return Survey(file.path, unreadable=e.reason) if _is_unchanged(store, file) else Survey(file.path, changed=True)
 
 
-def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int) -> Any:
+def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int, configured: str = "auto") -> Any:
     """The first rows of a file as a ``pyarrow.Table``, in the types that `survey` tells for what is looked at.
 
     At most ``rows`` rows; of text at most ``size`` bytes are read, of Parquet its first row groups. A text column
@@ -153,7 +173,7 @@ def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int) -> 
         UnreadableFileError: it can't be read, or its name does not tell its format.
         NotFoundError: it vanished.
     """
-    kind = format_of(file.path, "auto")
+    kind = format_of(file.path, configured)
     if kind is None:
         raise UnreadableFileError(file.path, f"Its name ends in none of {', '.join(_ENDINGS)}.")
     with store.open(file.path) as source:
@@ -174,6 +194,46 @@ def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int) -> 
             if left <= 0:
                 break
     return pa.concat_tables(tables)
+
+
+def preview(store: ObjectStore, file: LandingInput, configured: str, spec: TableSpec, size: int) -> Preview:
+    """Rows by partition: of Parquet its partition column is read, of text at most ``size`` bytes, spread over the file.
+
+    Raises NotFoundError where it vanished.
+    """
+    kind = format_of(file.path, configured)
+    if kind is None:
+        return Preview(file.path, {}, unreadable="Its name does not tell its format.")
+    column = spec.partition_by[0]
+    found: Counter[str] = Counter()
+    share = 1.0
+    try:
+        with store.open(file.path) as source:
+            if kind != "parquet" and file.size > size:
+                source, share = _pieces_of(source, file.size, size)
+            opened = _OPEN[kind](source, file, _required(spec), column)
+            for block in () if opened.missing else opened.blocks:
+                values, _ = block.convert(column, spec.schema.field(column).type)
+                counts = pc.value_counts(_partition_names(column, values).drop_null())
+                found.update({c["values"]: c["counts"] for c in counts.to_pylist()})
+    except UnreadableFileError as e:
+        return Preview(file.path, {}, share, unreadable=e.reason)
+    return Preview(file.path, {name: round(rows / share) for name, rows in found.items()}, share)
+
+
+def _pieces_of(source: Any, length: int, size: int) -> tuple[Any, float]:
+    """Whole lines from places spread evenly over a text file, its header first, as one file; and their share of the bytes.
+
+    A line end within quotes may be taken for one of a record: good enough for an estimate.
+    """
+    pieces = []
+    count = max(1, min(_PIECES, size // _PIECE_BYTES))
+    for i in range(count):
+        source.seek(i * (length - size // count) // max(1, count - 1))
+        piece = source.read(size // count)
+        pieces.append(piece[piece.find(b"\n") + 1 if i else 0 : piece.rfind(b"\n") + 1])
+    some = b"".join(pieces)
+    return pa.BufferReader(some), max(len(some), 1) / length
 
 
 def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: RowRules) -> Iterator[Rows]:

@@ -50,10 +50,13 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
                 continue
             accepted, staying = _tried(rows, file.name, job.rules)
             for table in accepted:
+                if job.only is not None:
+                    table = table.filter(pc.is_in(table[PARTITION], pa.array(sorted(job.only), pa.string())))
                 place = pa.array(np.full(table.num_rows, len(replayed), np.int32))
                 passed.append(table.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION]))
             if accepted:
-                quarantine.write(staying)
+                if job.only is None:
+                    quarantine.write(staying)
                 replayed.append(file)
     reports: list[Report] = [*quarantine.report()]
     if passed:

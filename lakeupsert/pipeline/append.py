@@ -178,6 +178,12 @@ def _look(
     return _Ground(head, spec_head, inputs, batch_id or clock.new_id(), received_at, warnings)
 
 
+def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
+    """The landing files that the next batch would take. Raises ConfigurationError as `append` does; writes nothing."""
+    ground = _look(table, None, (None, None), again=False, changed=())
+    return ground.inputs if ground else ()
+
+
 def _refuse_unadopted(table: OpenTable) -> None:
     """A new table in a folder with data would hide them."""
     for found in table.store.list(""):

@@ -117,7 +117,7 @@ def dedupe_partitions(
                 heads[partition] = table.objects.partition(partition).head()
             head = heads.pop(partition)
             if work is None:
-                step = _next_step(table, partition, batch, snapshot.body if snapshot else None, head)
+                step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
             else:
                 step = _step_anew(table, head, partition, work)
             if head is not None:
@@ -154,7 +154,7 @@ def dedupe_partitions(
     return list(results.values())
 
 
-def _next_step(
+def next_step(
     table: OpenTable, partition: str, batch: int, snapshot: Snapshot | None, head: Link[Manifest] | None
 ) -> Step | None:
     """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""

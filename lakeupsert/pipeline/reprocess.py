@@ -18,6 +18,7 @@ from typing import Literal
 
 from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Report, touched_by
 from lakeupsert.engine.landing import ChangedFileError, LandingInput, RowRules, content_hash, format_of
+from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
@@ -115,7 +116,9 @@ def reprocess(
     try:
         for number, partitions in needed.items():
             progress(f"reading batch {number} again, {len(inputs[number])} landing files")
-            reports = host.run(_job(table, host, number, inputs[number], partitions, start))
+            job = _job(table, host, number, inputs[number], partitions, start)
+            replayed = table.entries(number - 1, number)[0].body.replayed
+            reports = replay_rows(job, replayed)[1] if replayed else host.run(job)
             for partition, touched in touched_by(reports).items():
                 made[partition][number] = touched
             _verify(table, number, reports, {p: made[p].get(number) for p in partitions})

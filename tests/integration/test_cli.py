@@ -26,7 +26,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 COMMANDS = [
     *("run", "append", "dedupe", "worker", "publish", "status", "history", "export", "files", "demo", "config"),
-    *("adopt", "restore", "doctor", "explain", "redrive", "init", "report", "vacuum", "reprocess"),
+    *("adopt", "restore", "doctor", "explain", "redrive", "init", "report", "vacuum", "reprocess", "plan"),
 ]
 FIELDS = [
     "schema_version",
@@ -139,7 +139,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
     found = answer("run", "--host", "local", "--batch-id", "first")
     assert (found["command"], found["table"]) == ("run", "sales")
     result = found["result"]
-    assert list(result) == ["append", "dedupe", "publish", "requests"]
+    assert list(result) == ["append", "dedupe", "publish", "requests", "plan"]
     (batch,) = result["append"]["batches"]
     assert batch.pop("bytes_written") > 0
     assert batch == {
@@ -175,7 +175,7 @@ def test_run_tells_people_in_a_few_lines(lake: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr == ""
     lines = result.stdout.splitlines()
-    assert len(lines) <= 8
+    assert len(lines) <= 9
     assert lines[0] == "Table sales"
     assert "batch 1: 2 files, 1,200 rows" in lines[1]
     assert "1 partition: day=2020-01-01" in lines[2]
@@ -183,8 +183,9 @@ def test_run_tells_people_in_a_few_lines(lake: Path) -> None:
     (place,) = re.findall(r"in (/.*)", lines[4])
     assert Path(place).is_file()
     assert "1 partition: 1,200 rows in, 1,200 out" in lines[5]
-    assert "snapshot 0: 1,200 rows, 1 partition changed" in lines[6]
-    assert "requests" in lines[7]
+    assert re.search(r"predicted .* read, .* written; measured .* and ", lines[6])
+    assert "snapshot 0: 1,200 rows, 1 partition changed" in lines[7]
+    assert "requests" in lines[8]
 
 
 def test_run_again_finds_nothing_to_do(lake: Path) -> None:
@@ -420,7 +421,7 @@ def test_skipped_partition_lags_and_is_told(broken: Callable[[], None]) -> None:
     [
         (["run", "--hosst", "local"], "run", "No such option"),
         (["run", "--host", "cluster"], "run", "'cluster' is not one of"),
-        (["run", "--dry-run"], "run", "No such option"),
+        (["append", "--dry-run"], "append", "No such option"),
         (["append", "--received-from", "yesterday"], "append", "yesterday"),
         (["export"], "export", "--output"),
         (["worker", "--workers", "0"], "worker", "0 is not in the range"),

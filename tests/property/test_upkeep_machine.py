@@ -227,6 +227,18 @@ class UpkeepMachine(RuleBasedStateMachine):
         again = self.lake.table.reprocess
         self.struck(strike, lambda: again(selected.__contains__, source=source, host="local"))
 
+    @rule()
+    def plan_then_run(self) -> None:
+        """Whatever is pending, the plan writes nothing, and the run merges what it said."""
+        before = self.everything()
+        planned = self.lake.table.plan()
+        assert self.everything() == before
+        merged = {r.partition for r in self.lake.table.run(host="local").dedupe if r.status == "merged"}
+        assert {p.partition for p in planned.partitions} == merged
+
+    def everything(self) -> dict[str, int]:
+        return {str(p): p.stat().st_mtime_ns for p in self.root.rglob("*")}
+
     @invariant()
     def every_snapshot_is_right(self) -> None:
         """Snapshots are immutable, so each is compared once for each state of the chains below it, and after each vacuum."""

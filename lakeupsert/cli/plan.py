@@ -1,0 +1,46 @@
+"""`lakeupsert plan`: what the next run will do."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli.commands import main, partition_options
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.planned import limits, planned
+from lakeupsert.cli.shared import each, selection
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+
+
+@main.command()
+@partition_options
+@limits
+@common
+@click.pass_obj
+def plan(
+    call: Call,
+    first: str | None,
+    last: str | None,
+    partitions: tuple[str, ...],
+    prices: Path | None,
+    max_bytes: int | None,
+    max_cost: float | None,
+) -> Answer:
+    """Tell what the next run will do, and write nothing.
+
+    New files, partitions to merge, bytes, requests, seconds and money. Partitions given limit what is counted. Takes all
+    tables of the file.
+
+    \b
+    Example:
+      lakeupsert plan --max-bytes 50GB
+    """
+
+    def one(table: "Table") -> Answer:
+        if partitions or first or last:
+            return planned(call, table, prices, max_bytes, max_cost, selection(table, first, last, partitions))
+        return planned(call, table, prices, max_bytes, max_cost)
+
+    return each(call, one)

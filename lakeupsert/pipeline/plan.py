@@ -1,0 +1,567 @@
+"""What the next run will do, before anything is written; and, once its batch is committed, what its merges will.
+
+Reads     what `append` looks at first (landing zone, ledger, spec); of each new landing file its partition column, of text
+          a bounded part; the last snapshots; of partitions that are dirty already the manifests. Never a data file
+Writes    nothing, and sends nothing
+
+    new landing files -> rows by partition -> their bytes, by habit -> each touched partition, step by step as dedupe goes
+
+How large rows are, how many of them are new keys, and how long it takes is learned from the last nights (`NIGHTS`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakeupsert.engine.landing import LandingInput, Preview, Survey, first_rows, format_of, preview, survey
+from lakeupsert.engine.landing import UnreadableFileError as Unreadable
+from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
+from lakeupsert.pipeline.dedupe import next_step
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.prices import Prices, load_prices
+from lakeupsert.storage import LocalStore, NotFoundError, open_store
+from lakeupsert.storage.base import Call
+from lakeupsert.table.chain import Link
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+
+NIGHTS = 7
+"""How many nights habits are learned from; each costs two or three requests."""
+TEXT_BYTES = 32 << 20
+"""Bytes of new text files that are read, of all together; where they are more, partitions and rows are estimated."""
+SAMPLE_ROWS = 10_000
+"""Rows of a first night that are written to memory, to see how large they become."""
+POINTS = 500
+WAITED = timedelta(minutes=1)
+"""Where the first merge began so long after its batch, workers came later: that time is no part of a run."""
+TIMES_READ = {"jsonl": 3}
+"""How often append reads a landing file: its rows, then its hash; of JSON lines first their columns."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """In ``currency``, at prices as of ``as_of``; ``compute`` is None where nobody knows how long it takes."""
+
+    requests: float
+    transfer: float
+    compute: float | None
+    currency: str
+    as_of: str
+
+    @property
+    def total(self) -> float:
+        return self.requests + self.transfer + (self.compute or 0.0)
+
+
+@dataclass(frozen=True)
+class PlannedPartition:
+    """One partition that a run will merge.
+
+    Attributes:
+        rows: that new landing files bring for it.
+        dirty: batches of before are to be merged, too.
+        versions: how many manifests will be made; each reads and rewrites the whole partition.
+        objects: how many data files these read.
+        exists: it has a manifest.
+    """
+
+    partition: str
+    rows: int
+    dirty: bool
+    bytes_read: int
+    bytes_written: int
+    versions: int
+    objects: int
+    exists: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the next run will do. Bytes are compressed; requests are those to the processed zone, as `run` counts them.
+
+    Attributes:
+        files, landing_bytes, rows: new landing files, and those of their rows that name a (selected) partition.
+        append_read: bytes, each file as often as append reads it.
+        seconds: None where no night was published yet, or what is to be done is of a kind that none of them was.
+        nights: how many nights this was learned from.
+        estimated: whether text files were too large to be read whole, so that partitions may be missing.
+        notes: what else a person should know.
+    """
+
+    files: int
+    landing_bytes: int
+    rows: int
+    partitions: tuple[PlannedPartition, ...]
+    append_read: int
+    append_written: int
+    requests: dict[Call, int]
+    landing_requests: dict[Call, int]
+    seconds: float | None
+    cost: Cost
+    nights: int
+    estimated: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def dirty(self) -> int:
+        return sum(p.dirty for p in self.partitions)
+
+    @property
+    def dedupe_read(self) -> int:
+        return sum(p.bytes_read for p in self.partitions)
+
+    @property
+    def dedupe_written(self) -> int:
+        return sum(p.bytes_written for p in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return self.append_read + self.append_written + self.dedupe_read + self.dedupe_written
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Bytes that the merges of a run will read and write."""
+
+    bytes_read: int
+    bytes_written: int
+
+
+def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path | None) -> Plan:
+    """What `run` would do now with the selected partitions.
+
+    Args:
+        prices: a file of prices; None: the shipped ones.
+    Raises:
+        ConfigurationError: what `append` raises before it writes, and where ``prices`` can't be read.
+    """
+    store = open_store(table.settings.processed)
+    price_list = load_prices(prices, local=isinstance(store, LocalStore))
+    files = new_files(table)
+    head, known = table.ledger_head(), table.head_spec()
+    notes: list[str] = []
+    spec: TableSpec | None = known.body if known else None
+    sample: tuple[tuple[float, float], ...] = ()
+    if spec is None and files:
+        spec, sample = _first_night(table, files)
+    if spec is None and files:
+        notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
+    previews = [*_previews(table, files, spec, notes)] if spec else []
+    batches = _last_batches(table, head.number) if head else []
+    nights = _nights(table)
+    sizes = _sizes(spec, nights, [b.body for b in batches], sample) if spec else _Sizes()
+    incoming = {
+        partition: _Incoming(rows, sizes.appended.at(rows * sizes.kept))
+        for partition, rows in _rows(previews).items()
+        if selected(partition)
+    }
+    partitions = _merges(table, sizes, incoming, head.number if head else -1, selected)
+    landing_bytes = sum(f.size for f in files)
+    done = Plan(
+        files=len(files),
+        landing_bytes=landing_bytes,
+        rows=sum(i.rows for i in incoming.values()),
+        partitions=partitions,
+        append_read=sum(f.size * TIMES_READ.get(format_of(f.path, table.settings.format) or "", 2) for f in files),
+        append_written=round(sum(i.bytes for i in incoming.values())),
+        requests=_requests(head, len(nights), sizes.objects if files else 0, partitions),
+        landing_requests={"list": 1, "get": 3 * len(files), "head": 3 * len(files)},
+        seconds=_seconds(
+            table, nights, batches, landing_bytes, sum(p.bytes_read + p.bytes_written for p in partitions)
+        ),
+        cost=Cost(0.0, 0.0, None, price_list.currency, price_list.as_of),
+        nights=len(nights),
+        estimated=any(p.share < 1 for p in previews),
+        notes=tuple(notes),
+    )
+    return replace(done, cost=_cost(done, price_list))
+
+
+def predicted(table: OpenTable, appended: AppendResult | None) -> Predicted | None:
+    """What `dedupe` will read and write, once the batch is committed: then rows by partition are no estimate any more.
+
+    For a partition that is not dirty from before it takes no request. None where there is nothing to merge.
+    """
+    head = table.ledger_head()
+    if head is None:
+        return None
+    entry = appended.entry if appended else None
+    before = appended.number - 1 if appended else head.number
+    batches = [*(b.body for b in _last_batches(table, before)), *([entry] if entry else [])]
+    sizes = _sizes(table.spec(head.body.spec_version), _nights(table), batches, ())
+    touched = entry.touched if entry else {}
+    incoming = {p: _Incoming(sum(f.rows for f in t.files), t.bytes, len(t.files)) for p, t in touched.items()}
+    merges = _merges(table, replace(sizes, kept=1.0), incoming, before, lambda partition: True)
+    if not merges:
+        return None
+    return Predicted(sum(m.bytes_read for m in merges), sum(m.bytes_written for m in merges))
+
+
+def refuse_above(planned: Plan, max_bytes: int | None, max_cost: float | None) -> None:
+    """Raise RefusedError where the plan is over a limit; None is no limit."""
+    over = []
+    if max_bytes is not None and planned.bytes > max_bytes:
+        over.append(f"{planned.bytes:,} bytes read and written (at most {max_bytes:,})")
+    if max_cost is not None and planned.cost.total > max_cost:
+        cost = planned.cost
+        over.append(f"{cost.total:.4f} {cost.currency} at prices of {cost.as_of} (at most {max_cost:g})")
+    if over:
+        raise RefusedError(
+            "over-limit",
+            f"The run would take {' and '.join(over)}: {planned.files:,} new landing files, {len(planned.partitions):,} "
+            "partitions to merge. Nothing was written.",
+            next="run `lakeupsert plan` to see what is so large; then raise the limit, or take landing files away",
+        )
+
+
+# ---------------------------------------------------------------- what arrived
+
+
+def _first_night(
+    table: OpenTable, files: Sequence[LandingInput]
+) -> tuple[TableSpec | None, tuple[tuple[float, float], ...]]:
+    """The spec that the first batch would make, from the beginnings of its text files; and how large its rows become.
+
+    None where no file can be read.
+    """
+    configured = table.settings.format
+    sizes = _shares(files, configured)
+    surveys: dict[LandingInput, Survey] = {}
+    for file in files:
+        if format_of(file.path, configured) == "parquet":
+            found = survey(table.landing, file, configured, None, frozenset())
+            if found.schema is not None:
+                surveys[file] = found
+        else:
+            with suppress(Unreadable, NotFoundError):
+                rows = first_rows(table.landing, file, SAMPLE_ROWS, sizes.get(file.path, 0), configured)
+                surveys[file] = Survey(file.path, rows.schema)
+    if not surveys:
+        return None, ()
+    spec, _ = plan_spec(table, None, list(surveys.values()))
+    largest = max(surveys, key=lambda f: f.size)
+    sample = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), configured)
+    return spec, tuple((len(rows), _parquet_bytes(rows)) for rows in (sample.slice(0, 1), sample) if len(rows))
+
+
+def _shares(files: Sequence[LandingInput], configured: str) -> dict[str, int]:
+    """Of each text file how many bytes are read: `TEXT_BYTES` in all, small files whole."""
+    text = sorted((f for f in files if format_of(f.path, configured) != "parquet"), key=lambda f: f.size)
+    left, found = TEXT_BYTES, {}
+    for i, file in enumerate(text):
+        found[file.path] = min(file.size, left // (len(text) - i))
+        left -= found[file.path]
+    return found
+
+
+def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec, notes: list[str]) -> Iterator[Preview]:
+    sizes = _shares(files, table.settings.format)
+    unreadable = []
+    for file in files:
+        try:
+            found = preview(table.landing, file, table.settings.format, spec, sizes.get(file.path, 0))
+        except NotFoundError:
+            continue
+        if found.unreadable is not None:
+            unreadable.append(f"{found.path!r}: {found.unreadable}")
+        yield found
+    if unreadable:
+        notes.append(f"{len(unreadable)} landing files can't be read and would be set aside; {unreadable[0]}")
+
+
+def _rows(previews: Iterable[Preview]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in previews:
+        for partition, rows in one.partitions.items():
+            found[partition] = found.get(partition, 0) + rows
+    return found
+
+
+# ---------------------------------------------------------------- habits
+
+
+@dataclass(frozen=True)
+class _Line:
+    """y = base + slope * x, neither of them negative."""
+
+    base: float = 0.0
+    slope: float = 0.0
+
+    def at(self, x: float) -> float:
+        return self.base + self.slope * x
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[float, float]]) -> "_Line":
+        """The line that most pairs of points agree on (Theil and Sen): one odd night does not move it.
+
+        It grows at most in proportion: of points that lie close together, the slope is chance.
+        """
+        if len(points) > POINTS:
+            points = [points[i * len(points) // POINTS] for i in range(POINTS)]
+        x, y = np.array([p[0] for p in points], float), np.array([p[1] for p in points], float)
+        x, y = x[x > 0], y[x > 0]
+        if not len(x):
+            return cls()
+        steepest = float(np.median(y / x))
+        i, j = np.triu_indices(len(x), 1)
+        apart = x[i] != x[j]
+        i, j = i[apart], j[apart]
+        slope = float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else steepest
+        slope = min(max(0.0, slope), steepest)
+        return cls(max(0.0, float(np.median(y - slope * x))), slope)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How large things become in this table.
+
+    Attributes:
+        appended, stored: bytes of the rows that a batch brings for a partition, and of a partition, by number of rows.
+        growth: rows that a partition gains for each row that comes to it: 1 where all keys are new, below 0 by deletes.
+        kept: the share of rows that do not lose within their batch.
+        objects: that a batch is written to.
+    """
+
+    appended: _Line = field(default_factory=_Line)
+    stored: _Line = field(default_factory=_Line)
+    growth: float = 1.0
+    kept: float = 1.0
+    objects: int = 1
+
+
+@dataclass(frozen=True)
+class _Night:
+    """What one snapshot showed more than the one ``before`` it."""
+
+    before: Snapshot
+    after: Link[Snapshot]
+    batches: Sequence[Link[LedgerEntry]]
+
+
+def _last_batches(table: OpenTable, up_to: int) -> list[Link[LedgerEntry]]:
+    return [link for link in table.entries(max(0, up_to - NIGHTS), up_to) if link.body.kind == "batch"]
+
+
+def _nights(table: OpenTable) -> list[_Night]:
+    """The last nights that were published, newest first; none that goes over a restore."""
+    found: list[_Night] = []
+    after = table.last_snapshot()
+    for _ in range(2 * NIGHTS):  # a vacuum or a tag of the day makes another that shows nothing more
+        if after is None or len(found) == NIGHTS:
+            break
+        older = table.objects.snapshots.get(after.number - 1) if after.number else None
+        if older is None and after.number:
+            break  # trimmed
+        before = older.body if older else Snapshot(batch=0, spec_version=0)
+        batches = table.entries(before.batch, after.body.batch)
+        if any(link.body.touched for link in batches) and not any(link.body.restored for link in batches):
+            found.append(_Night(before, after, batches))
+        after = older
+    return found
+
+
+def _sizes(
+    spec: TableSpec, nights: Sequence[_Night], batches: Sequence[LedgerEntry], sample: Sequence[tuple[float, float]]
+) -> _Sizes:
+    touched = [t for entry in batches for t in entry.touched.values() if t.files]
+    # A file of one row tells what a footer takes: by nights that only brought large partitions it would look like nothing.
+    smallest = (
+        1.0,
+        float(_parquet_bytes(pa.table([pa.nulls(1, f.type) for f in spec.stored_schema], spec.stored_schema))),
+    )
+    appended = [(float(sum(f.rows for f in t.files)), float(t.bytes)) for t in touched] or list(sample)
+    shown = nights[0].after.body.partitions.values() if nights else ()
+    stored = [(float(s.rows), float(s.bytes)) for s in shown if s.rows] or appended
+    came = gained = 0
+    for night in nights:
+        for partition in {p for link in night.batches for p in link.body.touched} & night.before.partitions.keys():
+            gained += night.after.body.partitions[partition].rows - night.before.partitions[partition].rows
+            came += sum(f.rows for link in night.batches for f in _files(link, partition))
+    accepted = sum(t.rows for t in touched)
+    return _Sizes(
+        appended=_Line.through([smallest, *appended]),
+        stored=_Line.through([smallest, *stored]),
+        growth=min(1.0, gained / came) if came else 1.0,
+        kept=1 - sum(t.superseded for t in touched) / accepted if accepted else 1.0,
+        objects=max(1, len({f.name for t in batches[-1].touched.values() for f in t.files})) if batches else 1,
+    )
+
+
+def _files(link: Link[LedgerEntry], partition: str) -> tuple[DataFile, ...]:
+    touched = link.body.touched.get(partition)
+    return touched.files if touched else ()
+
+
+def _parquet_bytes(rows: Any) -> int:
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd")
+    return int(sink.getvalue().size)
+
+
+def _seconds(
+    table: OpenTable,
+    nights: Sequence[_Night],
+    batches: Sequence[Link[LedgerEntry]],
+    landing_bytes: int,
+    merge_bytes: int,
+) -> float | None:
+    """How long append (by bytes that landed) and what follows (by bytes read and written) took in these nights."""
+    appends, merges = [], []
+    for link in batches:
+        received = datetime.fromtimestamp(link.body.received_at / 1e6, UTC)
+        took = (datetime.fromisoformat(link.written_at) - received).total_seconds()
+        appends.append((float(sum(f.size for f in link.body.files)), took))
+    for night in nights:
+        merges.append((float(_merged_bytes(night)), (_published(night) - _began(table, night)).total_seconds()))
+    if (landing_bytes and not appends) or (merge_bytes and not merges):
+        return None
+    return (_Line.through(appends).at(landing_bytes) if landing_bytes else 0.0) + (
+        _Line.through(merges).at(merge_bytes) if merge_bytes else 0.0
+    )
+
+
+def _merged_bytes(night: _Night) -> int:
+    brought = {p: t.bytes for link in night.batches for p, t in link.body.touched.items()}
+    shown = [x.partitions[p] for x in (night.before, night.after.body) for p in brought if p in x.partitions]
+    return sum(brought.values()) + sum(s.bytes for s in shown)
+
+
+def _published(night: _Night) -> datetime:
+    return datetime.fromisoformat(night.after.written_at)
+
+
+def _began(table: OpenTable, night: _Night) -> datetime:
+    """When phase two of the night began: with its batch, or when workers came. They begin with the first partition."""
+    last = [link for link in night.batches if link.body.touched][-1]
+    committed = datetime.fromisoformat(last.written_at)
+    first = next(iter(last.body.touched))
+    shown = night.after.body.partitions.get(first)
+    made = table.objects.partition(first).get(shown.version) if shown else None
+    if made is None or "seconds" not in made.body.made:
+        return committed
+    began = datetime.fromisoformat(made.written_at) - timedelta(seconds=float(made.body.made["seconds"]))
+    return began if began - committed > WAITED else committed
+
+
+# ---------------------------------------------------------------- the merges
+
+
+@dataclass(frozen=True)
+class _Incoming:
+    """What one batch brings for one partition: accepted rows, bytes of its appended file, and how many there are."""
+
+    rows: int
+    bytes: float
+    files: int = 1
+
+
+@dataclass(frozen=True)
+class _Stored:
+    rows: float
+    bytes: float
+
+    def and_merged(self, rows: float, sizes: _Sizes) -> "_Stored":
+        if not self.rows:
+            return _Stored(rows, sizes.stored.at(rows))
+        gained = max(rows * sizes.growth, -self.rows)
+        return _Stored(self.rows + gained, max(0.0, self.bytes + gained * sizes.stored.slope))
+
+
+def _merges(
+    table: OpenTable,
+    sizes: _Sizes,
+    incoming: Mapping[str, _Incoming],
+    up_to: int,
+    selected: Callable[[str], bool],
+) -> tuple[PlannedPartition, ...]:
+    """Each selected partition that a run would merge, with what the ledger has up to ``up_to`` and with what comes."""
+    snapshot = table.last_snapshot()
+    shown = snapshot.body.partitions if snapshot else {}
+    behind = table.unpublished(snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
+    found = []
+    for partition in sorted({*behind, *incoming}):
+        if not selected(partition):
+            continue
+        rows, read, written, versions, objects = 0, 0.0, 0.0, 0, 0
+        exists = partition in shown
+        stored = _Stored(shown[partition].rows, shown[partition].bytes) if exists else _Stored(0, 0)
+        if partition in behind:
+            head = table.objects.partition(partition).head()
+            exists = head is not None
+            while step := next_step(table, partition, behind[partition], snapshot.body if snapshot else None, head):
+                task = step.task
+                stored = _of_files((*task.base, *task.tombstones))
+                if task.batches:  # a restore alone moves no bytes
+                    stored = stored.and_merged(sum(f.rows for files in task.batches for f in files), sizes)
+                    read, written = read + task.bytes, written + stored.bytes
+                    objects += sum(len(files) for files in (task.base, *task.batches))
+                versions += 1
+                head = _imagined(partition, task.up_to, stored)
+            if head is not None and not versions:
+                stored = _of_files([f for b in head.body.buckets for f in (*b.base, *b.tombstones)])
+        dirty = versions > 0
+        if partition in incoming:
+            rows = incoming[partition].rows
+            read += stored.bytes + incoming[partition].bytes
+            objects += incoming[partition].files + (stored.rows > 0)
+            stored = stored.and_merged(rows * sizes.kept, sizes)
+            written, versions = written + stored.bytes, versions + 1
+        if versions:
+            planned = PlannedPartition(partition, rows, dirty, round(read), round(written), versions, objects, exists)
+            found.append(planned)
+    return tuple(found)
+
+
+def _of_files(files: Sequence[DataFile]) -> _Stored:
+    return _Stored(sum(f.rows for f in files), sum(f.bytes for f in files))
+
+
+def _imagined(partition: str, merged: int, stored: _Stored) -> Link[Manifest]:
+    """The version that a step would make, for the next step to begin from."""
+    file = DataFile(name="", rows=round(stored.rows), bytes=round(stored.bytes))
+    bucket = BucketEntry(id="", base=(file,) if file.rows else ())
+    body = Manifest(partition=partition, merged=merged, spec_version=0, buckets=(bucket,))
+    return Link(number=0, write_id="", parent=None, written_at="", body=body, read_at=0.0)
+
+
+def _requests(
+    head: Link[LedgerEntry] | None, nights: int, objects: int, partitions: Sequence[PlannedPartition]
+) -> dict[Call, int]:
+    """What `run` will ask of the processed zone.
+
+    For a partition: its manifest listed and read by the merge, the same by publish, its files read and one written, a
+    version created. For the table: the ledger, the nights, and by each step the heads of the chains. ``objects`` are those
+    that the batch is written to, 0 where there is none.
+    """
+    entries = head.number + 1 if head else 0
+    versions = sum(p.versions for p in partitions)
+    return {
+        "get": entries + 9 + nights + sum(p.exists + p.objects + 1 + 2 * p.dirty for p in partitions),
+        "head": 0,
+        "list": 13 + len(partitions) // 8 + sum(2 + p.dirty for p in partitions),
+        "put": versions + objects,
+        "create": versions + bool(objects) + bool(partitions) + (2 if objects and head is None else 0),
+        "delete": 0,
+    }
+
+
+def _cost(planned: Plan, prices: Prices) -> Cost:
+    return Cost(
+        requests=prices.of_requests(planned.requests) + prices.of_requests(planned.landing_requests),
+        transfer=prices.of_bytes(
+            planned.append_read + planned.dedupe_read, planned.append_written + planned.dedupe_written
+        ),
+        compute=None if planned.seconds is None else planned.seconds * prices.compute_second,
+        currency=prices.currency,
+        as_of=prices.as_of,
+    )
