@@ -23,6 +23,7 @@ from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.plan import Plan, Predicted, plan, predicted, refuse_above
 from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.reconcile import ReconcileResult, reconcile
 from lakeupsert.pipeline.redrive import RedriveResult, redrive
 from lakeupsert.pipeline.replay import replay
 from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
@@ -275,6 +276,19 @@ class Table:
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
         """Give the selected partitions' dead letters back to the queue; those of merged partitions are deleted."""
         return redrive(self._table, selected)
+
+    def reconcile(
+        self,
+        *,
+        deep: bool = False,
+        selected: Callable[[str], bool] = lambda partition: True,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> ReconcileResult:
+        """Send lost messages again, publish what is whole, and prove that every row that came is accounted for.
+
+        With ``deep`` DuckDB computes the published rows anew from what landed, and all columns are compared.
+        """
+        return reconcile(self._table, deep=deep, selected=selected, progress=progress)
 
     def explain(self, key: Mapping[str, Any], partition: str | None = None) -> Explanation:
         """Every version of a key that the table knows, where it is, and why the winner won."""

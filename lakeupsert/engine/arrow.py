@@ -2,10 +2,12 @@
 
 The base has one row per key and is sorted by it, so nothing is windowed again: of a block of the base and the incoming
 rows that fall in its key range, keys and ordering columns alone decide; the payload is moved and never looked at.
-Memory: the incoming rows of the partition and one block of the base; of an adopted partition, once, the whole of it.
+Memory: the incoming rows of the partition, one block of the base, and keys and order of rows that lost; of an adopted
+partition, once, the whole of it.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.datafiles import read_file, stream_file
+from lakeupsert.engine.digest import Digest, digests
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to
 from lakeupsert.storage import ObjectStore
@@ -33,13 +36,17 @@ class ArrowEngine:
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
     ) -> list[MergeOutput]:
-        return [_rewrite(store, spec, spec_version, task) for task in tasks]
+        lost: list[list[Any]] = [[] for _ in tasks]
+        outputs = [_rewrite(store, spec, spec_version, task, to) for task, to in zip(tasks, lost, strict=True)]
+        found = zip(outputs, digests(lost, spec), strict=True)
+        return [replace(output, superseded_digest=digest) for output, digest in found]
 
 
-def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> MergeOutput:
-    incoming = _incoming(store, spec, task)
-    rest = incoming.take(_winners(incoming, spec))
-    superseded = incoming.num_rows - rest.num_rows
+def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, lost: list[Any]) -> MergeOutput:
+    """Rows that lost, their key and ordering columns, are put into ``lost``."""
+    adopted = Digest(spec)
+    incoming = _incoming(store, spec, task, adopted)
+    rest = incoming.take(_winners(incoming, spec, lost))
     del incoming
     with MergeWriter(store, spec, spec_version, task) as out:
         for file in task.base if task.settled else ():
@@ -50,21 +57,20 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                     continue
                 both = pa.concat_tables([_tagged(stored, age=0, deleted=False), rest.slice(0, met)])
                 rest = rest.slice(met)
-                winners = _winners(both, spec)
-                superseded += both.num_rows - len(winners)
-                out.write(both, winners)
+                out.write(both, _winners(both, spec, lost))
         if pc.any(rest[DELETE_FLAG]).as_py():
             out.write(rest, pa.array(np.arange(rest.num_rows)))
         else:
             out.base.write(rest)
-    return out.output(superseded)
+    return out.output(sum(rows.num_rows for rows in lost), adopted=None if task.settled else str(adopted))
 
 
-def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask) -> Any:
-    """Tombstones, appended rows and adopted ones in one table, which holds a key as often as they do."""
+def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Digest) -> Any:
+    """Tombstones, appended rows and ``adopted`` ones in one table, which holds a key as often as they do."""
     tables = [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)]
     for number, file in enumerate(() if task.settled else task.base):
         rows = adopted_rows(store, file, spec, task.partition)
+        adopted.add(rows)
         columns = [pa.repeat(pa.scalar(number, _FILE.type), rows.num_rows), pa.array(np.arange(rows.num_rows))]
         rows = rows.append_column(_FILE, columns[0]).append_column(_PLACE, columns[1])
         tables.append(_tagged(rows, age=0, deleted=False))
@@ -87,7 +93,10 @@ def _tagged(rows: Any, age: int, deleted: bool) -> Any:
     return rows
 
 
-def _winners(rows: Any, spec: TableSpec) -> Any:
-    """Index of the row of greatest rank of every key, in key order."""
+def _winners(rows: Any, spec: TableSpec, lost: list[Any]) -> Any:
+    """Index of the row of greatest rank of every key, in key order; the others are put into ``lost``."""
     order, wins = latest(rows, spec.stored_key, spec.order_by, (_AGE.name, FILE, PLACE))
-    return order.filter(wins)
+    winners = order.filter(wins)
+    if len(winners) < rows.num_rows:
+        lost.append(rows.select(spec.tombstone_schema.names).take(order.filter(pc.invert(wins))))
+    return winners

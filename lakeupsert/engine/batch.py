@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.convert import plain
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
+from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.engine.landing import (
     PARTITION,
     ChangedFileError,
@@ -33,8 +34,8 @@ from lakeupsert.engine.landing import (
 from lakeupsert.engine.rank import latest
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import QuarantineFile, Touched
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.ledger import NOTHING, QuarantineFile, Touched
+from lakeupsert.table.manifest import DataFile, added
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
 QUARANTINE_SCHEMA = pa.schema(
@@ -95,11 +96,16 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """Rows of one partition went through: ``rows`` in, ``superseded`` lost among themselves, the rest is in ``files``."""
+    """Rows of one partition went through: ``rows`` in, ``superseded`` lost among themselves, the rest is in ``files``.
+
+    ``digest`` is of all, ``superseded_digest`` of those that lost.
+    """
 
     partition: str
     rows: int
     superseded: int
+    digest: str
+    superseded_digest: str
     files: tuple[DataFile, ...]
 
 
@@ -111,12 +117,14 @@ def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:
     touched: dict[str, Touched] = {}
     for report in reports:
         if isinstance(report, Written):
-            before = touched.get(report.partition, Touched(files=(), rows=0, superseded=0, bytes=0))
+            before = touched.get(report.partition, NOTHING)
             touched[report.partition] = Touched(
                 files=(*before.files, *report.files),
                 rows=before.rows + report.rows,
                 superseded=before.superseded + report.superseded,
                 bytes=before.bytes + sum(f.bytes for f in report.files),
+                digest=added((before.digest, report.digest)),
+                superseded_digest=added((before.superseded_digest, report.superseded_digest)),
             )
     return dict(sorted(touched.items()))
 
@@ -210,6 +218,11 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     winners = rows.take(order.filter(wins))
     came = np.bincount(encoded.indices.to_numpy(), minlength=n)
     stayed = np.bincount(winners[PARTITION].to_numpy(), minlength=n)
+    hashes = row_hashes(rows, hashed_columns(spec))[order.to_numpy()]
+    begins = np.cumsum(came) - came  # the order is by partition first
+    digests = np.add.reduceat(hashes, begins)
+    hashes[wins.to_numpy(zero_copy_only=False)] = 0
+    lost = np.add.reduceat(hashes, begins)
     row = 0
     done = []
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
@@ -224,7 +237,8 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
             for file in out.files:
                 files.append(msgspec.structs.replace(file, at=at))
                 at += file.bytes
-            done.append(Written(partition, int(came[code]), int(came[code]) - kept, tuple(files)))
+            digest, lost_digest = as_text(int(digests[code])), as_text(int(lost[code]))
+            done.append(Written(partition, int(came[code]), int(came[code]) - kept, digest, lost_digest, tuple(files)))
     yield from done
 
 

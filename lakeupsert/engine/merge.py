@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, to_bytes
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.manifest import NO_ROWS, DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, TableSpec
 
 INLINE_BYTES = 4 << 10
@@ -49,11 +49,16 @@ class MergeTask:
 
 @dataclass(frozen=True)
 class MergeOutput:
-    """What replaces the bucket: files in key order, and how many rows lost to a greater one."""
+    """What replaces the bucket: files in key order; how many rows lost to a greater one, and their digest.
+
+    ``adopted`` is the digest of all rows that were stored, where they had to be settled.
+    """
 
     base: tuple[DataFile, ...]
     tombstones: tuple[TombstoneFile, ...]
     superseded: int
+    superseded_digest: str = NO_ROWS
+    adopted: str | None = None
 
     @property
     def names(self) -> list[str]:
@@ -120,11 +125,11 @@ class MergeWriter:
             tombstones, self._few = pa.concat_tables(self._few), None
         self._tombstones.write(tombstones)
 
-    def output(self, superseded: int) -> MergeOutput:
+    def output(self, superseded: int, superseded_digest: str = NO_ROWS, adopted: str | None = None) -> MergeOutput:
         """After the block: what was written."""
         files = [TombstoneFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in self._tombstones.files]
         few = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._few or [])])
         if few.num_rows:
             inline = to_bytes(few.combine_chunks())
             files.append(TombstoneFile(name="", rows=few.num_rows, bytes=len(inline), inline=inline))
-        return MergeOutput(tuple(self.base.files), tuple(files), superseded)
+        return MergeOutput(tuple(self.base.files), tuple(files), superseded, superseded_digest, adopted)

@@ -34,6 +34,7 @@ from lakeupsert.engine.batch import (
     split,
 )
 from lakeupsert.engine.datafiles import from_bytes, stream_file, to_bytes
+from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
@@ -166,8 +167,8 @@ class SparkEngine:
                 yield from _ranks(store, spec, unit, source, *sources[unit][source])
 
         def write(batches: Iterator[Any]) -> Iterator[Any]:
-            for unit, winners in _by_unit(batches):
-                output = _gather(store, spec, spec_version, tasks[unit], sources[unit], winners)
+            for unit, rows in _by_unit(batches):
+                output = _gather(store, spec, spec_version, tasks[unit], sources[unit], rows)
                 yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [pickle.dumps(output)]})
 
         with _spark_may_fail():
@@ -178,13 +179,13 @@ class SparkEngine:
             rows = (
                 spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
                 .mapInArrow(
-                    read, f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, {ddl}"
+                    read,
+                    f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, {ddl}",
                 )
                 .withColumn("nth", F.row_number().over(newest_first))
-                .where("nth = 1")
                 .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
                 .sortWithinPartitions("unit", *keys)
-                .select("unit", "source", "row", "deleted")
+                .select("unit", "source", "row", "deleted", "hash", "nth")
                 .mapInArrow(write, "unit int, output binary")
                 .collect()
             )
@@ -311,6 +312,7 @@ def _ranks(store: ObjectStore, spec: TableSpec, unit: int, source: int, file: Da
             else np.full(n, source, np.int32),  # between stored rows only adopted ones can tie
             "place": rows[PLACE] if age else np.arange(at, at + n),
             "deleted": rows[DELETE_FLAG] if age and spec.delete else np.full(n, isinstance(file, TombstoneFile)),
+            "hash": row_hashes(rows, hashed_columns(spec)).view(np.int64),
         }
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
         columns |= {f"o{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.order_by)}
@@ -350,7 +352,7 @@ def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
 
 
 def _by_unit(batches: Iterator[Any]) -> Iterator[tuple[int, Iterator[Any]]]:
-    """Winners of one unit after the other, each in key order: tables of source, row, deleted."""
+    """The rows of one unit after the other, each in key order: tables of source, row, deleted, hash, nth."""
     pending: list[Any] = []
     unit: int | None = None
     for batch in batches:
@@ -375,27 +377,35 @@ def _gather(
     spec_version: int,
     task: MergeTask,
     sources: list[tuple[DataFile, int]],
-    winners: Iterator[Any],
+    ranked: Iterator[Any],
 ) -> MergeOutput:
-    """Write the winning rows, in key order. Files are sorted by key too, so each is read forward once; but adopted ones."""
+    """Write the winning rows, in key order, and add up the others.
+
+    Files are sorted by key too, so each is read forward once; but adopted ones.
+    """
     cursors = [
         _Cursor(stream_file(store, file, spec.stored_schema))
         if age or task.settled
         else adopted_rows(store, file, spec, task.partition)
         for file, age in sources
     ]
-    kept = 0
+    lost = lost_sum = adopted_sum = 0
     with MergeWriter(store, spec, spec_version, task) as out:
-        for batch in winners:
+        for batch in ranked:
+            wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
+            lost += int(np.count_nonzero(~wins))
+            lost_sum += int(hashes[~wins].sum())
+            adopted_sum += int(hashes[batch["source"].to_numpy() < len(task.base)].sum())
+            batch = batch.filter(pa.array(wins))
+            if not batch.num_rows:
+                continue
             source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
-            kept += len(source)
             # Rows come file by file; a stable sort by file tells how to put them back into key order.
             by_source = np.argsort(source, kind="stable")
             found = [cursors[s].take(row[source == s]) for s in np.unique(source)]
             rows = pa.concat_tables(found).append_column(DELETE_FLAG, batch["deleted"].take(pa.array(by_source)))
             out.write(rows, pa.array(np.argsort(by_source, kind="stable")))
-    read = sum(f.rows for files in (task.base, task.tombstones, *task.batches) for f in files)
-    return out.output(read - kept)
+    return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum))
 
 
 class _Cursor:

@@ -31,7 +31,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Lease, Message
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, counting
-from lakeupsert.table.manifest import BucketEntry, Counters, Failed, Manifest
+from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Digests, Failed, Manifest, added
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Rebuilt
 
@@ -289,16 +289,18 @@ def _merged(
     made: dict[str, str | float | int],
 ) -> Manifest:
     task = step.task
-    old = step.base.buckets[0].counters if step.base.buckets else Counters()
+    bucket = step.base.buckets[0] if step.base.buckets else BucketEntry(id="", digests=NO_DIGESTS)
+    old, digests = bucket.counters, bucket.digests
     brought = {link.number: link.body.touched[task.partition] for link in step.pending}
     merged = [t for number, t in brought.items() if number in step.counting]
+    withdrawn = [t for number, t in brought.items() if number not in step.counting]
     counters = msgspec.structs.replace(
         old,
         appended=old.appended + sum(t.rows for t in brought.values()),
         live=sum(f.rows for f in output.base),
         tombstones=sum(f.rows for f in output.tombstones),
         superseded=old.superseded + sum(t.superseded for t in merged) + output.superseded,
-        withdrawn=old.withdrawn + sum(t.rows for number, t in brought.items() if number not in step.counting),
+        withdrawn=old.withdrawn + sum(t.rows for t in withdrawn),
     )
     bucket = BucketEntry(
         id=clock.new_id(),
@@ -306,6 +308,11 @@ def _merged(
         base=output.base,
         tombstones=output.tombstones,
         counters=counters,
+        digests=Digests(
+            adopted=digests.adopted if task.settled else output.adopted,
+            superseded=added((digests.superseded, output.superseded_digest, *(t.superseded_digest for t in merged))),
+            withdrawn=added((digests.withdrawn, *(t.digest for t in withdrawn))),
+        ),
     )
     before = head.body if head else Manifest(partition=task.partition, merged=0, spec_version=0)
     return msgspec.structs.replace(
@@ -437,7 +444,7 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
                     answer(queue.release, of_it, retry_seconds)
                 else:
                     if work is None:
-                        _mark_failed(table, result.partition, wanted[result.partition], result.error or "")
+                        mark_failed(table, result.partition, wanted[result.partition], result.error or "")
                     answer(queue.bury, of_it, result.error or "")
                     yield result
     finally:
@@ -464,7 +471,7 @@ def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | 
             yield PartitionResult(partition, status="failed", error=str(e) or repr(e), engine=engine.name)
 
 
-def _mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
+def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
     """Say in the partition's own chain that its next batch does not merge; publish and status read it there."""
 
     def marked(head: Link[Manifest] | None) -> Manifest | None:

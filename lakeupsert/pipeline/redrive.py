@@ -33,7 +33,7 @@ def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition
     if table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
         return RedriveResult((), 0, 0, 0)
     letters = table.queue.dead_letters(table.queue.stats().dead)
-    wanted = {x.message for x in letters if x.message and _is_ours(table, x.message) and selected(x.message.partition)}
+    wanted = {x.message for x in letters if x.message and is_ours(table, x.message) and selected(x.message.partition)}
     done = {message for message in wanted if _is_done(table, message)}
     redriven, dropped = table.queue.redrive(wanted - done, drop=done)
     return RedriveResult(tuple(letters), redriven, dropped, table.queue.stats().dead)
@@ -46,6 +46,6 @@ def _is_done(table: OpenTable, message: Message) -> bool:
     return head is not None and head.body.reprocessed == message.work
 
 
-def _is_ours(table: OpenTable, message: Message) -> bool:
+def is_ours(table: OpenTable, message: Message) -> bool:
     """Queues outlive tables: a letter of another one, or from before this one was made anew, would only be buried again."""
     return message.table == table.name and table.entry(message.batch) is not None

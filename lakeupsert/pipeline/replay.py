@@ -17,14 +17,14 @@ import logging
 from collections.abc import Callable, Sequence
 
 from lakeupsert import clock
-from lakeupsert.engine.batch import AppendJob, Refused, Report, Written
+from lakeupsert.engine.batch import AppendJob, Refused, Report, touched_by
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, plan_spec
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import races_exhausted
-from lakeupsert.table.ledger import LedgerEntry, Replayed, Touched, still_quarantined
+from lakeupsert.table.ledger import LedgerEntry, Replayed, still_quarantined
 
 log = logging.getLogger(__name__)
 
@@ -92,19 +92,13 @@ def replay(
 
 
 def _entry(job: AppendJob, replayed: tuple[Replayed, ...], reports: Sequence[Report]) -> LedgerEntry:
-    written = sorted((r for r in reports if isinstance(r, Written)), key=lambda r: r.partition)
     refused = [r for r in reports if isinstance(r, Refused)]
     return LedgerEntry(
         kind="batch",
         batch_id=job.batch_id,
         received_at=job.rules.received_at,
         spec_version=job.spec_version,
-        touched={
-            w.partition: Touched(
-                files=w.files, rows=w.rows, superseded=w.superseded, bytes=sum(f.bytes for f in w.files)
-            )
-            for w in written
-        },
+        touched=touched_by(reports),
         rows_read=sum(f.rows for f in replayed),
         quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},
         quarantine=tuple(r.file for r in refused),

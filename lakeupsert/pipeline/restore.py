@@ -18,7 +18,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.read.view import expired
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LedgerEntry, Restored, Touched, counting
+from lakeupsert.table.ledger import NOTHING, LedgerEntry, Restored, counting
 from lakeupsert.table.snapshot import Snapshot
 
 ATTEMPTS = 20
@@ -68,13 +68,12 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
         versions = {p: _version(table, to.body, p) for p in partitions}
         if dry or not changed:
             return plan
-        nothing = Touched(files=(), rows=0, superseded=0, bytes=0)
         entry = LedgerEntry(
             kind="restore",
             batch_id=clock.new_id(),
             received_at=max(int(clock.now().timestamp() * 1_000_000), head.body.received_at + 1),
             spec_version=head.body.spec_version,
-            touched=dict.fromkeys(partitions, nothing),
+            touched=dict.fromkeys(partitions, NOTHING),
             restored=Restored(snapshot=to.number, batch=to.body.batch, versions=versions),
         )
         link = table.objects.ledger.append(entry, head).link

@@ -7,7 +7,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.table.manifest import BucketEntry, Counters, DataFile
+from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
 
 
 class LandingFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,19 +24,25 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch brought for one partition.
 
     ``rows`` were accepted; ``superseded`` of them lost to another row of the same batch and are in no file. In each file
-    there is one row per key, sorted by key.
+    there is one row per key, sorted by key. ``digest`` is of all these rows, ``superseded_digest`` of those that lost;
+    None: not known, as of adopted files, which nobody has read yet.
     """
 
     files: tuple[DataFile, ...]
     rows: int
     superseded: int
     bytes: int
-    digest: str | None = None  # reserved: order-independent digest of key and order, for the proof of reconcile
+    digest: str | None = None
+    superseded_digest: str | None = None
 
     def as_adopted(self) -> BucketEntry:
         """The bucket of a partition that begins with these files, of batch 0, as others wrote them."""
         counters = Counters(appended=self.rows, live=self.rows)
-        return BucketEntry(id=clock.new_id(), settled=False, base=self.files, counters=counters)
+        digests = Digests(superseded=NO_ROWS, withdrawn=NO_ROWS)
+        return BucketEntry(id=clock.new_id(), settled=False, base=self.files, counters=counters, digests=digests)
+
+
+NOTHING = Touched(files=(), rows=0, superseded=0, bytes=0, digest=NO_ROWS, superseded_digest=NO_ROWS)
 
 
 class QuarantineFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,13 @@
 """A manifest: what one partition consists of, at one version. A chain per partition, so partitions never conflict."""
 
+from collections.abc import Iterable
+
 import msgspec
 
 from lakeupsert.errors import DamagedTableError
+
+NO_ROWS = "0" * 16
+"""The digest of nothing; see docs/FORMAT.md, "Digests"."""
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -41,6 +46,21 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     withdrawn: int = 0
 
 
+class Digests(msgspec.Struct, frozen=True, kw_only=True):
+    """Digests of rows that are in no file of a bucket any more; None: not known.
+
+    `superseded` and `withdrawn` are of the rows that the counters of these names count, `adopted` of what batch 0 brought,
+    which nobody knows before the first merge reads it.
+    """
+
+    adopted: str | None = None
+    superseded: str | None = None
+    withdrawn: str | None = None
+
+
+NO_DIGESTS = Digests(adopted=NO_ROWS, superseded=NO_ROWS, withdrawn=NO_ROWS)
+
+
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket. ``id`` is new whenever rows were merged into it, even where none won: who lost a race redoes it.
 
@@ -57,7 +77,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     tombstones: tuple[TombstoneFile, ...] = ()
     floor: str | None = None
     counters: Counters = Counters()
-    digest: str | None = None
+    digests: Digests = Digests()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +116,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bytes(self) -> int:
         return sum(f.bytes for b in self.buckets for f in (*b.base, *b.deltas, *b.tombstones))
+
+
+def added(digests: Iterable[str | None]) -> str | None:
+    """The digest of all the rows that these are of; None where one is not known."""
+    total = 0
+    for digest in digests:
+        if digest is None:
+            return None
+        total += int(digest, 16)
+    return f"{total % 2**64:016x}"
 
 
 def check_manifest(old: Manifest | None, new: Manifest) -> None:

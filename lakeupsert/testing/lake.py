@@ -13,6 +13,7 @@ import msgspec
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.reconcile import prove
 from lakeupsert.queue import WorkQueue
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.ledger import LedgerEntry
@@ -131,6 +132,9 @@ class Lake:
                 assert counters.appended == sum(came.values()), f"{partition}: {counters}, and {came} came"
                 gone = sum(rows for n, rows in came.items() if n and n not in counts_at(ledger, merged))
                 assert counters.withdrawn == gone, f"{partition}: {counters}, and {gone} were withdrawn"
+        for link in self.table.snapshots()[:1]:
+            wrong = {p.partition: p.difference for p in prove(self.table._table, link) if not p.balanced}
+            assert not wrong, f"it does not balance: {wrong}"
         for link in self.table.snapshots():
             assert not link.body.lagging
             assert self.rows(link.number) == self.expected(link.body.batch), f"snapshot {link.number} is wrong"

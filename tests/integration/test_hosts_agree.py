@@ -98,11 +98,16 @@ def test_hosts_agree_on_a_night_of_every_format(tmp_path: Path, spark: Any) -> N
             "malformed", "null_key", "bad_partition", "future_order", "order_missing", "unreadable_file",
         }  # fmt: skip
         assert [(f.path, f.sha256, f.rows) for f in one.files] == [(f.path, f.sha256, f.rows) for f in other.files]
-        assert {p: t.rows for p, t in one.touched.items()} == {p: t.rows for p, t in other.touched.items()}
+        came = [{p: (t.rows, t.digest) for p, t in entry.touched.items()} for entry in entries]
+        assert came[0] == came[1]
         assert quarantined(tables["spark"]) == quarantined(tables["local"])
         rows = {host: table.to_arrow().read_all() for host, table in tables.items()}
         assert rows["spark"].equals(rows["local"])
         assert rows["local"].num_rows > 500
+    for table in tables.values():
+        found = table.reconcile(deep=True)
+        assert not found.unbalanced
+        assert all(p.by_digest for p in found.proof)
 
 
 def test_one_night_exports_the_same_whatever_host_and_engine(tmp_path: Path, spark: Any) -> None:

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline.dedupe import _mark_failed, dedupe_partitions
+from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.testing.lake import DAY, Lake, row
@@ -214,7 +214,7 @@ def test_what_needs_attention_is_named_with_its_reason(lake: Lake) -> None:
     three_nights(lake)
     lake.land("late.jsonl", [row("a", 0, 99), row("a", 1, 99)])
     lake.table.append(host="local")
-    _mark_failed(lake.table._table, "d=2020-01-01", 4, "base file is gone")
+    mark_failed(lake.table._table, "d=2020-01-01", 4, "base file is gone")
     found = Page(lake.table.report())
     assert (found.facts["dirty"], found.facts["failed"]) == ("2", "1")
     assert found.tables["What needs attention"][1] == ["d=2020-01-01", "failed", "base file is gone"]
@@ -304,7 +304,7 @@ def hostile(tmp_path: Path) -> Lake:
     lake.land("2.jsonl", [{**row("a", 0, 2), "d": SCRIPT}])
     lake.table.append(host="local")
     (partition,) = lake.entries()[-1][1].touched
-    _mark_failed(lake.table._table, partition, 2, f"can't be read: {SCRIPT}\0\x1b[31m")
+    mark_failed(lake.table._table, partition, 2, f"can't be read: {SCRIPT}\0\x1b[31m")
     return lake
 
 

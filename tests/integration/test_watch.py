@@ -19,7 +19,7 @@ from rich.console import Console
 
 from lakeupsert.cli import main
 from lakeupsert.cli.watch import panel
-from lakeupsert.pipeline.dedupe import _mark_failed
+from lakeupsert.pipeline.dedupe import mark_failed
 from lakeupsert.testing.lake import Lake, row
 
 PATIENCE = 60.0
@@ -44,7 +44,7 @@ def dirty(lake: Lake) -> None:
     """Three dirty partitions, the first marked failed."""
     lake.land("2.jsonl", [row("a", day, 2) for day in range(3)])
     lake.table.append(host="local")
-    _mark_failed(
+    mark_failed(
         lake.table._table, "d=2020-01-01", 2, f"no [bold]row[/bold] group can be read {'x' * 90}\nNext: mend it"
     )
 

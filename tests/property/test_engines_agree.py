@@ -109,7 +109,7 @@ def generated(spec: TableSpec, rng: random.Random, file: int, partition: str) ->
 
 def appended(store: LocalStore, spec: TableSpec, rng: random.Random) -> dict[str, tuple[DataFile, ...]]:
     """One batch for every partition. Sometimes it comes in two calls, as from two tasks: then a key is in two files."""
-    job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0)
+    job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0, 0)
     files: dict[str, tuple[DataFile, ...]] = {}
     for file in range(2):
         tables = [generated(spec, rng, file, f"part={p}") for p in range(PARTITIONS)]
@@ -134,17 +134,21 @@ def test_engines_agree_on_generated_tables(
     store = LocalStore(tmp_path)
     first, second, third = (appended(store, spec, rng) for _ in range(3))
     partitions = [f"part={p}" for p in range(PARTITIONS)]
-    begun = [MergeTask(p, (), (), (first.get(p, ()),), 1) for p in partitions]
+    begun = [MergeTask(p, (), (), (first.get(p, ()),), 1, 0) for p in partitions]
     half = len(begun) // 2
     stored = ArrowEngine().merge(store, spec, 0, begun[:half])
     monkeypatch.setattr(merge, "INLINE_BYTES", 0)  # tombstones of the other half go into files
     stored += ArrowEngine().merge(store, spec, 0, begun[half:])
     tasks = [
-        MergeTask(p, base.base, base.tombstones, (second.get(p, ()), third.get(p, ())), 3)
+        MergeTask(p, base.base, base.tombstones, (second.get(p, ()), third.get(p, ())), 3, 1)
         for p, base in zip(partitions, stored, strict=True)
     ]
     assert len([f for t in tasks for f in t.tombstones if f.name]) >= 5, "the generator makes too few deletes"
     assert len([f for t in tasks for f in t.tombstones if f.inline]) >= 5
+    tasks += [  # and some whose stored rows nobody has settled yet
+        MergeTask(p, first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False)
+        for p in partitions[: PARTITIONS // 5]
+    ]
     one = ArrowEngine().merge(store, spec, 0, tasks)
     other = SparkEngine().merge(store, spec, 0, tasks)
     for task, a, b in zip(tasks, one, other, strict=True):
@@ -152,4 +156,5 @@ def test_engines_agree_on_generated_tables(
         assert rows(store, a.tombstones, spec.tombstone_schema) == rows(store, b.tombstones, spec.tombstone_schema), (
             task
         )
-        assert a.superseded == b.superseded
+        assert (a.superseded, a.superseded_digest, a.adopted) == (b.superseded, b.superseded_digest, b.adopted)
+        assert (a.adopted is None) == task.settled

@@ -137,13 +137,13 @@ class UpkeepMachine(RuleBasedStateMachine):
             if beside.entries():
                 beside.table.vacuum(dry=False)
             beside.table.close()
+            self.note_what_expired()
 
         self.land(rows)
         number, kind = call
         self.lake.points.amid(number, vacuum, kind)
         self.lake.table.run(host="local")
         self.lake.points.disarm()
-        self.checked = None
 
     @rule(rows=nights)
     def append_alone(self, rows: list[Any]) -> None:
@@ -197,11 +197,14 @@ class UpkeepMachine(RuleBasedStateMachine):
     def vacuum(self, strike: Any) -> None:
         if self.lake.entries():
             self.struck(strike, lambda: self.lake.table.vacuum(dry=False))
-            kept = {link.number for link in self.lake.table.snapshots()}
-            for reader in self.readers:
-                if reader.view.number not in kept and reader.expired is None:
-                    reader.expired = clock.now()
-            self.checked = None
+            self.note_what_expired()
+
+    def note_what_expired(self) -> None:
+        self.checked = None
+        kept = {link.number for link in self.lake.table.snapshots()}
+        for reader in self.readers:
+            if reader.view.number not in kept and reader.expired is None:
+                reader.expired = clock.now()
 
     @rule(hours=st.sampled_from([1, 23, 25, 200]))
     def pass_time(self, hours: int) -> None:
@@ -238,6 +241,17 @@ class UpkeepMachine(RuleBasedStateMachine):
 
     def everything(self) -> dict[str, int]:
         return {str(p): p.stat().st_mtime_ns for p in self.root.rglob("*")}
+
+    @rule(strike=strikes)
+    def reconcile(self, strike: Any) -> None:
+        def balanced() -> None:
+            if self.lake.entries():
+                found = self.lake.table.reconcile()
+                assert not found.unbalanced
+                assert not found.batches
+                assert all(p.by_digest for p in found.proof)
+
+        self.struck(strike, balanced)
 
     @invariant()
     def every_snapshot_is_right(self) -> None:

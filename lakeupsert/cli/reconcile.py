@@ -1,0 +1,132 @@
+"""`lakeupsert reconcile`: the proof as lines for people and for programs, and what is wrong as an error."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.commands import main
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.shared import selection, trouble, waiting
+from lakeupsert.errors import LakeupsertError, RefusedError
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.pipeline.reconcile import Proof, ReconcileResult
+
+
+@main.command()
+@click.option(
+    "--deep", is_flag=True, help="Also compute the rows anew from what landed, with DuckDB, and compare them."
+)
+@click.option("--from", "first", metavar="V", help="First partition value, inclusive.")
+@click.option("--to", "last", metavar="V", help="Last partition value, inclusive.")
+@click.option(
+    "--partition",
+    "partitions",
+    metavar="V",
+    multiple=True,
+    help="One partition: 2020-01-01, or its folder; repeatable.",
+)
+@common
+@click.pass_obj
+def reconcile(call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...]) -> Answer:
+    """Prove that no row was lost, doubled or changed; send lost messages again, publish what is whole.
+
+    Counts rows and adds up digests of keys and ordering columns, of the ledger, the manifests and the files.
+
+    \b
+    Example:
+      lakeupsert reconcile --deep --from 2020-01-01 --to 2020-01-07
+    """
+    if partitions and (first or last):
+        raise click.UsageError("Give --partition, or --from and --to.")
+    with call.open_table() as table, call.progress(table.name) as progress:
+        found = table.reconcile(deep=deep, selected=selection(table, first, last, partitions), progress=progress)
+        warnings = list(waiting(found.publish))
+        by_counts = [p.partition for p in found.proof if not p.by_digest]
+        if by_counts:
+            warnings.append(
+                f"{output.count(len(by_counts), 'partition')} balanced by counts alone, their digests being not yet known: "
+                f"{output.named(by_counts)}"
+            )
+        error = _not_balanced(table, found) or _gone(table, found) or trouble(call, table, [], found.publish)
+        call.changed = call.changed or found.published is not None
+        if error is not None:
+            error.data_changed = call.changed
+        return Answer(
+            {
+                "resent": found.resent,
+                "published": found.published,
+                "proof": [
+                    {
+                        "partition": p.partition,
+                        "rows_appended": p.rows_appended,
+                        "rows_live": p.rows_live,
+                        "tombstones": p.tombstones,
+                        "rows_superseded": p.rows_superseded,
+                        "tombstones_dropped": p.tombstones_dropped,
+                        "refused": p.refused,
+                        "withdrawn": p.withdrawn,
+                        "balanced": p.balanced,
+                    }
+                    for p in found.proof
+                ],
+            },
+            output.block(f"Table {table.name}", _facts(found)),
+            tuple(warnings),
+            error=error,
+        )
+
+
+def _facts(found: "ReconcileResult") -> list[output.Fact]:
+    facts = [
+        ("resent", output.count(found.resent, "message") if found.resent else "nothing"),
+        ("published", f"snapshot {found.published}" if found.published is not None else "nothing new"),
+    ]
+    for label, name in (
+        ("appended", "rows_appended"),
+        ("live", "rows_live"),
+        ("tombstones", "tombstones"),
+        ("superseded", "rows_superseded"),
+        ("withdrawn", "withdrawn"),
+    ):
+        facts.append((label, f"{sum(getattr(p, name) for p in found.proof):,}"))
+    wrong: list[Proof] = found.unbalanced
+    facts.append(("balanced", f"{len(found.proof) - len(wrong):,} of {output.count(len(found.proof), 'partition')}"))
+    facts += [("wrong", f"{p.partition}: {p.difference}") for p in wrong]
+    return facts
+
+
+def _not_balanced(table: "Table", found: "ReconcileResult") -> LakeupsertError | None:
+    if found.batches:
+        return RefusedError(
+            "not-balanced",
+            f"Table {table.name!r}: the ledger contradicts itself. {found.batches[0]}.",
+            next="restore that object of _lakeupsert/ledger from a backup or from the bucket's own versions",
+        )
+    if not found.unbalanced:
+        return None
+    first, *others = found.unbalanced
+    value = first.partition.partition("=")[2]
+    return RefusedError(
+        "not-balanced",
+        f"Table {table.name!r}: {first.partition}: {first.difference}."
+        + (f" {output.count(len(others), 'other partition')} do not balance either." if others else ""),
+        next=f"run `lakeupsert reprocess --from {value} --to {value} --source landing`, which makes the partition anew from "
+        "what landed; or restore its files from a backup or from the bucket's own versions",
+        partition=first.partition,
+    )
+
+
+def _gone(table: "Table", found: "ReconcileResult") -> LakeupsertError | None:
+    if not found.gone:
+        return None
+    batch, file = next(iter(found.gone.items()))
+    return RefusedError(
+        "sources-gone",
+        f"Table {table.name!r}: what landed is gone or has changed, such as {file} of batch {batch}. Partitions that these "
+        f"batches touch could not be recomputed: {output.named([str(n) for n in found.gone])}. All others are what landed, and "
+        "all rows are accounted for.",
+        next="put these landing files back, or run `lakeupsert reconcile` without --deep",
+    )

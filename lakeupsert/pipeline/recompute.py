@@ -1,0 +1,385 @@
+"""What a snapshot should show, computed anew from what landed, by other programs than the ones that made it.
+
+Reads     the ledger's list of files, quarantine files (for which rows were refused), the landing files, adopted files
+Writes    nothing but a temporary folder, where DuckDB puts what does not fit into memory
+Repeat    safe
+
+Parquet is read by DuckDB, CSV and JSON lines by Python's own readers, and every value is converted by DuckDB's CAST to the
+type that the spec gives its column. DuckDB's window finds the winners, and compares all their columns with what readers see.
+"""
+
+import csv
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from lakeupsert.engine.batch import QUARANTINE_SCHEMA
+from lakeupsert.engine.datafiles import read_file
+from lakeupsert.engine.landing import content_hash, format_of
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.read.arrow import reader_schema, to_arrow
+from lakeupsert.read.view import View, plain_path
+from lakeupsert.storage import NotFoundError
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import partition_scalar
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, counting
+from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+
+BLOCK_ROWS = 50_000
+"""Rows of a text file that go to DuckDB at once."""
+_MARKED = "\ue000{}\ue000"
+"""A number of JSON, as it was written: Python's own would lose digits, also within lists and objects."""
+_DELETED, _NTH = "_lakeupsert_delete", "_lakeupsert_nth"
+
+# Files come in ledger order and DuckDB keeps the order of rows that it is given, so that rowid ends the rank.
+# A key that is published twice has an nth = 2 that matches nothing, and so counts as extra.
+_COMPARED = """
+SELECT {partition}, count(*) FILTER (p.{nth} IS NULL), count(*) FILTER (e.{nth} IS NULL),
+       count(*) FILTER (p.{nth} = e.{nth} AND row({expected}) IS DISTINCT FROM row({published}))
+FROM (
+    SELECT * FROM (
+        SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY {order}, rowid DESC) AS {nth} FROM landed
+    ) WHERE {nth} = 1 AND NOT {deleted}
+) e FULL JOIN (SELECT *, row_number() OVER (PARTITION BY {key}) AS {nth} FROM published) p USING ({key}, {nth})
+GROUP BY {partition}
+"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of one partition that readers miss, that they should not see, and whose columns are not what landed."""
+
+    missing: int = 0
+    extra: int = 0
+    different: int = 0
+
+    @property
+    def equal(self) -> bool:
+        return not (self.missing or self.extra or self.different)
+
+    def __str__(self) -> str:
+        return f"{self.missing:,} missing, {self.extra:,} extra, {self.different:,} different"
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A comparison for each partition that could be recomputed; batches that could not be read, with the first file gone."""
+
+    partitions: dict[str, Comparison] = field(default_factory=dict)
+    gone: dict[int, str] = field(default_factory=dict)
+
+
+def recompute(
+    table: OpenTable, snapshot: Link[Snapshot], partitions: Sequence[str], progress: Callable[[str], None]
+) -> Recomputed:
+    """Compare these partitions of a snapshot with what the batches that count in them brought.
+
+    A partition that is still as it was adopted has nothing to be compared with, and is left out; so are those that a batch
+    touches whose landing files are gone or changed. Raises ConfigurationError where DuckDB has no type for a column.
+    """
+    view = View.open(table.objects, table.existing_spec(), snapshot.number)
+    entries = table.entries(-1, snapshot.body.batch)
+    shown = {
+        p: table.version(p, snapshot.body.partitions[p].version) for p in partitions if p in snapshot.body.partitions
+    }
+    batches = _counted(entries, {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)})
+    with _connected() as db:
+        inputs = _Inputs(table, view.spec, db)
+        gone: dict[int, str] = {}
+        unknown: set[str] = set()
+        for number, touched in batches.items():
+            found = inputs.first_gone(entries[number].body, touched)
+            if found is not None:
+                gone[number] = found
+                unknown.update(touched)
+        compared = sorted({p for touched in batches.values() for p in touched} - unknown)
+        inputs.create_tables()
+        for number, touched in batches.items():
+            progress(f"reading batch {number:,} of {len(entries) - 1:,} again")
+            inputs.load(entries[number].body, [p for p in touched if p not in unknown])
+        for partition in compared:
+            progress(f"reading {partition} as readers see it")
+            db.register("reader", to_arrow(view, partition=partition))
+            db.execute("INSERT INTO published SELECT * FROM reader")
+        progress("comparing")
+        differing = inputs.compared()
+    return Recomputed({p: differing.get(partition_scalar(view.spec, p).as_py(), Comparison()) for p in compared}, gone)
+
+
+def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -> dict[int, list[str]]:
+    """For each batch, in ledger order, the partitions that it touches and in whose version it counts."""
+    counts = {
+        merged: {0, *counting((n.number, n.body) for n in entries[: merged + 1])}
+        for merged in {m.merged for m in shown.values()}
+    }
+    found: dict[int, list[str]] = {}
+    for link in entries:
+        for partition in link.body.touched:
+            if partition in shown and link.number in counts[shown[partition].merged]:
+                found.setdefault(link.number, []).append(partition)
+    return found
+
+
+class _Inputs:
+    """The files that batches name, and DuckDB's tables of what they hold and of what readers see."""
+
+    def __init__(self, table: OpenTable, spec: TableSpec, db: Any) -> None:
+        self._table = table
+        self._spec = spec
+        self._db = db
+
+    def first_gone(self, entry: LedgerEntry, partitions: Sequence[str]) -> str | None:
+        """A file of the batch that is not there any more, or is another one by now."""
+        if entry.kind == "create":
+            files = [f for p in partitions for f in entry.touched[p].files]
+            heads = ((f, self._table.store.head(f.name)) for f in files)
+            return next((f.name for f, found in heads if found is None or found.size != f.bytes), None)
+        return next((f.path for f in entry.files if f.sha256 and not self._is_there(f)), None)
+
+    def _is_there(self, file: LandingFile) -> bool:
+        found = self._table.landing.head(file.path)
+        if found is not None and (found.size, found.etag) == (file.size, file.etag):
+            return True
+        try:
+            return found is not None and content_hash(self._table.landing, file.path) == file.sha256
+        except NotFoundError:
+            return False
+
+    def create_tables(self) -> None:
+        columns = [f"{_name(name)} {type_}" for name, type_ in self._types(self._spec).items()]
+        self._db.execute(f"CREATE TABLE published ({', '.join(columns)})")
+        self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, f'{_DELETED} BOOLEAN'])})")
+
+    def load(self, entry: LedgerEntry, partitions: Sequence[str]) -> None:
+        """Put the accepted rows of these partitions that a batch brought behind those that are there."""
+        if not partitions:
+            return
+        wanted = pa.array([partition_scalar(self._spec, p).as_py() for p in partitions])
+        self._db.register("wanted", pa.table({"value": wanted}))
+        if entry.kind == "create":
+            for partition in partitions:
+                for file in entry.touched[partition].files:
+                    self._load_parquet(entry, self._table.store.uri(file.name), [], partition)
+            return
+        refused, unreadable = self._refused(entry)
+        for landed in entry.files:
+            if landed.path in unreadable:
+                continue
+            uri, places = self._table.landing.uri(landed.path), refused.get(landed.path, [])
+            kind = format_of(landed.path, self._table.settings.format)
+            if kind == "parquet":
+                self._load_parquet(entry, uri, places, None)
+                continue
+            read = _csv_rows if kind == "csv" else _json_rows
+            rows = read(plain_path(uri), frozenset(places))
+            while block := list(islice(rows, BLOCK_ROWS)):
+                names = list(dict.fromkeys(name for row in block for name in row))
+                self._db.register(
+                    "came", pa.table({n: pa.array([r.get(n) for r in block], pa.string()) for n in names})
+                )
+                self._insert(entry, "came", names, None, text=True)
+
+    def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
+        """Positions that were refused, by landing file, and files that were as a whole."""
+        places: dict[str, list[int]] = {}
+        unreadable = set()
+        for file in entry.quarantine:
+            rows = read_file(self._table.store, DataFile(name=file.name, rows=file.rows, bytes=0), QUARANTINE_SCHEMA)
+            for code, path, place in zip(
+                *(rows[c].to_pylist() for c in ("reason_code", "file", "position")), strict=True
+            ):
+                if code == "unreadable_file":
+                    unreadable.add(path)
+                else:
+                    places.setdefault(path, []).append(place)
+        return places, unreadable
+
+    def _load_parquet(self, entry: LedgerEntry, uri: str, refused: Sequence[int], adopted: str | None) -> None:
+        source = f"read_parquet({_text(plain_path(uri))}, file_row_number = true, hive_partitioning = false)"
+        names = [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+        if refused:
+            self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
+            source = f"(SELECT * FROM {source} WHERE file_row_number NOT IN (SELECT place FROM refused))"
+        self._insert(entry, source, names, adopted, text=False)
+
+    def _insert(self, entry: LedgerEntry, source: str, names: Sequence[str], adopted: str | None, text: bool) -> None:
+        written, shown = self._types(self._table.spec(entry.spec_version)), self._types(self._spec)
+        columns = []
+        for name, type_ in shown.items():
+            value = f"CAST({_name(name)} AS VARCHAR)" if text else _name(name)
+            if adopted is not None and name in self._spec.partition_by:
+                value = _text(partition_scalar(self._spec, adopted).as_py())
+            elif self._spec.stamped and name in self._spec.order_by and entry.kind == "batch":
+                received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=entry.received_at)
+                value = _text(received.isoformat())
+            elif name not in names or name not in written:
+                value = "NULL"
+            elif text:
+                value = _from_text(value, written[name])
+            first = written.get(
+                name, type_
+            )  # a value that was narrower when it came, such as a FLOAT, is what it was then
+            columns.append(f"TRY_CAST(TRY_CAST({value} AS {first}) AS {type_}) AS {_name(name)}")
+        delete = self._spec.delete
+        deleted = "false"
+        if delete is not None and delete.column in names and adopted is None:
+            deleted = (
+                f"coalesce(CAST({_name(delete.column)} AS VARCHAR) IN ({', '.join(map(_text, delete.values))}), false)"
+            )
+        partition = _name(self._spec.partition_by[0])
+        self._db.execute(
+            f"INSERT INTO landed SELECT * FROM (SELECT {', '.join(columns)}, {deleted} AS {_DELETED} FROM {source}) "
+            f"WHERE {partition} IN (SELECT CAST(value AS {shown[self._spec.partition_by[0]]}) FROM wanted)"
+        )
+
+    def _types(self, spec: TableSpec) -> dict[str, str]:
+        """DuckDB's type of each column."""
+        types = {}
+        for column in reader_schema(spec):
+            try:
+                self._db.register("empty", pa.schema([column]).empty_table())
+                types[column.name] = self._db.execute("DESCRIBE SELECT * FROM empty").fetchall()[0][1]
+            except import_duckdb().Error as e:
+                raise ConfigurationError(
+                    "unfit-for-duckdb",
+                    f"Column {column.name!r} is {column.type}, which DuckDB has no type for, so nothing was recomputed.",
+                    next="run `lakeupsert reconcile` without --deep",
+                ) from e
+        return types
+
+    def compared(self) -> dict[Any, Comparison]:
+        """By partition value."""
+        spec = self._spec
+        key = ", ".join(_name(n) for n in dict.fromkeys((*spec.partition_by, *spec.key)))
+        columns = spec.schema.names
+        found = self._db.execute(
+            _COMPARED.format(
+                partition=_name(spec.partition_by[0]),
+                nth=_NTH,
+                deleted=_DELETED,
+                key=key,
+                order=", ".join(f"{_name(n)} DESC NULLS LAST" for n in spec.order_by),
+                expected=", ".join(f"e.{_name(n)}" for n in columns),
+                published=", ".join(f"p.{_name(n)}" for n in columns),
+            )
+        ).fetchall()
+        return {value: Comparison(*counts) for value, *counts in found}
+
+
+# ---------------------------------------------------------------- text files, by Python's own readers
+
+
+def _csv_rows(path: str, refused: frozenset[int]) -> Iterator[dict[str, str | None]]:
+    """The records that do not begin at a refused byte; an empty field is null."""
+    lines = _Lines(path)
+    csv.field_size_limit(1 << 30)
+    records = csv.reader(lines)
+    names: list[str] | None = None
+    while True:
+        begin = lines.place
+        fields = next(records, None)
+        if fields is None:
+            return
+        if not fields:
+            continue
+        if names is None:
+            names = fields
+        elif begin not in refused:
+            yield {name: value or None for name, value in zip(names, fields, strict=True)}
+
+
+def _json_rows(path: str, refused: frozenset[int]) -> Iterator[dict[str, str | None]]:
+    """The objects of lines that do not begin at a refused byte; numbers keep their digits."""
+    place = 0
+    with open(path, "rb") as file:
+        for line in file:
+            begin, place = place, place + len(line)
+            if place == len(line) and line.startswith(b"\xef\xbb\xbf"):
+                begin, line = 3, line[3:]
+            if line.strip() and begin not in refused:
+                row = json.loads(line, parse_float=_MARKED.format, parse_int=_MARKED.format)
+                yield {name: _json_text(value) for name, value in row.items()}
+
+
+def _json_text(value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return re.sub('"?\ue000([^\ue000]*)\ue000"?', r"\1", text)
+
+
+class _Lines:
+    """The lines of a CSV file; ``place`` is the byte at which the next one begins."""
+
+    def __init__(self, path: str) -> None:
+        # What is not UTF-8 was refused, so its rows are left out; until then it must not stop the reader.
+        self._lines = self._read(path)
+        self.place = 0
+
+    def _read(self, path: str) -> Iterator[str]:
+        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
+            for line in file:
+                size = len(line.encode("utf-8", "surrogateescape"))
+                if self.place == 0 and line.startswith("\ufeff"):
+                    line = line[1:]
+                self.place += size
+                yield line
+
+    def __iter__(self) -> Iterator[str]:
+        return self._lines
+
+
+# ---------------------------------------------------------------- DuckDB itself
+
+
+def import_duckdb() -> Any:
+    """The module; ConfigurationError where it is not installed."""
+    try:
+        import duckdb
+    except ModuleNotFoundError as e:
+        raise ConfigurationError(
+            "extra-missing",
+            "`reconcile --deep` recomputes rows with DuckDB, which is not installed. Nothing was done.",
+            next="pip install 'lakeupsert[reconcile]'",
+        ) from e
+    return duckdb
+
+
+@contextmanager
+def _connected() -> Iterator[Any]:
+    with tempfile.TemporaryDirectory(prefix="lakeupsert-") as scratch:
+        settings = {"temp_directory": scratch, "autoinstall_known_extensions": "false"}
+        with import_duckdb().connect(config=settings) as db:
+            db.execute("SET TimeZone = 'UTC'")
+            yield db
+
+
+def _from_text(value: str, type_: str) -> str:
+    """What makes a value of ``type_`` of a text, where CAST alone would do something else."""
+    if type_ == "TIMESTAMP":  # CAST drops a zone without a word
+        return f"TRY_CAST({value} AS TIMESTAMPTZ)"
+    if type_ == "BLOB":  # CAST looks for \x41
+        return f"encode({value})"
+    if type_.startswith(("STRUCT", "MAP")) or type_.endswith("]"):
+        return f"TRY_CAST({value} AS JSON)"
+    return value
+
+
+def _name(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
+
+
+def _text(value: object) -> str:
+    """A literal of DuckDB's SQL."""
+    return "'" + str(value).replace("'", "''") + "'"

@@ -1,0 +1,404 @@
+"""`reconcile`: a lake that was left alone balances; one row lost, doubled or altered behind its back does not."""
+
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert import Table
+from lakeupsert.cli import main
+from lakeupsert.config import DeleteSettings
+from lakeupsert.engine.datafiles import from_bytes, to_bytes
+from lakeupsert.queue import Message
+from lakeupsert.table.manifest import Manifest
+from lakeupsert.testing.lake import Lake, row
+
+DAYS = 3
+CONFIGURATION = (
+    '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k", "l"]\npartition_by = ["d"]\norder_by = ["ts"]\n'
+    '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n'
+)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """Nights of updates, ties, deletes and refused rows in three partitions, and a night that a restore took back."""
+    rng = random.Random(3)
+    lake = Lake(tmp_path / "lake")
+    for night in range(4):
+        rows = [
+            row(
+                rng.choice("abcdefgh"),
+                rng.randrange(DAYS),
+                rng.randrange(5),
+                rng.randrange(99),
+                op=rng.choice([None, None, None, "D"]),
+            )
+            for _ in range(60)
+        ]
+        lake.land(f"{night}.jsonl", rows, refused=[row("a", 0, 1) | {"l": None}])
+        lake.run()
+    lake.table.restore(2, dry=False)
+    lake.run()
+    (lake.root / "lakeupsert.toml").write_text(CONFIGURATION)
+    return lake
+
+
+def call(lake: Lake, *args: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(main, [*args, "--config", str(lake.root / "lakeupsert.toml"), "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def reconcile(lake: Lake, deep: bool = False) -> dict[str, str]:
+    """What does not balance, by partition; a new process looks."""
+    lake.reopen()
+    return {p.partition: p.difference or "" for p in lake.table.reconcile(deep=deep).unbalanced}
+
+
+def partitions(lake: Lake) -> list[str]:
+    return [f"d=2020-01-0{day + 1}" for day in range(DAYS)]
+
+
+def tamper(lake: Lake, partition: str, change: Callable[[Any], Any], tombstones: bool = False) -> None:
+    """Rewrite the file of a partition, and its manifest so that it agrees with itself."""
+    folder = lake.root / "processed/_lakeupsert/partitions" / partition
+    head = min(folder.glob("v*.json"))
+    document = json.loads(head.read_bytes())
+    manifest = msgspec.convert(document["body"], Manifest)
+    [bucket] = manifest.buckets
+    [file] = bucket.tombstones if tombstones else bucket.base
+    if tombstones:
+        rows = change(from_bytes(file.inline))
+        inline = to_bytes(rows)
+        files: Any = (msgspec.structs.replace(file, rows=rows.num_rows, bytes=len(inline), inline=inline),)
+        changed = {"tombstones": files if rows.num_rows else ()}
+    else:
+        path = lake.root / "processed" / file.name
+        rows = change(pq.ParquetFile(path).read())
+        pq.write_table(rows, path)
+        changed = {"base": (msgspec.structs.replace(file, rows=rows.num_rows, bytes=path.stat().st_size),)}
+    delta = rows.num_rows - file.rows
+    c = bucket.counters
+    counters = msgspec.structs.replace(
+        c,
+        superseded=c.superseded - delta,
+        **{"tombstones" if tombstones else "live": (c.tombstones if tombstones else c.live) + delta},
+    )
+    bucket = msgspec.structs.replace(bucket, counters=counters, **changed)
+    document["body"] = msgspec.to_builtins(msgspec.structs.replace(manifest, buckets=(bucket,)))
+    head.write_text(json.dumps(document))
+
+
+def lose(at: int) -> Callable[[Any], Any]:
+    return lambda rows: pa.concat_tables([rows.slice(0, at), rows.slice(at + 1)])
+
+
+def double(at: int) -> Callable[[Any], Any]:
+    return lambda rows: pa.concat_tables([rows.slice(0, at + 1), rows.slice(at)])
+
+
+def alter(at: int) -> Callable[[Any], Any]:
+    def change(rows: Any) -> Any:
+        values = rows["v"].to_pylist()
+        values[at] += 1
+        return rows.set_column(rows.schema.get_field_index("v"), rows.schema.field("v"), pa.array(values, pa.int64()))
+
+    return change
+
+
+# ---------------------------------------------------------------- what balances
+
+
+def test_lake_with_ties_deletes_refusals_and_a_restore_balances(lake: Lake) -> None:
+    found = lake.table.reconcile(deep=True)
+    assert not found.unbalanced
+    assert all(p.by_digest for p in found.proof)
+    assert sum(p.rows_appended for p in found.proof) == 240
+    assert sum(p.withdrawn for p in found.proof) == 60
+    assert all(p.rows_live and p.rows_superseded for p in found.proof)
+    assert sum(p.tombstones for p in found.proof) > 1
+    assert found.resent == 0
+    assert found.published is None
+
+
+def test_the_answer_of_the_command(lake: Lake) -> None:
+    found = call(lake, "reconcile", "--deep", "--partition", "2020-01-02")["result"]
+    assert list(found) == ["resent", "published", "proof"]
+    (proof,) = found["proof"]
+    assert proof["partition"] == "d=2020-01-02"
+    assert proof["balanced"] is True
+    assert proof["rows_appended"] == sum(
+        proof[name]
+        for name in ("rows_live", "tombstones", "rows_superseded", "tombstones_dropped", "refused", "withdrawn")
+    )
+    assert len(call(lake, "reconcile", "--from", "2020-01-02")["result"]["proof"]) == 2
+
+
+def test_adopted_partition_is_balanced_by_counts_until_a_merge_has_read_it(tmp_path: Path) -> None:
+    folder = tmp_path / "processed"
+    columns = {"k": ["a", "b", "a"], "l": [0, 0, 0], "ts": [datetime(2020, 1, 1)] * 3, "v": [1, 2, 3]}
+    for day in (1, 2):
+        (folder / f"d=2020-01-0{day}").mkdir(parents=True)
+        pq.write_table(pa.table(columns), folder / f"d=2020-01-0{day}/x.parquet")
+    lake = Lake(tmp_path, schema={}, delete=None)
+    lake.table.adopt()
+    assert [p.by_digest for p in lake.table.reconcile(deep=True).proof] == [False, False]
+    (tmp_path / "landing/1.jsonl").write_text('{"k":"b","l":0,"d":"2020-01-01","ts":"2020-01-02","v":9}\n')
+    lake.run()
+    found = lake.table.reconcile(deep=True)
+    assert [(p.difference, p.by_digest, p.rows_superseded) for p in found.proof] == [(None, True, 2), (None, False, 0)]
+    assert "d=2020-01-02" in call_warning(lake)
+    lake.table.restore(0, dry=False)
+    lake.run()
+    assert not reconcile(lake, deep=True)
+    tamper(lake, "d=2020-01-02", lose(0))
+    assert list(reconcile(lake)) == ["d=2020-01-02"]
+
+
+def call_warning(lake: Lake) -> str:
+    (lake.root / "lakeupsert.toml").write_text(CONFIGURATION.partition("[tables.t.delete]")[0])
+    (warning,) = call(lake, "reconcile")["warnings"]
+    return str(warning)
+
+
+def test_all_types_and_formats_are_recomputed_without_a_false_alarm(tmp_path: Path) -> None:
+    """Dates in text, decimals with digits to keep, zones, quotes, blank lines, refused records between good ones."""
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "lakeupsert.toml").write_text(
+        '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k", "n"]\npartition_by = ["d"]\n'
+        'order_by = ["ts", "f"]\n[tables.t.schema]\nk = "string"\nn = "decimal(30,4)"\nd = "date"\nts = "timestamp_ntz"\n'
+        'f = "double"\nt = "string"\nb = "boolean"\nz = "timestamp"\nbin = "binary"\n'
+    )
+    (tmp_path / "landing/1.csv").write_bytes(
+        b"\xef\xbb\xbfk,n,d,ts,f,t,b,z,bin\r\n"
+        b'"a,""x""\r\n",12345678901234567890123456.7800,2020-01-01,2020-01-01T02:00:00+02:00,1e3,,TRUE,2020-01-01,\\x41\r\n'
+        b"bad,1,2020-01-01\r\n\r\n"
+        b",1,2020-01-01,2020-01-01,1,,true,2020-01-01,\r\n"
+        b"c,0.5,2020-01-02,2020-01-01 00:00:00.25,-0.0, x ,false,2020-01-01T00:00:00Z,\xc3\xa4\r\n"
+    )
+    (tmp_path / "landing/2.jsonl").write_text(
+        '{"k":"c","n":0.50,"d":"2020-01-02","ts":"2020-01-01 00:00:00.25","f":0,"t":8.70}\n'
+        "no json\n\n"
+        '{"k":"ä","n":12345678901234567890.5,"d":"2020-01-02","ts":null,"f":null,"t":true,"list":[1,null],"obj":{"x":1.5}}\n'
+        '{"k":"e","n":1,"d":"2020-01-02","ts":"2020-01-01","f":"NaN","t":{"x":1},"list":[],"obj":null}\n'
+        '{"k":"e","n":1,"d":"2020-01-02","ts":"2020-01-01","f":5,"t":"lost to NaN"}\n',
+        encoding="utf-8",
+    )
+    table = Table.open(tmp_path / "lakeupsert.toml")
+    table.run(host="local")
+    pq.write_table(
+        pa.table(
+            {
+                "k": pa.array(["p", "p", None, "p"]).dictionary_encode(),
+                "n": pa.array([Decimal("1.5"), Decimal("1.5"), Decimal("1"), Decimal("2")], pa.decimal128(5, 1)),
+                "d": pa.array([date(2020, 1, 1)] * 4),
+                "ts": pa.array([datetime(2020, 1, 1, 0, 0, 0, 5)] * 4, pa.timestamp("us")),
+                "f": pa.array([0.1, 0.1, 0.1, None], pa.float32()),
+                "narrow": pa.array([0.1, 0.2, 0.3, 0.4], pa.float32()),
+            }
+        ),
+        tmp_path / "landing/3.parquet",
+    )
+    table.run(host="local")
+    (tmp_path / "landing/4.parquet").write_bytes(b"PAR1 no Parquet")
+    rows = {"k": ["q"], "n": [Decimal("7")], "d": [date(2020, 1, 1)], "ts": [datetime(2020, 1, 1)], "f": [0.1]}
+    pq.write_table(pa.table(rows), tmp_path / "landing/5.parquet")
+    table.run(host="local")
+    found = table.reconcile(deep=True)
+    table.close()
+    assert [(p.partition, p.difference, p.by_digest) for p in found.proof] == [
+        ("d=2020-01-01", None, True),
+        ("d=2020-01-02", None, True),
+    ]
+    assert sum(p.rows_appended for p in found.proof) == 10
+
+
+def test_stamped_rows_rank_by_their_batch_and_place(tmp_path: Path) -> None:
+    """In folders that look like partitions, with the operation kept, and a partition column of text."""
+    lake = Lake(
+        tmp_path,
+        schema={},
+        order_by=("at",),
+        partition_by=("shop",),
+        delete=DeleteSettings(column="op", values=("D", "7"), keep=True),
+    )
+    for night, op in enumerate(["I", "D", "7"]):
+        folder = tmp_path / f"landing/d=2020-01-0{night + 1}"
+        folder.mkdir()
+        lines = [{"k": k, "l": 1, "shop": "a/b 100%", "op": op, "v": v} for v in (1, 2) for k in "abc"[: 3 - night]]
+        (folder / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        lake.run()
+    [proof] = lake.table.reconcile(deep=True).proof
+    assert (proof.difference, proof.by_digest) == (None, True)
+    assert (proof.rows_appended, proof.rows_live, proof.tombstones) == (12, 1, 2)
+
+
+def test_digests_do_not_change_with_a_widened_column(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, schema={}, delete=None)
+    for night, (type_, amount) in enumerate([(pa.int8(), pa.decimal128(4, 1)), (pa.int64(), pa.decimal128(12, 3))]):
+        rows = {"k": ["a", "b", "c"], "l": [-1, 0, 1], "d": ["2020-01-01"] * 3, "v": [1, 2, 3]}
+        ordering = {
+            "ts": pa.array([-5, 0, 5 - night], type_),
+            "amount": pa.array([Decimal(-1), None, Decimal("2.5")], amount),
+        }
+        pq.write_table(pa.table(rows | ordering), tmp_path / f"landing/{night}.parquet")
+        lake.table = Table("t", msgspec.structs.replace(lake.settings, order_by=("ts", "amount")))
+        lake.table.run(host="local")
+    [proof] = lake.table.reconcile(deep=True).proof
+    assert (proof.difference, proof.by_digest, proof.rows_superseded) == (None, True, 3)
+
+
+# ---------------------------------------------------------------- what does not
+
+
+@pytest.mark.parametrize("change", [lose, double, alter])
+@pytest.mark.parametrize("seed", range(3))
+def test_deep_catches_one_row_lost_doubled_or_altered(lake: Lake, change: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    partition = rng.choice(partitions(lake))
+    tamper(lake, partition, lambda rows: change(rng.randrange(rows.num_rows))(rows))
+    found = call(lake, "reconcile", "--deep", code=1)
+    assert found["error"]["code"] == "not-balanced"
+    assert found["error"]["partition"] == partition
+    assert "lakeupsert reprocess --from 2020-01-0" in found["error"]["next"]
+    assert [p["partition"] for p in found["result"]["proof"] if not p["balanced"]] == [partition]
+
+
+@pytest.mark.parametrize("partition", ["d=2020-01-01", "d=2020-01-02", "d=2020-01-03"])
+def test_counts_and_digests_catch_lost_and_doubled_rows(lake: Lake, partition: str, tmp_path: Path) -> None:
+    n = lake.table._table.objects.partition(partition).head().body.buckets[0].counters.live  # type: ignore[union-attr]
+    for at in range(n):
+        other = lake.copy(tmp_path / f"copy-{at}")
+        tamper(other, partition, (lose if at % 2 else double)(at))
+        assert list(reconcile(other)) == [partition]
+        other.table.close()
+
+
+def test_one_row_in_place_of_another_is_caught_by_the_digest(lake: Lake) -> None:
+    tamper(
+        lake,
+        "d=2020-01-02",
+        lambda rows: rows.set_column(0, rows.schema.field(0), pa.array(["0", *rows["k"].to_pylist()[1:]])),
+    )
+    assert "digest" in reconcile(lake)["d=2020-01-02"]
+
+
+def test_missing_tombstone_is_caught(lake: Lake) -> None:
+    tamper(lake, "d=2020-01-01", lose(0), tombstones=True)
+    assert "digest" in reconcile(lake)["d=2020-01-01"]
+
+
+def test_base_file_that_is_gone_is_told_and_the_other_partitions_are_proved(lake: Lake) -> None:
+    for file in (lake.root / "processed/d=2020-01-01").iterdir():
+        file.unlink()
+    found = reconcile(lake)
+    assert list(found) == ["d=2020-01-01"]
+    assert "is missing" in found["d=2020-01-01"]
+
+
+def test_partition_whose_version_lacks_a_batch_is_told(lake: Lake) -> None:
+    """A snapshot that shows an older version than its batch says, as no publisher ever makes."""
+    head = min((lake.root / "processed/_lakeupsert/snapshots").glob("v*.json"))
+    document = json.loads(head.read_bytes())
+    document["body"]["partitions"]["d=2020-01-01"]["version"] -= 1
+    head.write_text(json.dumps(document))
+    assert "merged up to batch 4, and batch 5 touches it" in reconcile(lake)["d=2020-01-01"]
+
+
+def test_ledger_entry_that_contradicts_itself_is_told(lake: Lake) -> None:
+    entry = sorted((lake.root / "processed/_lakeupsert/ledger").glob("v*.json"))[-2]
+    document = json.loads(entry.read_bytes())
+    document["body"]["rows_read"] += 1
+    entry.write_text(json.dumps(document))
+    assert (
+        "batch 1: 62 rows read are not 60 appended + 1 quarantined"
+        in call(lake, "reconcile", code=1)["error"]["message"]
+    )
+
+
+def test_reprocess_from_landing_mends_a_row_that_is_lost(lake: Lake) -> None:
+    tamper(lake, "d=2020-01-02", lose(0))
+    lake.reopen()
+    lake.table.reprocess({"d=2020-01-02"}.__contains__, source="landing", host="local")
+    assert not reconcile(lake, deep=True)
+    assert all(p.by_digest for p in lake.table.reconcile().proof)
+
+
+def test_landing_file_that_is_gone_leaves_its_partitions_unproved(lake: Lake) -> None:
+    landed = lake.root / "landing/1.jsonl"
+    shutil.move(landed, lake.root / "aside")
+    error = call(lake, "reconcile", "--deep", code=1)["error"]
+    assert error["code"] == "sources-gone"
+    assert "1.jsonl" in error["message"]
+    shutil.copy(lake.root / "aside", landed)  # with another etag, and the same content
+    assert call(lake, "reconcile", "--deep")["ok"]
+    landed.write_text(landed.read_text().replace('"v": ', '"v": 1'))
+    assert call(lake, "reconcile", "--deep", code=1)["error"]["code"] == "sources-gone"
+    (lake.root / "landing/3.jsonl").unlink()  # of a withdrawn batch: nobody needs it
+    shutil.copy(lake.root / "aside", landed)
+    assert call(lake, "reconcile", "--deep")["ok"]
+
+
+# ---------------------------------------------------------------- what it finishes
+
+
+def test_lost_message_is_sent_again_and_a_whole_batch_published(lake: Lake) -> None:
+    lake.land("4.jsonl", [row("z", 0, 9, 1)])
+    lake.table.append(host="local")
+    (lease,) = lake.table._table.queue.receive(1, 900)
+    lake.table._table.queue.ack(lease)
+    assert lake.table.reconcile().resent == 1
+    lake.table.dedupe()
+    snapshot = lake.table.snapshots()[0].number
+    found = lake.table.reconcile()
+    assert (found.resent, found.published) == (0, snapshot + 1)
+    assert not found.unbalanced
+    assert lake.table.reconcile().published is None
+
+
+def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
+    """The worker died between the mark and the burial, or the mark's race was given up."""
+    lake.land("4.jsonl", [row("z", 0, 9, 1)])
+    lake.table.append(host="local")
+    queue = lake.table._table.queue
+    (lease,) = queue.receive(1, 900)
+    queue.bury(lease, "the disk is on fire")
+    queue.send([Message("another", "d=2020-01-02", 5)])
+    (other,) = queue.receive(1, 900)
+    queue.bury(other, "no such table")
+    found = call(lake, "reconcile", code=1)
+    assert found["error"]["code"] == "failed-partitions"
+    assert "the disk is on fire" in found["error"]["message"]
+    assert all(p["balanced"] for p in found["result"]["proof"])
+    lake.reopen()
+    assert list(lake.table.status().failed) == ["d=2020-01-01"]
+    lake.table.dedupe()
+    assert call(lake, "reconcile")["result"]["published"] is not None
+
+
+def test_table_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    (tmp_path / "lakeupsert.toml").write_text(CONFIGURATION)
+    assert call(lake, "reconcile", code=2)["error"]["code"] == "no-table-yet"
+
+
+def test_deep_without_duckdb_does_nothing_and_tells_what_to_install(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    error = call(lake, "reconcile", "--deep", code=2)["error"]
+    assert error["code"] == "extra-missing"
+    assert error["next"].startswith("pip install")
+    assert call(lake, "reconcile")["ok"]
