@@ -241,6 +241,19 @@ class Table:
         progress("publishing")
         return ReprocessResult(plan, results, publish(self._table, also=plan.heads), tuple(left))
 
+    def compact(
+        self,
+        *,
+        workers: int = 1,
+        stop: threading.Event | None = None,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> ReprocessResult:
+        """Settle every partition that was adopted and that no merge has touched since."""
+        snapshot = self._table.last_snapshot()
+        heads = self._table.heads(snapshot.body.partitions if snapshot else ())
+        unsettled = {p for p, head in heads.items() if not all(b.settled for b in head.body.buckets)}
+        return self.reprocess(unsettled.__contains__, workers=workers, stop=stop, progress=progress)
+
     def restore(self, to: str | int | datetime, *, dry: bool = True) -> RestorePlan:
         """Go back to a snapshot by its number, a tag or a time; `dedupe` and `publish` then finish it.
 

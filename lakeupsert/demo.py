@@ -35,6 +35,7 @@ key           = ["basket_id", "product_id"]
 partition_by  = ["transaction_date"]
 landing_dates = "%m/%d/%Y"
 """
+REPORT = "report.html"
 _LANDING, _PROCESSED, _SCRATCH = "landing", "processed", "scratch"
 
 
@@ -133,13 +134,14 @@ def _print_night(number: int, night: date, landed: Sequence[Path], result: RunRe
 
 def _print_ending(folder: Path, table: Table, first: date, seconds: float) -> None:
     status = table.status()
+    (folder / REPORT).write_text(table.report(), encoding="utf-8")
     config = folder / FILE_NAME
     python = _shown(Path(sys.executable))
     program = _shown(Path(sys.executable).with_name("lakeupsert"))
     sums = "transaction_date, count(*) AS lines, sum(sales_value) AS sales, sum(retail_disc) AS discounts"
     print(
         f"\n{status.batch} batches, {status.rows:,} rows in {status.partitions} partitions, "
-        f"{status.bytes / 1e6:.1f} MB, in {seconds:.0f} s. Go on with:\n\n"
+        f"{status.bytes / 1e6:.1f} MB, in {seconds:.0f} s; {folder}/{REPORT} shows these nights in a browser.\nGo on with:\n\n"
         f"{program} status --config {config}\n\n"
         f"{program} export --config {config} --output {folder}/first.csv \\\n"
         f"    --where \"transaction_date = '{first}'\"\n\n"

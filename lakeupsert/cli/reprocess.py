@@ -71,39 +71,61 @@ def reprocess(
                 stop=stop,
                 progress=progress,
             )
-        plan, published = done.plan, done.publish
-        result = {
-            "source": plan.source,
-            "partitions": list(plan.heads),
-            "batches": list(plan.batches),
-            "files": plan.files,
-            "bytes": plan.bytes,
-            "dedupe": output.dedupe_result(done.dedupe),
-            "publish": output.publish_result(published) if published else None,
-            "left": list(done.left),
-        }
-        if not plan.heads:
-            return Answer(result, output.block(f"Table {table.name}", [("reprocessed", "nothing: no such partition")]))
-        read = f"{output.count(plan.files, 'file')}, {output.size(plan.bytes)}"
-        facts = [
-            ("partitions", f"{len(plan.heads):,}: {output.named(list(plan.heads))}"),
-            (
-                plan.source,
-                f"{read} of {len(plan.batches):,} batch{'' if len(plan.batches) == 1 else 'es'}"
-                if plan.batches
-                else read,
-            ),
-        ]
-        if published is None:
-            return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
-        facts += [*output.dedupe_facts(done.dedupe), *output.publish_facts(published)]
-        warnings = waiting(published)
-        if published.failed:
-            warnings += (
-                f"newer batches of {output.count(len(published.failed), 'partition')} "
-                f"({output.named(list(published.failed))}) did not merge before; `lakeupsert run` tries them again",
-            )
-        return Answer(result, output.block(f"Table {table.name}", facts), warnings, error=_trouble(call, table, done))
+        return _told(call, table, done)
+
+
+@main.command()
+@click.option("--full", is_flag=True, required=True, help="Settle every partition, also those that nothing came for.")
+@workers_option
+@common
+@click.pass_obj
+def compact(call: Call, full: bool, workers: int) -> Answer:
+    """Settle what was adopted: one row a key, in key order, without waiting for a night that touches it.
+
+    Readers that list folders need it once after `adopt`, and `vacuum` after it. Strategy rewrite leaves nothing else to compact.
+
+    \b
+    Example:
+      lakeupsert compact --full
+    """
+    with call.open_table() as table:
+        with call.progress(table.name) as progress, call.stoppable() as stop:
+            done = table.compact(workers=workers, stop=stop, progress=progress)
+        return _told(call, table, done)
+
+
+def _told(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
+    plan, published = done.plan, done.publish
+    result = {
+        "source": plan.source,
+        "partitions": list(plan.heads),
+        "batches": list(plan.batches),
+        "files": plan.files,
+        "bytes": plan.bytes,
+        "dedupe": output.dedupe_result(done.dedupe),
+        "publish": output.publish_result(published) if published else None,
+        "left": list(done.left),
+    }
+    if not plan.heads:
+        return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no such partition")]))
+    read = f"{output.count(plan.files, 'file')}, {output.size(plan.bytes)}"
+    facts = [
+        ("partitions", f"{len(plan.heads):,}: {output.named(list(plan.heads))}"),
+        (
+            plan.source,
+            f"{read} of {len(plan.batches):,} batch{'' if len(plan.batches) == 1 else 'es'}" if plan.batches else read,
+        ),
+    ]
+    if published is None:
+        return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
+    facts += [*output.dedupe_facts(done.dedupe), *output.publish_facts(published)]
+    warnings = waiting(published)
+    if published.failed:
+        warnings += (
+            f"newer batches of {output.count(len(published.failed), 'partition')} "
+            f"({output.named(list(published.failed))}) did not merge before; `lakeupsert run` tries them again",
+        )
+    return Answer(result, output.block(f"Table {table.name}", facts), warnings, error=_trouble(call, table, done))
 
 
 def _trouble(call: Call, table: "Table", done: "ReprocessResult") -> LakeupsertError | None:

@@ -140,7 +140,9 @@ class _Inputs:
         self._db = db
 
     def first_gone(self, entry: LedgerEntry, partitions: Sequence[str]) -> str | None:
-        """A file of the batch that is not there any more, or is another one by now."""
+        """A file of the batch that is not there any more, or is another one by now; rows that were replayed have none."""
+        if entry.replayed:
+            return f"the quarantined rows of {entry.replayed[0].name}"
         if entry.kind == "create":
             files = [f for p in partitions for f in entry.touched[p].files]
             heads = ((f, self._table.store.head(f.name)) for f in files)

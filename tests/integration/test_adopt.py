@@ -145,6 +145,34 @@ def _contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}
 
 
+def test_compact_settles_what_no_night_touched_and_vacuum_leaves_only_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then readers that list folders see one row a key."""
+    by_duckdb(tmp_path / "lake", None)
+    settings = {"keep_snapshots": 1, "superseded_retention": "0s", "delete": None}
+    table = _table(tmp_path, **settings)
+    table.adopt()
+    adopted = [str(tmp_path / "lake" / name) for name in _contents(tmp_path / "lake")]
+    every = {Path(name).parent.name.removeprefix("day=") for name in adopted}
+    wanted = _wanted(adopted, settled=every)
+    table.close()
+    monkeypatch.chdir(tmp_path)
+    Path("lakeupsert.toml").write_text(
+        '[tables.sales]\nlanding = "landing"\nprocessed = "lake"\nkey = ["order_id"]\npartition_by = ["day"]\n'
+        'keep_snapshots = 1\nsuperseded_retention = "0s"\n'
+    )
+    for command in (["compact", "--full", "--workers", "1"], ["vacuum", "--yes"]):
+        told = CliRunner().invoke(main, command)
+        assert told.exit_code == 0, told.output
+    listed = duckdb.sql(
+        f"SELECT {COLUMNS}, CAST(day AS VARCHAR) FROM read_parquet('{tmp_path}/lake/*/*.parquet', hive_partitioning = true) "
+        "ORDER BY ALL"
+    ).fetchall()
+    assert listed == wanted
+    assert "nothing to do" in CliRunner().invoke(main, ["compact", "--full"]).stdout
+
+
 # ---------------------------------------------------------------- what can't be adopted, and crashes
 
 

@@ -26,7 +26,20 @@ from lakeupsert.engine.arrow import ArrowEngine
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 COMMANDS = [
     *("run", "append", "dedupe", "worker", "publish", "status", "history", "export", "files", "demo", "config"),
-    *("adopt", "restore", "doctor", "explain", "redrive", "init", "report", "vacuum", "reprocess", "plan", "reconcile"),
+    *(
+        "adopt",
+        "restore",
+        "doctor",
+        "explain",
+        "redrive",
+        "init",
+        "report",
+        "vacuum",
+        "reprocess",
+        "plan",
+        "reconcile",
+        "compact",
+    ),
 ]
 FIELDS = [
     "schema_version",
