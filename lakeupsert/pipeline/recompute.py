@@ -40,9 +40,9 @@ BLOCK_ROWS = 50_000
 """Rows of a text file that go to DuckDB at once."""
 _MARKED = "\ue000{}\ue000"
 """A number of JSON, as it was written: Python's own would lose digits, also within lists and objects."""
-_DELETED, _NTH = "_lakeupsert_delete", "_lakeupsert_nth"
+_DELETED, _NTH, _PLACE = "_lakeupsert_delete", "_lakeupsert_nth", "_lakeupsert_place"
 
-# Files come in ledger order and DuckDB keeps the order of rows that it is given, so that rowid ends the rank.
+# Files come in ledger order, and the rows of each are inserted in their order, so that rowid ends the rank.
 # A key that is published twice has an nth = 2 that matches nothing, and so counts as extra.
 _COMPARED = """
 SELECT {partition}, count(*) FILTER (p.{nth} IS NULL), count(*) FILTER (e.{nth} IS NULL),
@@ -187,10 +187,9 @@ class _Inputs:
             rows = read(plain_path(uri), frozenset(places))
             while block := list(islice(rows, BLOCK_ROWS)):
                 names = list(dict.fromkeys(name for row in block for name in row))
-                self._db.register(
-                    "came", pa.table({n: pa.array([r.get(n) for r in block], pa.string()) for n in names})
-                )
-                self._insert(entry, "came", names, None, text=True)
+                came = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
+                self._db.register("came", pa.table({**came, _PLACE: pa.array(range(len(block)))}))
+                self._insert(entry, "came", names, None, text=True, place=_PLACE)
 
     def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """Positions that were refused, by landing file, and files that were as a whole."""
@@ -213,9 +212,11 @@ class _Inputs:
         if refused:
             self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
             source = f"(SELECT * FROM {source} WHERE file_row_number NOT IN (SELECT place FROM refused))"
-        self._insert(entry, source, names, adopted, text=False)
+        self._insert(entry, source, names, adopted, text=False, place="file_row_number")
 
-    def _insert(self, entry: LedgerEntry, source: str, names: Sequence[str], adopted: str | None, text: bool) -> None:
+    def _insert(
+        self, entry: LedgerEntry, source: str, names: Sequence[str], adopted: str | None, text: bool, place: str
+    ) -> None:
         written, shown = self._types(self._table.spec(entry.spec_version)), self._types(self._spec)
         columns = []
         for name, type_ in shown.items():
@@ -241,8 +242,9 @@ class _Inputs:
             )
         partition = _name(self._spec.partition_by[0])
         self._db.execute(
-            f"INSERT INTO landed SELECT * FROM (SELECT {', '.join(columns)}, {deleted} AS {_DELETED} FROM {source}) "
-            f"WHERE {partition} IN (SELECT CAST(value AS {shown[self._spec.partition_by[0]]}) FROM wanted)"
+            f"INSERT INTO landed SELECT * EXCLUDE ({_PLACE}) FROM "
+            f"(SELECT {', '.join(columns)}, {deleted} AS {_DELETED}, {place} AS {_PLACE} FROM {source}) "
+            f"WHERE {partition} IN (SELECT CAST(value AS {shown[self._spec.partition_by[0]]}) FROM wanted) ORDER BY {_PLACE}"
         )
 
     def _types(self, spec: TableSpec) -> dict[str, str]:
@@ -285,12 +287,15 @@ class _Inputs:
 def _csv_rows(path: str, refused: frozenset[int]) -> Iterator[dict[str, str | None]]:
     """The records that do not begin at a refused byte; an empty field is null."""
     lines = _Lines(path)
-    csv.field_size_limit(1 << 30)
     records = csv.reader(lines)
     names: list[str] | None = None
     while True:
         begin = lines.place
-        fields = next(records, None)
+        before = csv.field_size_limit(1 << 30)  # of the whole process, where others want their own
+        try:
+            fields = next(records, None)
+        finally:
+            csv.field_size_limit(before)
         if fields is None:
             return
         if not fields:

@@ -147,12 +147,13 @@ def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapsh
             link = objects.snapshots.get(link.number - 1)
         if link is None:
             raise _no_snapshot(f"no snapshot from before {moment.isoformat()}, or it is expired", head)
+        wanted = link.number
+    elif 0 <= wanted <= head.number:
+        link = objects.snapshots.get(wanted)
     else:
-        link = objects.snapshots.get(wanted) if wanted <= head.number else None
-        if link is None and wanted > head.number:
-            raise _no_snapshot(f"no snapshot {wanted}", head)
-    if link is None or not head.body.keeps(link.number):
-        raise expired(wanted if isinstance(wanted, int) else link.number if link else 0, head)
+        raise _no_snapshot(f"no snapshot {wanted}", head)
+    if link is None or not head.body.keeps(wanted):
+        raise expired(wanted, head)
     return link
 
 
