@@ -76,7 +76,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     for partition in sorted({g.partition for g in look.garbage if g.partition is not None}):
         table.objects.partition(partition).extend(lambda head, p=partition: _fence(p, head))  # type: ignore[misc]
     progress("looking again")
-    look = _Look(table, fence.number if fence else -1)
+    look = _Look(table, fence.number if fence else -1, look)
     garbage = [g for g in look.garbage if look.fenced(g)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
@@ -132,17 +132,21 @@ def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
 class _Look:
     """One look at the table: what is there, what is needed, and so what is garbage.
 
-    ``fence`` is the number of the ledger's last fence, as far as the caller knows one.
+    ``fence`` is the number of the ledger's last fence, as far as the caller knows one. What the look ``before`` has read of
+    the chains, which is immutable, is not read again.
     """
 
-    def __init__(self, table: OpenTable, fence: int = -1) -> None:
+    def __init__(self, table: OpenTable, fence: int = -1, before: "_Look | None" = None) -> None:
         self._table = table
         self._fence = fence
+        self._versions: dict[tuple[str, int], Manifest] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
         ledger = table.objects.ledger.head()  # before the snapshots, so that it has whatever they show
         chain = table.objects.snapshots
-        self._snapshots = {n: link for n in chain.numbers() if (link := chain.get(n)) is not None}
+        known = before._snapshots if before else {}
+        links = {n: known.get(n) or chain.get(n) for n in chain.numbers()}
+        self._snapshots = {n: link for n, link in links.items() if link is not None}
         if ledger is None or not self._snapshots:
             return
         self._hold()
@@ -159,7 +163,7 @@ class _Look:
             ]
         )
         self._entries = table.entries(low - 1, ledger.number)
-        self._heads: dict[str, Link[Manifest] | None] = {}
+        self._heads: dict[str, Manifest | None] = {}
         chains = {f.removeprefix(_CHAINS) for f in self._objects if f.startswith(_CHAINS)}
         folders = {f for f in self._objects if f and not f.startswith(HOME)}
         for partition in sorted(chains | folders):
@@ -174,7 +178,7 @@ class _Look:
         if garbage.partition is None:
             return garbage.start <= self._fence
         head = self._heads[garbage.partition]
-        return head is not None and head.body.fence is not None and garbage.start <= head.body.fence
+        return head is not None and head.fence is not None and garbage.start <= head.fence
 
     def _hold(self) -> None:
         """Which snapshots somebody may read, also those that expired only now."""
@@ -196,8 +200,8 @@ class _Look:
     def _look_at_partition(self, partition: str) -> None:
         chain = self._table.objects.partition(partition)
         versions = sorted(map(chain.number, self._objects[f"{_CHAINS}{partition}"]))
-        head = self._heads[partition] = chain.get(versions[-1]) if versions else None
-        merged = head.body.merged if head else 0
+        head = self._heads[partition] = self._version(partition, versions[-1]) if versions else None
+        merged = head.merged if head else 0
         last = self._newest.partitions.get(partition)
         needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
         needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next
@@ -228,8 +232,13 @@ class _Look:
 
     def _files(self, partition: str, number: int) -> Iterable[DataFile]:
         if number >= 0:
-            for bucket in self._table.version(partition, number).buckets:
+            for bucket in self._version(partition, number).buckets:
                 yield from (*bucket.base, *bucket.tombstones)
+
+    def _version(self, partition: str, number: int) -> Manifest:
+        if (partition, number) not in self._versions:
+            self._versions[partition, number] = self._table.version(partition, number)
+        return self._versions[partition, number]
 
     def _adopted(self, partition: str) -> Iterable[DataFile]:
         """Files that others wrote: only those that the table adopted are its to delete."""
@@ -242,7 +251,7 @@ class _Look:
         for name, found in self._objects[f"{HOME}/units"].items():
             work = self._table.work(name)
             heads = [self._heads.get(partition) for partition in work.partitions]
-            if all(head is not None and head.body.reprocessed == name for head in heads) or self._is_older(
+            if all(head is not None and head.reprocessed == name for head in heads) or self._is_older(
                 found, VERSIONS_KEPT
             ):
                 self._add(found, "a reprocess that is done, or was given up", None, None)
@@ -268,9 +277,9 @@ class _Look:
     def _needs(self, partition: str, batch: int) -> bool:
         """Whether somebody may still merge what the batch brought for the partition."""
         head = self._heads.get(partition)
-        if batch > self._covered or head is None or head.body.merged < batch:
+        if batch > self._covered or head is None or head.merged < batch:
             return True
-        if any(head.body.merged < n for n, _ in self._restores(partition)):
+        if any(head.merged < n for n, _ in self._restores(partition)):
             return True
         return any(
             partition in s.lagging and s.partitions[partition].merged < batch <= s.batch for s in self._held.values()
