@@ -274,9 +274,10 @@ class Table:
     def tag(self, name: str, snapshot: str | int | datetime | None = "published") -> Link[Snapshot] | None:
         """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
         link = None if snapshot is None else choose(self._table.objects, snapshot)
-        if link is not None:  # the one that `snapshots` lists
-            link = next(s for s in self.snapshots() if s.number <= link.number)
-        return tag(self._table, name, link.number if link else None)
+        number = link.number if link else None
+        if link is not None:  # the one that `snapshots` lists, where several show the same
+            number = min([link.number, *(s.number for s in self.snapshots() if s.body.shows(link.body))])
+        return tag(self._table, name, number)
 
     def status(self) -> Status:
         """Counts from the newest snapshot, the ledger and the queue."""

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -58,11 +59,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     where its rows can't be kept as they are; nothing is committed then.
     """
     if table.objects.ledger.head() is not None:
-        raise ConfigurationError(
-            "already-a-table",
-            f"{table.store.uri()} is a table already.",
-            next="run `lakeupsert run` to append to it, or `lakeupsert status` to look at it",
-        )
+        raise _already(table)
     column = table.settings.partition_by[0]
     folders, left = _listed(table, column)
     progress(f"reading the footers of {sum(map(len, folders.values()))} files")
@@ -93,11 +90,16 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         )
     progress(f"writing the manifests of {len(touched)} partitions")
 
-    def begin(partition: str) -> None:
-        table.objects.partition(partition).extend(lambda head: _first(partition, touched[partition], head))
+    def begin(partition: str, won: bool) -> None:
+        def build(head: Link[Manifest] | None) -> Manifest | None:
+            if not won and table.objects.ledger.head() is not None:
+                raise _already(table)  # by another adopt, whose files count
+            return _first(partition, touched.get(partition), head)
+
+        table.objects.partition(partition).extend(build)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(begin, touched))
+        list(pool.map(partial(begin, won=False), touched))
     entry = LedgerEntry(
         kind="create",
         batch_id="",
@@ -107,11 +109,11 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         rows_read=sum(t.rows for t in touched.values()),
     )
     if table.objects.ledger.append(entry, None).result != "won":
-        raise ConfigurationError(
-            "already-a-table",
-            f"{table.store.uri()} became a table while this command read it.",
-            next="run `lakeupsert status` to look at it",
-        )
+        raise _already(table)
+    # Whatever an attempt that did not win wrote: each chain says now what entry 0 says, also that there is nothing.
+    names = (found.name.split("/") for found in table.store.list(f"{HOME}/partitions/"))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(partial(begin, won=True), sorted({name[-2] for name in names} | set(touched))))
     published = publish(table)
     return Adopted(
         files=len(by_name),
@@ -120,6 +122,14 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         bytes=sum(t.bytes for t in touched.values()),
         snapshot=published.snapshot,
         left=tuple(left),
+    )
+
+
+def _already(table: OpenTable) -> ConfigurationError:
+    return ConfigurationError(
+        "already-a-table",
+        f"{table.store.uri()} is a table already.",
+        next="run `lakeupsert run` to append to it, or `lakeupsert status` to look at it",
     )
 
 
@@ -226,9 +236,10 @@ def _refuse_null_keys(table: OpenTable, footings: Sequence[Footing]) -> None:
                 raise null_keys(table.store, found.file, name, nulls, found.file.name.partition("/")[0])
 
 
-def _first(partition: str, touched: Touched, head: Link[Manifest] | None) -> Manifest | None:
-    """The partition's manifest at batch 0; None where an earlier attempt wrote it."""
-    if head is not None and head.body.buckets[0].base == touched.files:
+def _first(partition: str, touched: Touched | None, head: Link[Manifest] | None) -> Manifest | None:
+    """The partition's manifest at batch 0; None where it stands already, or a night has gone on from it."""
+    buckets = (touched.as_adopted(),) if touched else ()
+    if head is not None and (head.body.merged or [b.base for b in head.body.buckets] == [b.base for b in buckets]):
         return None
     made: dict[str, str | float | int] = {"engine": "adopt"}
-    return Manifest(partition=partition, merged=0, spec_version=0, buckets=(touched.as_adopted(),), made=made)
+    return Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets, made=made)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.read.view import expired
@@ -65,7 +65,7 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
             brought_back={n: entries[n].rows_appended for n in sorted(then - now)},
             partitions=tuple(partitions),
         )
-        versions = {p: _version(table, to.body, p) for p in partitions}
+        versions = {p: _version(table, to, p) for p in partitions}
         if dry or not changed:
             return plan
         entry = LedgerEntry(
@@ -96,19 +96,30 @@ def tag(table: OpenTable, name: str, number: int | None) -> Link[Snapshot] | Non
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
         if head is None or head.body.tags.get(name) == number:
             return None
+        if number is not None and not head.body.keeps(number):  # a vacuum may have expired it since it was chosen
+            raise expired(number, head)
         tags = {n: at for n, at in head.body.tags.items() if n != name}
         return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
 
     return table.objects.snapshots.extend(build)
 
 
-def _version(table: OpenTable, snapshot: Snapshot, partition: str) -> int:
-    """The version that a restore to ``snapshot`` goes back to: where it lags across an earlier restore, what that one names."""
-    shown = snapshot.partitions.get(partition)
+def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
+    """The version that a restore to ``snapshot`` goes back to.
+
+    Where it lags across an earlier restore, that would be the version which that one named, and nothing keeps the files of
+    that once the restore was merged: refused.
+    """
+    shown = snapshot.body.partitions.get(partition)
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
-    for link in reversed(table.entries(merged, snapshot.batch)):
+    for link in table.entries(merged, snapshot.body.batch):
         if link.body.restored is not None and partition in link.body.touched:
-            version = link.body.restored.versions[partition]
-            break
+            raise RefusedError(
+                "snapshot-lags",
+                f"Snapshot {snapshot.number} shows {partition} as it was before the restore of batch {link.number}, which could "
+                "not be merged then. Nothing was changed.",
+                next="restore a snapshot that lists no partition as lagging (`lakeupsert history`)",
+                partition=partition,
+            )
     table.version(partition, version)  # refused where it is gone
     return version

@@ -16,10 +16,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 import msgspec
 
 from lakeupsert import clock
+from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
@@ -27,6 +29,7 @@ from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import LedgerEntry, Restored
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.work import Work
 
 VERSIONS_KEPT = timedelta(days=7)
 """Versions younger than this stay: a writer that stalled must not take a number that once existed."""
@@ -139,20 +142,21 @@ class _Look:
     def __init__(self, table: OpenTable, fence: int = -1, before: "_Look | None" = None) -> None:
         self._table = table
         self._fence = fence
-        self._versions: dict[tuple[str, int], Manifest] = before._versions if before else {}
+        self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
         ledger = table.objects.ledger.head()  # before the snapshots, so that it has whatever they show
         chain = table.objects.snapshots
-        known = before._snapshots if before else {}
+        known: dict[int, Link[Snapshot]] = before._snapshots if before else {}
         links = {n: known.get(n) or chain.get(n) for n in chain.numbers()}
-        self._snapshots = {n: link for n, link in links.items() if link is not None}
+        self._snapshots: dict[int, Link[Snapshot]] = {n: link for n, link in links.items() if link is not None}
         if ledger is None or not self._snapshots:
             return
         self._hold()
         self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder and name
         for found in table.store.list(""):
             self._objects[found.name.rpartition("/")[0]][found.name] = found
+        self._works = self._look_at_works()
         packs = {name: TableObjects.start_of(name) or 0 for name in self._objects[f"{HOME}/data"]}
         # An entry that names a pack comes after its start. Restores below the newest snapshot are merged where none lags.
         low = min(
@@ -168,7 +172,7 @@ class _Look:
         folders = {f for f in self._objects if f and not f.startswith(HOME)}
         for partition in sorted(chains | folders):
             self._look_at_partition(partition)
-        self._look_at_packs(packs, needed=self._look_at_works())
+        self._look_at_packs(packs)
         self._look_at_snapshots()
 
     def fenced(self, garbage: Garbage) -> bool:
@@ -183,7 +187,7 @@ class _Look:
     def _hold(self) -> None:
         """Which snapshots somebody may read, also those that expired only now."""
         newest = max(self._snapshots)
-        self._newest = self._snapshots[newest].body
+        self._newest: Snapshot = self._snapshots[newest].body
         since = max(
             (n for n, s in self._snapshots.items() if self._age(s.written_at) >= self._table.settings.retention),
             default=None,
@@ -200,16 +204,26 @@ class _Look:
     def _look_at_partition(self, partition: str) -> None:
         chain = self._table.objects.partition(partition)
         versions = sorted(map(chain.number, self._objects[f"{_CHAINS}{partition}"]))
-        head = self._heads[partition] = self._version(partition, versions[-1]) if versions else None
+        newest = self._version(partition, versions[-1]) if versions else None
+        head = self._heads[partition] = newest.body if newest else None
         merged = head.merged if head else 0
         last = self._newest.partitions.get(partition)
         needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
         needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next
         needed |= {r.versions[partition] for n, r in self._restores(partition) if merged < n}
         named = {f.name for n in needed & set(versions) for f in self._files(partition, n)}
+        if any(work.source == "landing" and partition in work.partitions for work in self._works):
+            named |= {f.name for f in self._adopted(partition)}  # it begins from them
         data = {**self._objects[partition], **self._objects[f"{HOME}/data/{partition}"]}
         unnamed = [found for name, found in data.items() if name not in named]
         if unnamed:
+            # Who reads `latest`, or merges, began from a version that was the newest then, also where no snapshot shows it.
+            for number, successor in pairwise(versions):
+                after = self._version(partition, successor)
+                if number not in needed and after and self._age(after.written_at) < self._table.settings.retention:
+                    needed.add(number)
+                    named |= {f.name for f in self._files(partition, number)}
+            unnamed = [found for found in unnamed if found.name not in named]
             superseded = {f.name for n in set(versions) - needed for f in self._files(partition, n)}
             superseded |= {f.name for f in self._adopted(partition)}
         for found in unnamed:
@@ -231,13 +245,14 @@ class _Look:
                 yield link.number, link.body.restored
 
     def _files(self, partition: str, number: int) -> Iterable[DataFile]:
-        if number >= 0:
-            for bucket in self._version(partition, number).buckets:
-                yield from (*bucket.base, *bucket.tombstones)
+        link = self._version(partition, number) if number >= 0 else None
+        for bucket in link.body.buckets if link else ():
+            yield from (*bucket.base, *bucket.tombstones)
 
-    def _version(self, partition: str, number: int) -> Manifest:
+    def _version(self, partition: str, number: int) -> Link[Manifest] | None:
+        """None where another vacuum has trimmed it since it was listed."""
         if (partition, number) not in self._versions:
-            self._versions[partition, number] = self._table.version(partition, number)
+            self._versions[partition, number] = self._table.objects.partition(partition).get(number)
         return self._versions[partition, number]
 
     def _adopted(self, partition: str) -> Iterable[DataFile]:
@@ -245,22 +260,27 @@ class _Look:
         touched = self._table.entries(-1, 0)[0].body.touched.get(partition)
         return touched.files if touched else ()
 
-    def _look_at_works(self) -> set[str]:
-        """Reprocesses that are done or given up are garbage; of the others, the packs that they need."""
-        packs: set[str] = set()
+    def _look_at_works(self) -> list[Work]:
+        """Reprocesses that are neither done nor given up; the others are garbage."""
+        unfinished = []
         for name, found in self._objects[f"{HOME}/units"].items():
-            work = self._table.work(name)
-            heads = [self._heads.get(partition) for partition in work.partitions]
-            if all(head is not None and head.reprocessed == name for head in heads) or self._is_older(
-                found, VERSIONS_KEPT
-            ):
+            work = None
+            if not self._is_older(found, VERSIONS_KEPT):
+                try:
+                    work = self._table.work(name)
+                except RefusedError:
+                    continue  # of a later version, perhaps: kept until it is old
+            heads = [self._table.objects.partition(p).head() for p in work.partitions] if work else []
+            if work is None or all(head is not None and head.body.reprocessed == name for head in heads):
                 self._add(found, "a reprocess that is done, or was given up", None, None)
             else:
-                packs |= {f.name for p in work.partitions.values() for t in p.batches.values() for f in t.files}
-        return packs
+                unfinished.append(work)
+        return unfinished
 
-    def _look_at_packs(self, packs: dict[str, int], needed: set[str]) -> None:
-        named = set(needed)
+    def _look_at_packs(self, packs: dict[str, int]) -> None:
+        rebuilt = [t for work in self._works for p in work.partitions.values() for t in p.batches.values()]
+        named = {f.name for touched in rebuilt for f in touched.files}
+        needed = set(named)
         for link in self._entries:
             for partition, touched in link.body.touched.items():
                 names = {f.name for f in touched.files}
@@ -281,6 +301,8 @@ class _Look:
             return True
         if any(head.merged < n for n, _ in self._restores(partition)):
             return True
+        if any(batch > work.partitions[partition].merged for work in self._works if partition in work.partitions):
+            return True
         return any(
             partition in s.lagging and s.partitions[partition].merged < batch <= s.batch for s in self._held.values()
         )
@@ -288,8 +310,9 @@ class _Look:
     def _look_at_snapshots(self) -> None:
         for number, link in self._snapshots.items():
             if number not in self._held and self._age(link.written_at) > VERSIONS_KEPT:
-                name = self._table.objects.snapshots.name(number)
-                self._add(self._objects[f"{HOME}/snapshots"][name], "expired", None, None)
+                found = self._objects[f"{HOME}/snapshots"].get(self._table.objects.snapshots.name(number))
+                if found is not None:
+                    self._add(found, "expired", None, None)
 
     def _is_older(self, found: ObjectInfo, age: timedelta) -> bool:
         return self._now.timestamp() - found.modified > age.total_seconds()

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.testing.lake import Lake, row
 
 
@@ -71,8 +71,8 @@ def test_restore_ends_a_night_that_fails_under_hold(lake: Lake) -> None:
     assert values(lake) == []
 
 
-def test_restore_to_a_snapshot_that_lags_across_a_restore_goes_where_that_one_went(tmp_path: Path) -> None:
-    """The lagging version holds batch 2, which the first restore withdrew."""
+def test_restore_to_a_snapshot_that_lags_across_a_restore_is_refused(tmp_path: Path) -> None:
+    """It would have to go to the version which that restore named, whose files nothing keeps."""
     lake = Lake(tmp_path, on_failed_partition="skip")
     for night in (1, 2):
         lake.land(f"{night}.jsonl", [row("a", 0, night, night), row("q", 1, night, night)])
@@ -87,13 +87,12 @@ def test_restore_to_a_snapshot_that_lags_across_a_restore_goes_where_that_one_we
     lake.land("4.jsonl", [row("a", 0, 0, 4), row("q", 1, 9, 4)])
     lake.table.append(host="local")
     shutil.move(tmp_path / "aside", first)
-
-    lake.table.restore(lagging.number, dry=False)
+    with pytest.raises(RefusedError) as refused:
+        lake.table.restore(lagging.number, dry=False)
+    assert refused.value.code == "snapshot-lags"
     lake.reopen()
     lake.run()
-
     assert lake.rows() == lake.expected(lake.entries()[-1][0])
-    assert values(lake) == [1, 1]
 
 
 def test_a_lost_race_begins_the_restore_again(lake: Lake) -> None:

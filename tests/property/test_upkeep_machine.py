@@ -213,8 +213,8 @@ class UpkeepMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lake.table.snapshots())
     @rule(data=st.data())
     def begin_to_read(self, data: Any) -> None:
-        number = data.draw(st.sampled_from([link.number for link in self.lake.table.snapshots()]))
-        view = self.lake.table.view(number)
+        numbers = [link.number for link in self.lake.table.snapshots()]
+        view = self.lake.table.view(data.draw(st.sampled_from([*numbers, "latest"])))
         self.readers.append(Reader(view, self.lake.expected(view.snapshot.batch)))
 
     @precondition(lambda self: self.lake.table.snapshots())
