@@ -15,6 +15,8 @@ from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.testing.faults import Fault, Killed
+from lakeupsert.testing.lake import Lake
 
 DAYS = 545
 ROWS_A_DAY = 40
@@ -272,3 +274,35 @@ def test_a_table_is_not_adopted_twice_and_the_command_says_what_there_is(
     assert (again.exit_code, "already" in again.stderr) == (2, True)
     other = CliRunner().invoke(main, ["adopt", "elsewhere"])
     assert (other.exit_code, "lakeupsert init" in other.stderr) == (2, True)
+
+
+def test_of_two_adopts_at_once_the_one_that_commits_says_what_is_in_the_table(tmp_path: Path) -> None:
+    """The other listed before a file came, wrote its manifests late, and died before the ledger."""
+    _small(tmp_path, {"order_id": ["a"], "record_timestamp": [1]}, name="f.parquet")
+    _small(tmp_path, {"order_id": ["b"], "record_timestamp": [1]}, name="g.parquet")
+    one, other = (Lake(tmp_path, **_settings(tmp_path)) for _ in range(2))
+    late = tmp_path / "lake/day=2020-01-01/g.parquet"
+
+    def adopt_without_it() -> None:
+        shutil.move(late, tmp_path / "g.parquet")
+        other.points.arm(0, Fault.KILL_BEFORE, "create _lakeupsert/ledger")
+        with pytest.raises(Killed):
+            other.table.adopt()
+        shutil.move(tmp_path / "g.parquet", late)
+
+    one.points.amid(0, adopt_without_it, "create _lakeupsert/ledger")
+    assert one.table.adopt().rows == 2
+    assert [r["order_id"] for r in one.rows()] == ["a", "b"]
+    one.table.vacuum(dry=False)
+    assert late.exists()
+
+
+def _settings(root: Path) -> dict[str, Any]:
+    return {
+        "processed": str(root / "lake"),
+        "key": ("order_id",),
+        "partition_by": ("day",),
+        "order_by": ("record_timestamp",),
+        "schema": {},
+        "delete": None,
+    }

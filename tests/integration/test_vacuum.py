@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.read.arrow import to_arrow
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
@@ -232,3 +233,50 @@ def test_the_command_is_dry_unless_it_is_told_yes(tmp_path: Path, monkeypatch: p
     done = CliRunner().invoke(main, ["vacuum", "--yes"])
     assert (done.exit_code, "4 objects" in done.stdout) == (0, True), done.output
     assert len(base_files(lake)) == 2
+
+
+def test_who_reads_latest_keeps_its_versions_as_long_as_those_of_snapshots(tmp_path: Path) -> None:
+    """They were never in a snapshot: the next night's version is what is published."""
+    lake = nights(tmp_path, 1)
+    lake.land("2.jsonl", [row("a", 0, 2, 2)])
+    lake.table.append(host="local")
+    lake.table.dedupe()
+    view = lake.table.view("latest")
+    expected = lake.expected(view.snapshot.batch)
+    night(lake, 3)
+    lake.table.vacuum(dry=False)
+    assert to_arrow(view).read_all().to_pylist() == expected
+
+
+def test_two_vacuums_at_once_delete_the_same_and_fail_at_nothing(tmp_path: Path, time: PassingTime) -> None:
+    first = nights(tmp_path / "first", 4, keep_snapshots=1)
+    first.table.vacuum(dry=False)
+    night(first, 5)
+    first.table.vacuum(dry=False)
+    time.passed += timedelta(days=8)
+    number, struck = 0, True
+    while struck:
+        lake = first.copy(tmp_path / "both")
+        other = Lake(lake.root, keep_snapshots=1)
+        lake.points.amid(number, lambda other=other: other.table.vacuum(dry=False))
+        lake.table.vacuum(dry=False)
+        struck, number = lake.points.struck is not None, number + 1
+        lake.points.disarm()
+        lake.check()
+        assert len(base_files(lake)) == 2
+        other.table.close()
+        lake.table.close()
+        shutil.rmtree(tmp_path / "both")
+    assert number > 20
+
+
+def test_a_work_object_that_cannot_be_read_stops_no_vacuum(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 3, keep_snapshots=1, superseded_retention="0s")
+    work = tmp_path / "processed/_lakeupsert/units/reprocess-0.json"
+    work.parent.mkdir(exist_ok=True)
+    work.write_text("{")
+    lake.table.vacuum(dry=False)
+    assert work.exists(), "of a later version, perhaps"
+    time.passed += timedelta(days=8)
+    lake.table.vacuum(dry=False)
+    assert not work.exists()
