@@ -19,7 +19,6 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from lakeupsert import clock
 from lakeupsert.engine.adopted import Footing, footing, null_keys
 from lakeupsert.engine.blocks import UnreadableFileError
 from lakeupsert.engine.inference import inferred, unify, without_nulls
@@ -30,7 +29,7 @@ from lakeupsert.pipeline.publish import publish
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HIVE_NULL, HOME, partition_name
-from lakeupsert.table.ledger import LedgerEntry, Touched
+from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.spec import TableSpec, widened
 from lakeupsert.table.types import named_type
@@ -81,7 +80,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         partition = partition_name(column, _text(folder))
         assert partition is not None, "_listed refuses those"
         files = tuple(by_name[f.name] for f in found)
-        before = touched.get(partition, Touched(files=(), rows=0, superseded=0, bytes=0))
+        before = touched.get(partition, Touched(files=(), rows=0, superseded=0, bytes=0))  # its digest is not known
         touched[partition] = msgspec.structs.replace(
             before,
             files=(*before.files, *files),
@@ -103,7 +102,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     entry = LedgerEntry(
         kind="create",
         batch_id="",
-        received_at=int(clock.now().timestamp() * 1_000_000),
+        received_at=next_stamp(None),
         spec_version=0,
         touched=touched,
         rows_read=sum(t.rows for t in touched.values()),

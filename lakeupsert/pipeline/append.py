@@ -39,7 +39,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, counting, taken
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, counting, next_stamp, taken
 from lakeupsert.table.spec import TableSpec, evolve
 from lakeupsert.table.types import named_type
 
@@ -173,9 +173,8 @@ def _look(
             "Nothing was committed.",
             next="give the new files a --batch-id of their own, or none",
         )
-    now = int(clock.now().timestamp() * 1_000_000)
-    received_at = max(now, head.body.received_at + 1) if head else now
-    return _Ground(head, spec_head, inputs, batch_id or clock.new_id(), received_at, warnings)
+    stamp = next_stamp(head.body if head else None)
+    return _Ground(head, spec_head, inputs, batch_id or clock.new_id(), stamp, warnings)
 
 
 def new_files(table: OpenTable) -> tuple[LandingInput, ...]:

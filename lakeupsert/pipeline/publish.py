@@ -80,7 +80,7 @@ def _candidate(table: OpenTable, old: Snapshot | None, also: Collection[str]) ->
             continue  # nothing came with it
         new = _snapshot_of(table, old, batch, heads, anew)
         if new is not None:
-            return None if old is not None and (new.batch, new.partitions) == (old.batch, old.partitions) else new
+            return None if old is not None and new.shows(old) else new
     return None
 
 

@@ -24,7 +24,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, plan_spec
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import races_exhausted
-from lakeupsert.table.ledger import LedgerEntry, Replayed, still_quarantined
+from lakeupsert.table.ledger import LedgerEntry, Replayed, next_stamp, still_quarantined
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def replay(
             store=table.store,
             inputs=(),
             format=table.settings.format,
-            rules=RowRules(spec, max(int(clock.now().timestamp() * 1_000_000), head.body.received_at + 1)),
+            rules=RowRules(spec, next_stamp(head.body)),
             batch_id=batch_id or clock.new_id(),
             spec_version=spec_head.number + planned,
             start=head.number + 1,

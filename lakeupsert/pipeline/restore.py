@@ -8,7 +8,7 @@ The whole table goes back, never some partitions: a snapshot shows whole batches
 as taken; `append --again` loads them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -18,7 +18,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.read.view import expired
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import NOTHING, LedgerEntry, Restored, counting
+from lakeupsert.table.ledger import NOTHING, LedgerEntry, Restored, counting, next_stamp
 from lakeupsert.table.snapshot import Snapshot
 
 ATTEMPTS = 20
@@ -71,7 +71,7 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
         entry = LedgerEntry(
             kind="restore",
             batch_id=clock.new_id(),
-            received_at=max(int(clock.now().timestamp() * 1_000_000), head.body.received_at + 1),
+            received_at=next_stamp(head.body),
             spec_version=head.body.spec_version,
             touched=dict.fromkeys(partitions, NOTHING),
             restored=Restored(snapshot=to.number, batch=to.body.batch, versions=versions),
@@ -79,7 +79,7 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
         link = table.objects.ledger.append(entry, head).link
         if link is not None:
             table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
-            return RestorePlan(**{**plan.__dict__, "entry": link.number})
+            return replace(plan, entry=link.number)
         clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
     raise races_exhausted(table.store.uri(), ATTEMPTS)
 

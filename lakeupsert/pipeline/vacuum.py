@@ -26,7 +26,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, TableObjects
-from lakeupsert.table.ledger import LedgerEntry, Restored
+from lakeupsert.table.ledger import LedgerEntry, Restored, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Work
@@ -84,9 +84,8 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
     table.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
-    table.store.delete(
-        versions
-    )  # after the data: a version whose files are gone names garbage, files without one hide it
+    # After the data: a version whose files are gone names garbage, files without one hide it.
+    table.store.delete(versions)
     return Vacuumed(expired, tuple(garbage), dry)
 
 
@@ -121,7 +120,7 @@ def _ledger_fence(head: Link[LedgerEntry] | None) -> LedgerEntry:
     return LedgerEntry(
         kind="fence",
         batch_id=clock.new_id(),
-        received_at=max(int(clock.now().timestamp() * 1_000_000), head.body.received_at + 1),
+        received_at=next_stamp(head.body),
         spec_version=head.body.spec_version,
     )
 
@@ -233,7 +232,7 @@ class _Look:
             elif start is not None and self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "its writer did not commit it", partition, start)
         for number in versions:
-            link = chain.get(number) if number < min(needed, default=0) else None
+            link = self._version(partition, number) if number < min(needed, default=0) else None
             if link is not None and self._age(link.written_at) > VERSIONS_KEPT:
                 name = chain.name(number)
                 found = self._objects[f"{_CHAINS}{partition}"][name]

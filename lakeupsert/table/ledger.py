@@ -152,6 +152,12 @@ def taken(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
     return found
 
 
+def next_stamp(head: LedgerEntry | None) -> int:
+    """The receipt stamp of an entry behind ``head``: now, and above its stamp also where the clock went back."""
+    now = int(clock.now().timestamp() * 1_000_000)
+    return now if head is None else max(now, head.received_at + 1)
+
+
 HEADERS_TOGETHER = 64
 
 
