@@ -466,8 +466,8 @@ def _rebased(
     paths = {f.path for f in entry.files}
     if any(f.path in paths for e in won for f in e.files) or any(e.batch_id == entry.batch_id for e in won):
         raise _BeginAgain(discard=True)
-    # After a restore it is another question which files are withdrawn; after a fence our files may be gone already.
-    if any(e.kind in ("restore", "fence") for e in won):
+    # After a restore it is another question which files are withdrawn; behind a fence our files may be gone already.
+    if any(e.kind == "restore" or (e.fence is not None and job.start <= e.fence) for e in won):
         raise _BeginAgain(discard=True)
     if newer.body.spec_version > entry.spec_version:
         raise _BeginAgain(discard=True)

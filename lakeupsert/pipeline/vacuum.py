@@ -35,6 +35,8 @@ VERSIONS_KEPT = timedelta(days=7)
 """Versions younger than this stay: a writer that stalled must not take a number that once existed."""
 ORPHANS_KEPT = timedelta(hours=1)
 """Files that no version ever named are not looked at before: most are those of a merge at work, which a fence would undo."""
+ORPHANED_PACKS_KEPT = timedelta(days=1)
+"""The same for those of `append`, which works on a whole night, where a merge works on a partition."""
 _CHAINS = f"{HOME}/partitions/"
 
 
@@ -75,12 +77,13 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     if dry or not look.garbage:
         return Vacuumed(expired, tuple(look.garbage), dry)
     progress("fencing off writers that began before")
-    fence = table.objects.ledger.extend(_ledger_fence)
+    fence = max((g.start for g in look.garbage if g.partition is None and g.start is not None), default=-1)
+    table.objects.ledger.extend(lambda head: _ledger_fence(head, fence))
     for partition in sorted({g.partition for g in look.garbage if g.partition is not None}):
         table.objects.partition(partition).extend(lambda head, p=partition: _fence(p, head))  # type: ignore[misc]
     progress("looking again")
-    look = _Look(table, fence.number if fence else -1, look)
-    garbage = [g for g in look.garbage if look.fenced(g)]
+    look = _Look(table, look)
+    garbage = [g for g in look.garbage if look.fenced(g, fence)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
     table.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
@@ -115,13 +118,14 @@ def _expire(table: OpenTable, dry: bool) -> tuple[int, ...]:
     return tuple(sorted(gone))
 
 
-def _ledger_fence(head: Link[LedgerEntry] | None) -> LedgerEntry:
+def _ledger_fence(head: Link[LedgerEntry] | None, fence: int) -> LedgerEntry:
     assert head is not None, "there is a spec that somebody published under"
     return LedgerEntry(
         kind="fence",
         batch_id=clock.new_id(),
         received_at=next_stamp(head.body),
         spec_version=head.body.spec_version,
+        fence=fence,
     )
 
 
@@ -134,13 +138,11 @@ def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
 class _Look:
     """One look at the table: what is there, what is needed, and so what is garbage.
 
-    ``fence`` is the number of the ledger's last fence, as far as the caller knows one. What the look ``before`` has read of
-    the chains, which is immutable, is not read again.
+    What the look ``before`` has read of the chains, which is immutable, is not read again.
     """
 
-    def __init__(self, table: OpenTable, fence: int = -1, before: "_Look | None" = None) -> None:
+    def __init__(self, table: OpenTable, before: "_Look | None" = None) -> None:
         self._table = table
-        self._fence = fence
         self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
@@ -166,7 +168,6 @@ class _Look:
             ]
         )
         self._entries = table.entries(low - 1, ledger.number)
-        self._heads: dict[str, Manifest | None] = {}
         chains = {f.removeprefix(_CHAINS) for f in self._objects if f.startswith(_CHAINS)}
         folders = {f for f in self._objects if f and not f.startswith(HOME)}
         for partition in sorted(chains | folders):
@@ -174,13 +175,13 @@ class _Look:
         self._look_at_packs(packs)
         self._look_at_snapshots()
 
-    def fenced(self, garbage: Garbage) -> bool:
-        """Whether its writer can't commit any more."""
+    def fenced(self, garbage: Garbage, fence: int) -> bool:
+        """Whether its writer can't commit any more, ``fence`` being the ledger's."""
         if garbage.start is None:
             return True
         if garbage.partition is None:
-            return garbage.start <= self._fence
-        head = self._heads[garbage.partition]
+            return garbage.start <= fence
+        head = self._head(garbage.partition)
         return head is not None and head.fence is not None and garbage.start <= head.fence
 
     def _hold(self) -> None:
@@ -202,18 +203,20 @@ class _Look:
 
     def _look_at_partition(self, partition: str) -> None:
         chain = self._table.objects.partition(partition)
-        versions = sorted(map(chain.number, self._objects[f"{_CHAINS}{partition}"]))
-        newest = self._version(partition, versions[-1]) if versions else None
-        head = self._heads[partition] = newest.body if newest else None
-        merged = head.merged if head else 0
+        versions = self._numbers(partition)
         last = self._newest.partitions.get(partition)
+        data = {**self._objects[partition], **self._objects[f"{HOME}/data/{partition}"]}
+        # Most partitions of an old table: no older version, and no file but those that the newest snapshot shows.
+        if last and versions[:1] == [last.version] and sum(f.size for f in data.values()) == last.bytes:
+            return
+        head = self._head(partition)
+        merged = head.merged if head else 0
         needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
         needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next
         needed |= {r.versions[partition] for n, r in self._restores(partition) if merged < n}
         named = {f.name for n in needed & set(versions) for f in self._files(partition, n)}
         if any(work.source == "landing" and partition in work.partitions for work in self._works):
             named |= {f.name for f in self._adopted(partition)}  # it begins from them
-        data = {**self._objects[partition], **self._objects[f"{HOME}/data/{partition}"]}
         unnamed = [found for name, found in data.items() if name not in named]
         if unnamed:
             # Who reads `latest`, or merges, began from a version that was the newest then, also where no snapshot shows it.
@@ -237,6 +240,14 @@ class _Look:
                 name = chain.name(number)
                 found = self._objects[f"{_CHAINS}{partition}"][name]
                 self._add(found, "an old version, and no kept snapshot goes back so far", partition, None)
+
+    def _numbers(self, partition: str) -> list[int]:
+        return sorted(map(self._table.objects.partition(partition).number, self._objects[f"{_CHAINS}{partition}"]))
+
+    def _head(self, partition: str) -> Manifest | None:
+        versions = self._numbers(partition)
+        newest = self._version(partition, versions[-1]) if versions else None
+        return newest.body if newest else None
 
     def _restores(self, partition: str) -> Iterable[tuple[int, Restored]]:
         for link in self._entries:
@@ -289,13 +300,13 @@ class _Look:
         for name, start in packs.items():
             found = self._objects[f"{HOME}/data"][name]
             if name in named - needed:
-                self._add(found, "merged, and every kept snapshot has it", None, start)
-            elif name not in named and self._is_older(found, ORPHANS_KEPT):
+                self._add(found, "merged, and every kept snapshot has it", None, None)
+            elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, start)
 
     def _needs(self, partition: str, batch: int) -> bool:
         """Whether somebody may still merge what the batch brought for the partition."""
-        head = self._heads.get(partition)
+        head = self._head(partition)
         if batch > self._covered or head is None or head.merged < batch:
             return True
         if any(head.merged < n for n, _ in self._restores(partition)):

@@ -68,13 +68,14 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One number of the ledger.
 
     Attributes:
-        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``; ``fence``, behind which no append that
-            began before it commits.
+        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``, ``fence``.
         batch_id: what the client calls it; a second batch of the same id is refused or is this one.
         received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
         files: the landing files, in the order that ranks their rows.
         quarantined: refused rows by reason.
         replayed: where the batch took its rows instead of landing files, in the order that ranks them (ADR 0010).
+        fence: behind a fence no append commits that began when the ledger had this many entries, or fewer: a vacuum deleted
+            what those left. A restore gives up at any fence: the snapshot that it chose may have expired.
     """
 
     kind: str
@@ -88,6 +89,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     quarantine: tuple[QuarantineFile, ...] = ()
     restored: Restored | None = None
     replayed: tuple[Replayed, ...] = ()
+    fence: int | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -122,6 +124,8 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         )
     if new.restored is not None and new.touched.keys() != new.restored.versions.keys():
         wrong.append("it touches other partitions than it restores")
+    if (new.kind == "fence") != (new.fence is not None):
+        wrong.append(f"kind {new.kind} with fence {new.fence}")
     if new.replayed and (new.kind != "batch" or new.files):
         wrong.append(f"kind {new.kind} with {len(new.files)} landing files replays quarantined rows")
     if new.replayed and new.rows_read != sum(f.rows for f in new.replayed):

@@ -7,13 +7,20 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from lakeupsert import clock
 from lakeupsert.cli import main
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.local import LocalHost
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.read.arrow import to_arrow
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
@@ -42,6 +49,14 @@ def nights(root: Path, number: int, **settings: object) -> Lake:
     for n in range(1, number + 1):
         night(lake, n)
     return lake
+
+
+def orphan(lake: Lake) -> str:
+    """A file of a merge that died before its commit; its name."""
+    name = f"d=2020-01-01/base-0-{'0' * 32}.parquet"
+    folder = lake.root / "processed/d=2020-01-01"
+    shutil.copy(next(folder.glob("base-*")), folder.parent / name)
+    return name
 
 
 def base_files(lake: Lake) -> set[str]:
@@ -110,8 +125,7 @@ def test_struck_at_every_call_and_repeated_it_leaves_all_that_lives_and_no_garba
     first = nights(tmp_path / "first", 4, keep_snapshots=1)
     first.table.vacuum(dry=False)
     night(first, 5)
-    orphan = tmp_path / "first/processed/d=2020-01-01" / f"base-0-{'0' * 32}.parquet"
-    shutil.copy(next(orphan.parent.glob("base-*")), orphan)
+    added = orphan(first)
     first.table.vacuum(dry=False)
     time.passed += timedelta(days=8)
     whole = first.copy(tmp_path / "whole")
@@ -119,7 +133,7 @@ def test_struck_at_every_call_and_repeated_it_leaves_all_that_lives_and_no_garba
     whole.table.vacuum(dry=False)
     calls, left = len(whole.points.seen), whole.stored_files()
     assert calls > 20
-    assert "d=2020-01-01/" + orphan.name not in left
+    assert added not in left
     for number in range(calls):
         lake = first.copy(tmp_path / "struck")
         lake.points.arm(number, fault)
@@ -280,3 +294,97 @@ def test_a_work_object_that_cannot_be_read_stops_no_vacuum(tmp_path: Path, time:
     time.passed += timedelta(days=8)
     lake.table.vacuum(dry=False)
     assert not work.exists()
+
+
+@pytest.mark.parametrize(("hours", "again"), [(2, 0), (25, 1)])
+def test_an_append_that_vacuums_cross_begins_again_only_where_its_files_may_be_gone(
+    tmp_path: Path, time: PassingTime, hours: int, again: int
+) -> None:
+    lake = nights(tmp_path, 1)
+    orphan(lake)
+    lake.land("2.jsonl", [row("a", 0, 2, 2)])
+    beside = Lake(tmp_path, **lake.given)
+    began = len(lake.entries())
+
+    def vacuum() -> None:
+        time.passed += timedelta(hours=hours)
+        beside.table.vacuum(dry=False)
+        assert [entry.kind for _, entry in beside.entries()[began:]] == ["fence"]
+
+    lake.points.amid(0, vacuum, "create _lakeupsert/ledger")
+    appended = lake.table.append(host="local")
+    assert appended is not None
+    (pack,) = appended.entry.touched["d=2020-01-01"].files
+    assert TableObjects.start_of(pack.name) == began + again
+    lake.finish_and_check()
+
+
+def test_of_a_partition_that_rests_nothing_is_read(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 2, keep_snapshots=1)
+    for _ in range(2):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=8)
+    lake.land("many.jsonl", [row("a", day, 1, 1) for day in range(20)])
+    lake.run()
+    for _ in range(2):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=8)
+    lake.table.vacuum(dry=False)
+    lake.reopen()
+    lake.points.arm(10**6, Fault.BEFORE)
+    lake.table.vacuum(dry=False)
+    read = [name for name in lake.points.seen if name.startswith("get _lakeupsert/partitions")]
+    assert not read
+
+    added = orphan(lake)
+    time.passed += timedelta(hours=2)
+    assert [g.name for g in lake.table.vacuum(dry=False).garbage] == [added]
+
+
+def test_a_snapshot_that_expires_meanwhile_gets_no_tag(tmp_path: Path) -> None:
+    lake = nights(tmp_path, 3, keep_snapshots=1)
+    beside = Lake(tmp_path, **lake.given)
+    lake.points.amid(0, lambda: beside.table.vacuum(dry=False), "create _lakeupsert/snapshots")
+    with pytest.raises(ConfigurationError) as expired:
+        lake.table.tag("first", 0)
+    assert expired.value.code == "expired-snapshot"
+    assert not lake.table.snapshots()[0].body.tags
+
+
+def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_batches(
+    tmp_path: Path, time: PassingTime
+) -> None:
+    folder = tmp_path / "processed/d=2020-01-01"
+    folder.mkdir(parents=True)
+    adopted = [{n: v for n, v in row(k, 0, 0, 7).items() if n not in ("d", "op")} for k in "az"]
+    schema = pa.schema([("k", "string"), ("l", "int32"), ("ts", pa.timestamp("us")), ("v", "int64")])
+    pq.write_table(pa.Table.from_pylist(adopted, schema), folder / "theirs.parquet")
+    lake = Lake(tmp_path, keep_snapshots=1)
+    lake.table.adopt()
+    night(lake, 1)
+    table = lake.table._table
+    reprocess(table, LocalHost(), lambda p: True, dry=False)
+    lake.land("2.jsonl", [row("b", 0, 2, 2)])
+    appended = lake.table.append(host="local")
+    assert appended is not None
+    dedupe_partitions(table, ArrowEngine(), {"d=2020-01-01": appended.number})
+    lake.table.publish()
+    before = lake.rows()
+    for _ in range(2):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=2)
+    lake.table.vacuum(dry=False)
+    assert (folder / "theirs.parquet").exists()
+
+    lake.reopen()
+    merged = [r for r in lake.table.dedupe() if r.status == "merged"]
+    assert "d=2020-01-01" in {r.partition for r in merged}
+    assert not [r for r in merged if r.status == "failed"]
+    lake.run()
+    assert lake.rows() == before
+    for _ in range(2):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=2)
+    lake.table.vacuum(dry=False)
+    assert not (folder / "theirs.parquet").exists()
+    assert lake.rows() == before

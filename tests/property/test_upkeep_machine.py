@@ -127,7 +127,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.land(rows)
         self.struck(strike, lambda: self.lake.table.run(host="local"))
 
-    @rule(rows=nights, call=calls, hours=st.sampled_from([0, 2]))
+    @rule(rows=nights, call=calls, hours=st.sampled_from([0, 2, 25]))
     def night_that_a_vacuum_crosses(self, rows: list[Any], call: Any, hours: int) -> None:
         """Somewhere in it the process stalls, and goes on when a vacuum is done."""
 
