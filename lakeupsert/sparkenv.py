@@ -75,7 +75,8 @@ def find_java() -> Java:
         f"Spark needs Java {OLDEST_JAVA} or later, and there is none in JAVA_HOME, PATH or {JVM_FOLDERS}"
         f"{': found only ' + ', '.join(found) if found else ''}.",
         next="install it (Debian and Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install "
-        "java-17-openjdk-headless; macOS: brew install openjdk@17) or set JAVA_HOME; `--host local` needs none",
+        "java-17-openjdk-headless; macOS: brew install openjdk@17) or set JAVA_HOME; or run the same command with "
+        "`--host local`, which needs none",
     )
 
 

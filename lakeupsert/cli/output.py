@@ -146,11 +146,19 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
             f"batch {appended.number}: {source}, {count(entry.rows_appended, 'row')}"
             + (f", {entry.rows_superseded:,} of them superseded in the batch" if entry.rows_superseded else ""),
         ),
-        ("", f"touching {count(len(entry.touched), 'partition')}: {named(list(entry.touched))}"),
+        ("", f"touching {count(len(entry.touched), 'partition')}: {named(list(entry.touched)) or 'none'}"),
     ]
     if entry.rows_quarantined:
         facts.append(("quarantined", quarantined(appended)))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
+    if "bad_type" in entry.quarantined:
+        facts.append(
+            (
+                "",
+                "if the values are right, give the column a wider type in `schema`; then `lakeupsert append "
+                "--replay-quarantine` and `lakeupsert run`",
+            )
+        )
     return facts
 
 
@@ -170,7 +178,7 @@ def quarantine_places(appended: "AppendResult", settings: "TableSettings") -> li
 def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
     merged = [r for r in results if r.status == "merged"]
     if not merged:
-        return [("merged", "nothing: no partition was dirty" if not results else "nothing")]
+        return [("merged", "nothing: the queue was empty" if not results else "nothing")]
     rows_in, written = sum(r.rows_in for r in merged), sum(r.bytes_written for r in merged)
     rows_out = {r.partition: r.rows_out for r in merged}
     return [

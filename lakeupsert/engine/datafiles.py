@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
-from lakeupsert.table.layout import partition_of
+from lakeupsert.table.layout import HOME, partition_of
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 
 ROW_GROUP_BYTES = 32 << 20
@@ -244,12 +244,19 @@ def opened(
                 f"{store.uri(name)} could not be read: {e}.",
                 next="check the disk or mount, then run the same command again",
             ) from e
-        found = "is missing" if isinstance(e, NotFoundError) else f"can't be read: {str(e).rstrip('.')}"
+        found = (
+            "is missing" if isinstance(e, NotFoundError) else f"can't be read: {' '.join(str(e).split()).rstrip('. ')}"
+        )
         advice = "restore that object from a backup or from the bucket's own versions"
         stored = partition_of(name)
         if stored is not None:
             again = f"lakeupsert reprocess --partition {shlex.quote(stored)} --source landing"
             advice += f", or make the partition anew from its landing files: `{again}`"
+        elif name.startswith(f"{HOME}/data/"):
+            advice += (
+                ", or withdraw all batches that are not published and take their landing files again: "
+                "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
+            )
         raise DamagedTableError(
             "damaged-data-file",
             f"Data file {store.uri(name)} {found}. Its manifest names it, so something other than lakeupsert "

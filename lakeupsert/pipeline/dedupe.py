@@ -105,6 +105,7 @@ def dedupe_partitions(
     Raises what engine and store raise; then some partitions may be merged, and the call can be repeated.
     """
     snapshot = table.last_snapshot()
+    from_landing = work is not None and table.work(work).source == "landing"
     results = {partition: PartitionResult(partition) for partition in wanted}
     lost = dict.fromkeys(wanted, 0)
     todo = dict(wanted)
@@ -114,7 +115,7 @@ def dedupe_partitions(
         steps: list[Step] = []
         for partition, batch in list(todo.items()):
             if partition not in heads:
-                heads[partition] = table.objects.partition(partition).head()
+                heads[partition] = table.newest(partition, snapshot, from_landing=from_landing)
             head = heads.pop(partition)
             if work is None:
                 step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
@@ -440,7 +441,9 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
                     answer(queue.ack, of_it)
                     yield result
                 elif receives[result.partition] < queue.max_receives:
-                    log.warning("partition failed, will be tried again: %s: %s", result.partition, result.error)
+                    # What to do about it is told once, by who ends up with a failed partition.
+                    reason, *_ = (result.error or "").partition("\n")
+                    log.warning("partition failed, will be tried again: %s: %s", result.partition, reason)
                     answer(queue.release, of_it, retry_seconds)
                 else:
                     if work is None:
@@ -473,8 +476,11 @@ def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | 
 
 def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
     """Say in the partition's own chain that its next batch does not merge; publish and status read it there."""
+    snapshot = table.last_snapshot()
 
     def marked(head: Link[Manifest] | None) -> Manifest | None:
+        if snapshot is not None and snapshot.body.lost(partition, head):
+            return None  # the mark would take the number of the version that is gone
         merged = head.body.merged if head else 0
         first = next((n.number for n in table.entries(merged, batch) if partition in n.body.touched), None)
         if first is None:

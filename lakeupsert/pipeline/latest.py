@@ -110,6 +110,9 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
 def _task(table: OpenTable, heads: _Heads, partition: str) -> MergeTask:
     """What brings a partition up to the batch; a task without batches where nothing is pending, or a restore alone."""
     chain, version = table.objects.partition(partition), heads.newest.get(partition)
+    if heads.snapshot.lost(partition, version):
+        shown = heads.snapshot.partitions[partition].version
+        raise table.objects.missing(partition, shown, f"Snapshot {heads.number}", lost=True)
     while version is not None and version.body.merged > heads.batch:
         version = next(chain.between(version.number - 2, version.number - 1)) if version.number else None
     merged = version.body.merged if version else 0

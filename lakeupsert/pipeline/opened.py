@@ -1,5 +1,6 @@
 """A table as the steps hold it: its settings, its chains and its queue; and what its ledger says is still to merge."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,7 @@ from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, open_stor
 from lakeupsert.table.chain import FORMAT, Link, newer_format
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
-from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DeleteRule, TableSpec, create
 from lakeupsert.table.work import Work, read_work
@@ -157,6 +158,31 @@ class OpenTable:
         self._heads = {p: head for p, head in found.items() if head is not None}
         return self._heads
 
+    def newest(
+        self, partition: str, snapshot: Link[Snapshot] | None, *, from_landing: bool = False
+    ) -> Link[Manifest] | None:
+        """The newest version of a partition, None where there is none yet.
+
+        An error where ``snapshot``, read before, shows a version that is gone: who appended behind those that are left
+        would drop its rows without a word. ``from_landing`` needs nothing of it, and gets a stand-in to append behind, so
+        that what is written takes its place.
+        """
+        head = self.objects.partition(partition).head()
+        if snapshot is None or not snapshot.body.lost(partition, head):
+            return head
+        shown = snapshot.body.partitions[partition]
+        if not from_landing:
+            raise self.objects.missing(partition, shown.version, f"Snapshot {snapshot.number}", lost=True)
+        left = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
+        return Link(
+            number=max(shown.version - 1, head.number if head else -1),
+            write_id=head.write_id if head else "",
+            parent=None,
+            written_at="",
+            body=msgspec.structs.replace(left, merged=shown.merged, buckets=(BucketEntry(id=""),)),
+            read_at=clock.elapsed(),
+        )
+
     def unpublished(self, snapshot: Snapshot | None, up_to: int) -> dict[str, int]:
         """Partitions that ``snapshot`` does not show at their last batch <= ``up_to``, with that batch."""
         touched = _last_touches(self.entries(snapshot.batch if snapshot else -1, up_to))
@@ -177,12 +203,9 @@ class OpenTable:
             return Manifest(partition=partition, merged=0, spec_version=0)
         found = self.objects.partition(partition).get(number)
         if found is None:
-            raise DamagedTableError(
-                "missing-version",
-                f"Version {number} of {partition} is missing, which a restore or a snapshot names.",
-                next="restore that object from a backup or from the bucket's own versions",
-                partition=partition,
-            )
+            head = self.objects.partition(partition).head()
+            lost = head is None or head.number < number
+            raise self.objects.missing(partition, number, "A snapshot or a restore", lost=lost)
         return found.body
 
     def work(self, name: str) -> Work:
@@ -216,11 +239,13 @@ class OpenTable:
         }
         for setting, value in configured.items():
             if stored[setting] != value:
+                stored_text = json.dumps(stored[setting], ensure_ascii=False)
+                mend = f"correct `{setting}`" if setting == "delete" else f"set `{setting} = {stored_text}`"
                 raise ConfigurationError(
                     "another-table",
                     f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
                     f"[tables.{self.name}] says {_text(value)}. These are fixed when a table is created.",
-                    next=f"correct `{setting}`, or give [tables.{self.name}] a processed path of its own",
+                    next=f"{mend}, or give [tables.{self.name}] a processed path of its own",
                 )
 
 

@@ -496,7 +496,7 @@ def _merges(
         exists = partition in shown
         stored = _Stored(shown[partition].rows, shown[partition].bytes) if exists else _Stored(0, 0)
         if partition in behind:
-            head = table.objects.partition(partition).head()
+            head = table.newest(partition, snapshot)
             exists = head is not None
             while step := next_step(table, partition, behind[partition], snapshot.body if snapshot else None, head):
                 task = step.task

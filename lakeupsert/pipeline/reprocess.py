@@ -54,7 +54,7 @@ class ReprocessPlan:
 
         def is_left(partition: str) -> bool:
             now = table.objects.partition(partition).head()
-            return now is not None and now.body.reprocessed == self.heads[partition].body.reprocessed
+            return (now.body.reprocessed if now else None) == self.heads[partition].body.reprocessed
 
         return [p for p in self.heads if is_left(p)]
 
@@ -96,7 +96,9 @@ def reprocess(
     Raises:
         RefusedError: a landing or adopted file is gone or is another one than the ledger says. Nothing was written then.
     """
-    heads = {p: head for p, head in table.heads(filter(selected, _partitions(table))).items() if head.body.buckets}
+    snapshot = table.last_snapshot()
+    newest = {p: table.newest(p, snapshot, from_landing=host is not None) for p in filter(selected, _partitions(table))}
+    heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
     if host is None:
         stored = [f for head in heads.values() for b in head.body.buckets for f in (*b.base, *b.tombstones)]
         plan = ReprocessPlan("stored", heads, (), sum(bool(f.name) for f in stored), sum(f.bytes for f in stored))

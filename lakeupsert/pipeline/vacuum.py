@@ -182,7 +182,7 @@ class _Look:
         if garbage.partition is None:
             return garbage.start <= fence
         head = self._head(garbage.partition)
-        return head is not None and head.fence is not None and garbage.start <= head.fence
+        return head is not None and head.body.fence is not None and garbage.start <= head.body.fence
 
     def _hold(self) -> None:
         """Which snapshots somebody may read, also those that expired only now."""
@@ -210,7 +210,10 @@ class _Look:
         if last and versions[:1] == [last.version] and sum(f.size for f in data.values()) == last.bytes:
             return
         head = self._head(partition)
-        merged = head.merged if head else 0
+        if self._newest.lost(partition, head):  # its files look like garbage, and a fence would take the number
+            shown = self._newest.partitions[partition].version
+            raise self._table.objects.missing(partition, shown, f"Snapshot {max(self._snapshots)}", lost=True)
+        merged = head.body.merged if head else 0
         needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
         needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next
         needed |= {r.versions[partition] for n, r in self._restores(partition) if merged < n}
@@ -244,10 +247,9 @@ class _Look:
     def _numbers(self, partition: str) -> list[int]:
         return sorted(map(self._table.objects.partition(partition).number, self._objects[f"{_CHAINS}{partition}"]))
 
-    def _head(self, partition: str) -> Manifest | None:
+    def _head(self, partition: str) -> Link[Manifest] | None:
         versions = self._numbers(partition)
-        newest = self._version(partition, versions[-1]) if versions else None
-        return newest.body if newest else None
+        return self._version(partition, versions[-1]) if versions else None
 
     def _restores(self, partition: str) -> Iterable[tuple[int, Restored]]:
         for link in self._entries:
@@ -307,9 +309,9 @@ class _Look:
     def _needs(self, partition: str, batch: int) -> bool:
         """Whether somebody may still merge what the batch brought for the partition."""
         head = self._head(partition)
-        if batch > self._covered or head is None or head.merged < batch:
+        if batch > self._covered or head is None or head.body.merged < batch:
             return True
-        if any(head.merged < n for n, _ in self._restores(partition)):
+        if any(head.body.merged < n for n, _ in self._restores(partition)):
             return True
         if any(batch > work.partitions[partition].merged for work in self._works if partition in work.partitions):
             return True

@@ -82,16 +82,12 @@ class View:
                 yield ViewFile(partition, file.name, uri, file.rows, file.bytes)
 
     def _shown(self, partition: str) -> list[DataFile]:
-        version = self.snapshot.partitions[partition].version
-        manifest = self.objects.partition(partition).get(version)
-        if manifest is None:
-            raise DamagedTableError(
-                "missing-version",
-                f"{'`latest`' if self.number is None else f'Snapshot {self.number}'} shows {partition} at version {version}, "
-                "and that manifest is missing.",
-                next="restore it from a backup or from the bucket's own versions",
-                partition=partition,
-            )
+        shown, chain = self.snapshot.partitions[partition], self.objects.partition(partition)
+        manifest = chain.get(shown.version)
+        if manifest is None or manifest.body.merged != shown.merged:
+            named_by = "`latest`" if self.number is None else f"Snapshot {self.number}"
+            lost = self.snapshot.lost(partition, chain.head())
+            raise self.objects.missing(partition, shown.version, named_by, lost=lost)
         return [file for bucket in manifest.body.buckets for file in bucket.base]
 
 

@@ -5,6 +5,7 @@ finds the value again; it is the partition's id everywhere: in messages, manifes
 """
 
 import re
+import shlex
 from datetime import date
 from typing import Any
 from urllib.parse import unquote
@@ -12,7 +13,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Chain
 from lakeupsert.table.ledger import LedgerEntry, check_entry
@@ -38,6 +39,21 @@ class TableObjects:
 
     def partition(self, partition: str) -> Chain[Manifest]:
         return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
+
+    def missing(self, partition: str, version: int, named_by: str, *, lost: bool) -> DamagedTableError:
+        """The error for a manifest that something names and that is not there; ``lost``: readers have no newer one."""
+        where = self.store.uri(self.partition(partition).name(version))
+        again = f"lakeupsert reprocess --partition {shlex.quote(partition)} --source landing"
+        backup = "restore that object from a backup or from the bucket's own versions"
+        return DamagedTableError(
+            "missing-version",
+            f"{named_by} names version {version} of {partition}, and that manifest is not there: {where}. Something other "
+            "than lakeupsert deleted it.",
+            next=f"run `{again}`, which makes the partition anew from what landed; or {backup}"
+            if lost
+            else f"{backup}; newer snapshots do not need it, and `lakeupsert run` publishes one where there is none",
+            partition=partition,
+        )
 
     @staticmethod
     def ledger_headers(first: int) -> str:

@@ -3,6 +3,8 @@
 import msgspec
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.table.chain import Link
+from lakeupsert.table.manifest import Manifest
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,14 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def keeps(self, number: int) -> bool:
         """Whether snapshot ``number`` may still be read, as the newest snapshot has it."""
         return number >= self.expired or number in self.tags.values()
+
+    def lost(self, partition: str, head: Link[Manifest] | None) -> bool:
+        """Whether the version that this shows of a partition is gone: its ``head``, read later, is from before it.
+
+        A fence that was appended behind what is left has its number, and a smaller `merged`.
+        """
+        shown = self.partitions.get(partition)
+        return shown is not None and (head is None or head.number < shown.version or head.body.merged < shown.merged)
 
     def shows(self, other: "Snapshot") -> bool:
         """Whether readers of both see the same."""

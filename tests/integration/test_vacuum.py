@@ -16,7 +16,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.local import LocalHost
-from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.read.arrow import to_arrow
@@ -388,3 +388,17 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
     lake.table.vacuum(dry=False)
     assert not (folder / "theirs.parquet").exists()
     assert lake.rows() == before
+
+
+def test_a_lost_manifest_stops_it_before_anything_goes(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 3, keep_snapshots=1)
+    chain = lake.table._table.objects.partition("d=2020-01-01")
+    (tmp_path / "processed" / chain.name(2)).unlink()
+    before = lake.stored_files()
+    for _ in range(2):
+        with pytest.raises(DamagedTableError, match="d=2020-01-01") as lost:
+            lake.table.vacuum(dry=False)
+        assert lost.value.code == "missing-version"
+        time.passed += timedelta(days=8)
+    assert lake.stored_files() == before
+    assert max(chain.numbers()) == 1
