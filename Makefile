@@ -50,7 +50,7 @@ test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; sever
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.night $(BENCH_ARGS)
 
-month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was? Ten minutes; writes benchmarks/results/
+month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was, and its plan true? Ten minutes; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)
 
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which

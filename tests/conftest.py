@@ -1,8 +1,10 @@
-"""One Spark session for the whole run."""
+"""One Spark session for the whole run, and folders in memory."""
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +32,13 @@ def spark() -> Iterator[Any]:
     )
     yield session
     session.stop()
+
+
+def _in_memory() -> Iterator[Path]:
+    """A folder, in memory where possible: thousands of syncs would take minutes, and no test of these is about them."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as path:
+        yield Path(path)
+
+
+folder = pytest.fixture(_in_memory)
+module_folder = pytest.fixture(_in_memory, scope="module")

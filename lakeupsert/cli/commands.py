@@ -12,9 +12,20 @@ import click
 from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.example import EXAMPLE
-from lakeupsert.cli.frame import Answer, Call, Function, Program, common, json_option
+from lakeupsert.cli.frame import Answer, Call, Program, common, json_option
 from lakeupsert.cli.planned import limits, planned
-from lakeupsert.cli.shared import append_warnings, each, failed, lagging, merge, need_spark, selection, trouble, waiting
+from lakeupsert.cli.shared import (
+    append_warnings,
+    each,
+    failed,
+    lagging,
+    merge,
+    need_spark,
+    partition_options,
+    selection,
+    trouble,
+    waiting,
+)
 from lakeupsert.cli.watch import watch
 from lakeupsert.errors import ConfigurationError, RefusedError
 
@@ -57,23 +68,6 @@ _snapshot = click.option(
     help="A snapshot's number, its tag, or a time: the newest one published until then. For `export` also latest: "
     "all that was appended, merged for this reader.",
 )
-
-
-def partition_options(command: Function) -> Function:
-    """`--from`, `--to` and `--partition`; see `shared.selection`."""
-    for option in (
-        click.option(
-            "--partition",
-            "partitions",
-            metavar="V",
-            multiple=True,
-            help="One partition: 2020-01-01, or its folder; repeatable.",
-        ),
-        click.option("--to", "last", metavar="V", help="Last partition value, inclusive."),
-        click.option("--from", "first", metavar="V", help="First partition value, inclusive."),
-    ):
-        command = option(command)
-    return command
 
 
 @click.group(cls=Program)

@@ -13,7 +13,7 @@ import click
 
 from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.output import block, count, toml_key, toml_value
+from lakeupsert.cli.output import block, columns, count, toml_key, toml_value
 from lakeupsert.config import FILE_NAME
 from lakeupsert.errors import ConfigurationError
 
@@ -120,10 +120,7 @@ def _columns(found: "Proposal") -> list[str]:
     for c in found.columns[:SHOWN]:
         low, high = ("" if v is None else str(v) for v in (c.low, c.high))
         rows.append((c.name, c.type[:30], f"{c.nulls / found.rows:.1%}", f"{c.distinct:,}", low, high))
-    widths = [max(len(_plain(cell)) for cell in column) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(_plain(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = columns([[_plain(cell) for cell in row] for row in rows], str.ljust)
     more = len(found.columns) - SHOWN
     return [*lines, f"and {more} more columns"] if more > 0 else lines
 

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -133,6 +133,12 @@ def block(heading: str, facts: Sequence[Fact]) -> str:
     return "\n".join([heading, *(f"  {label:<{LABEL}}{text}" for label, text in facts)])
 
 
+def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> list[str]:
+    """A line for each row; the cells of a column are as wide as its widest."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return ["  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> list[Fact]:
     if appended is None:
         return [("appended", f"nothing: no new file in {settings.landing}")]
@@ -243,8 +249,7 @@ def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) ->
         numbers = (f"{len(body.partitions):,}", f"{body.rows:,}", size(body.bytes), f"{len(body.lagging):,}")
         names = ", ".join(_names(tags, link.number))
         rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, names))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(columns(rows, str.rjust))
 
 
 def _names(tags: dict[str, int], number: int) -> list[str]:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.commands import main, partition_options
+from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.planned import limits, planned
-from lakeupsert.cli.shared import each, selection
+from lakeupsert.cli.shared import each, partition_options, selection
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table

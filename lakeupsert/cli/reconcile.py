@@ -7,7 +7,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import selection, trouble, waiting
+from lakeupsert.cli.shared import partition_options, selection, trouble, waiting
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deep", is_flag=True, help="Also compute the rows anew from what landed, with DuckDB, and compare them."
 )
-@click.option("--from", "first", metavar="V", help="First partition value, inclusive.")
-@click.option("--to", "last", metavar="V", help="Last partition value, inclusive.")
-@click.option(
-    "--partition",
-    "partitions",
-    metavar="V",
-    multiple=True,
-    help="One partition: 2020-01-01, or its folder; repeatable.",
-)
+@partition_options
 @common
 @click.pass_obj
 def reconcile(call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...]) -> Answer:
@@ -39,8 +31,6 @@ def reconcile(call: Call, deep: bool, first: str | None, last: str | None, parti
     Example:
       lakeupsert reconcile --deep --from 2020-01-01 --to 2020-01-07
     """
-    if partitions and (first or last):
-        raise click.UsageError("Give --partition, or --from and --to.")
     with call.open_table() as table, call.progress(table.name) as progress:
         found = table.reconcile(deep=deep, selected=selection(table, first, last, partitions), progress=progress)
         warnings = list(waiting(found.publish))

@@ -7,7 +7,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.commands import host_option, main, workers_option
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import failed, need_spark, selection, waiting
+from lakeupsert.cli.shared import failed, need_spark, partition_options, selection, unmerged, waiting
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
@@ -16,15 +16,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--from", "first", metavar="V", help="First partition value, inclusive.")
-@click.option("--to", "last", metavar="V", help="Last partition value, inclusive.")
-@click.option(
-    "--partition",
-    "partitions",
-    metavar="V",
-    multiple=True,
-    help="One partition: 2020-01-01, or its folder; repeatable.",
-)
+@partition_options
 @click.option(
     "--source",
     type=click.Choice(["stored", "landing"]),
@@ -131,9 +123,7 @@ def _told(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
 def _trouble(call: Call, table: "Table", done: "ReprocessResult") -> LakeupsertError | None:
     changed = done.publish is not None and done.publish.partitions_changed > 0
     call.changed = call.changed or changed
-    last = {r.partition: r for r in done.dedupe}
-    failing = {p: r.error or "" for p, r in last.items() if r.status == "failed"}
-    if failing:
+    if failing := unmerged(done.dedupe):
         return failed(table, failing, changed)
     if not done.left:
         return None

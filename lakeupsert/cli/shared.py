@@ -8,7 +8,7 @@ import click
 
 from lakeupsert import sparkenv
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, as_ours
+from lakeupsert.cli.frame import Answer, Call, Function, as_ours
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
@@ -95,6 +95,23 @@ def need_spark(table: "Table", *, host: "HostName" = "local", engine: "EngineNam
         sparkenv.prepare()
 
 
+def partition_options(command: Function) -> Function:
+    """`--from`, `--to` and `--partition`; what `selection` takes."""
+    for option in (
+        click.option(
+            "--partition",
+            "partitions",
+            metavar="V",
+            multiple=True,
+            help="One partition: 2020-01-01, or its folder; repeatable.",
+        ),
+        click.option("--to", "last", metavar="V", help="Last partition value, inclusive."),
+        click.option("--from", "first", metavar="V", help="First partition value, inclusive."),
+    ):
+        command = option(command)
+    return command
+
+
 def selection(table: "Table", first: str | None, last: str | None, partitions: Sequence[str]) -> Callable[[str], bool]:
     """Whether a partition is one of these, or has a value from ``first`` to ``last``, compared as its type compares."""
     if partitions and (first or last):
@@ -143,13 +160,18 @@ def trouble(
     """What is wrong although the command came to its end: partitions that fail, or that readers see as they were."""
     changed = published is not None and published.partitions_changed > 0
     call.changed = call.changed or changed
-    last = {r.partition: r for r in results}
-    failing = {p: r.error or "" for p, r in last.items() if r.status == "failed"}
+    failing = unmerged(results)
     if published:
         failing = {**published.failed, **failing}
     if failing:
         return failed(table, failing, changed)
     return lagging(table, published.lagging, changed) if published and published.lagging else None
+
+
+def unmerged(results: "Sequence[PartitionResult]") -> dict[str, str]:
+    """The partitions that failed at their last try, with what it said."""
+    last = {r.partition: r for r in results}
+    return {p: r.error or "" for p, r in last.items() if r.status == "failed"}
 
 
 def failed(table: "Table", failed: Mapping[str, str], changed: bool = False) -> RefusedError:

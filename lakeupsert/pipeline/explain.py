@@ -10,7 +10,7 @@ lost to another row of their own batch are in no file, so that they were there i
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import and_
@@ -27,7 +27,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedErro
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_scalar
-from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.ledger import NOTHING, LedgerEntry
 from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
@@ -37,6 +37,8 @@ Outcome = Literal["shown", "deletes", "won, not published", "pending", "supersed
 
 _AGE = pa.field("_lakeupsert_age", pa.int64())
 """The batch's number; of a stored row the last that was merged into it."""
+_RANK = (pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()), _AGE)
+"""What ranks a row beside its ordering columns."""
 
 
 @dataclass(frozen=True)
@@ -125,19 +127,19 @@ def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = No
     wanted = sorted(partitions if chosen is None else partitions & {chosen})
     explained = tuple(found for p in wanted if (found := search.explained(p)))
     named_key = {name: plain(values[name])[0] for name in spec.key}
-    if not explained:
-        text = " ".join(f"{name}={value}" for name, value in named_key.items())
-        where = f"{len(wanted)} partition{'' if len(wanted) == 1 else 's'}"
-        if not wanted:
-            where = f"there is no partition {partition or key.get(column, '')!r}"
-        raise RefusedError(
-            "key-not-found",
-            f"Table {table.name!r} knows no version of {text}. Searched: {where}, {search.files} files, up to batch "
-            f"{search.last}" + (f"; {search.gone} appended files are gone." if search.gone else "."),
-            next="check the value; rows that were refused are in quarantine (`lakeupsert status`), and files that no batch "
-            "took yet are appended by `lakeupsert run`",
-        )
-    return Explanation(named_key, explained)
+    if explained:
+        return Explanation(named_key, explained)
+    text = " ".join(f"{name}={value}" for name, value in named_key.items())
+    where = f"{len(wanted)} partition{'' if len(wanted) == 1 else 's'}"
+    if not wanted:
+        where = f"there is no partition {partition or key.get(column, '')!r}"
+    raise RefusedError(
+        "key-not-found",
+        f"Table {table.name!r} knows no version of {text}. Searched: {where}, {search.files} files, up to batch "
+        f"{search.last}" + (f"; {search.gone} appended files are gone." if search.gone else "."),
+        next="check the value; rows that were refused are in quarantine (`lakeupsert status`), and files that no batch "
+        "took yet are appended by `lakeupsert run`",
+    )
 
 
 def _values(name: str, spec: TableSpec, key: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,11 +212,6 @@ class _Search:
     last: int
     files: int = 0
     gone: int = 0
-    _columns: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        ranks = [pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()), _AGE]
-        self._columns = pa.schema([*self.spec.stored_schema, *ranks])
 
     def explained(self, partition: str) -> ExplainedPartition | None:
         chain = self.table.objects.partition(partition)
@@ -227,9 +224,9 @@ class _Search:
         settled: dict[int, int] = {}
         gone: list[tuple[int, str]] = []
         for link in self.table.entries(-1, max(self.last, merged)):
-            touched = link.body.touched.get(partition)
-            for number, file in enumerate(touched.files if touched else ()):
-                source: Source = "adopted" if link.body.kind == "create" else "appended"
+            touched = link.body.touched.get(partition, NOTHING)
+            source: Source = "adopted" if link.body.kind == "create" else "appended"
+            for number, file in enumerate(touched.files):
                 try:
                     found = self._rows(partition, file, source, link.number, link, number)
                 except DamagedTableError:
@@ -238,7 +235,7 @@ class _Search:
                     gone.append((link.number, file.name))
                     continue
                 rows += found
-                if touched and touched.superseded and found:
+                if found and touched.superseded:
                     settled[link.number] = touched.superseded
         self.gone += len(gone)
 
@@ -249,23 +246,24 @@ class _Search:
             rows, won = self._standing(rows, partition, head)
         if not rows:
             return None
-        stored = {origin: copy for origin, copy in (won | shown).items() if origin.object != copy.object}
+        copies = won | shown
+        lowest = max((rows.index(row) for row in won), default=len(rows))
 
-        def outcome(row: _Row, above: bool) -> Outcome:
+        def outcome(rank: int, row: _Row) -> Outcome:
             if row in shown:
                 return "deletes" if row.deletes else "shown"
             if row in won:
                 return "won, not published"
             if row.age > merged:
                 return "pending"
-            return "withdrawn" if above else "superseded"  # above what is stored: its batch was taken back
+            return "withdrawn" if rank < lowest else "superseded"  # above what is stored: its batch was taken back
 
-        lowest = max((rows.index(row) for row in won), default=len(rows))
-        outcomes = {row: outcome(row, above=place < lowest) for place, row in enumerate(rows)}
+        outcomes = {row: outcome(rank, row) for rank, row in enumerate(rows)}
         versions: list[Version] = []
         for row in rows:
-            places = [row, stored[row]] if row in stored else [row]
-            versions += [self._version(row, place, outcomes[row]) for place in places]
+            versions.append(self._version(row, row, outcomes[row]))
+            if row in copies and copies[row].object != row.object:
+                versions.append(self._version(row, copies[row], outcomes[row]))
         seen = next((row for row in rows if outcomes[row] == "shown"), None)
         return ExplainedPartition(
             partition=partition,
@@ -299,16 +297,11 @@ class _Search:
                 parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files
                 rows = parquet.make_fragment(opened_file).to_table(filter=condition)
         n = rows.num_rows
-        ranks = {
-            DELETE_FLAG: np.full(n, source == "tombstone"),
-            FILE: np.full(n, number, np.int32),
-            PLACE: np.arange(n),
-            _AGE.name: np.full(n, age),
-        }
-        for name, values in ranks.items():
-            if name not in rows.schema.names:
-                rows = rows.append_column(name, pa.array(values))
-        rows = aligned(rows, self._columns)
+        given = (np.full(n, source == "tombstone"), np.full(n, number), np.arange(n), np.full(n, age))
+        for field, values in zip(_RANK, given, strict=True):
+            if field.name not in rows.schema.names:
+                rows = rows.append_column(field, pa.array(values, field.type))
+        rows = aligned(rows, pa.schema([*self.spec.stored_schema, *_RANK]))
         return [_Row(rows.slice(i, 1), source, file.name or manifest, link) for i in range(n)]
 
     def _standing(
@@ -384,17 +377,18 @@ class _Search:
         still = f"and readers still see {seen[0] if seen else 'no row'}."
         reason = self._reason(winner, rows[rows.index(winner) + 1 :])
         called = str(winner)[0].upper() + str(winner)[1:]
-        if outcomes[winner] == "pending":
-            failed = head.body.failed if head else None
-            first = failed.reason.partition("\n")[0] if failed else ""
-            mark = f" (batch {failed.batch} failed: {first})" if failed else ""
-            return f"{called} will win: {reason}. It is not merged yet{mark}, {still}{aside}"
-        if outcomes[winner] == "won, not published":
-            return f"{called} won: {reason}. It is not published yet, {still}{aside}"
-        if outcomes[winner] == "deletes":
-            return f"Deleted by {winner}: {reason}.{aside}"
-        several = f" Readers see all {len(seen)} rows until the partition is merged." if len(seen) > 1 else ""
-        return f"{called} is shown: {reason}.{several}{aside}"
+        match outcomes[winner]:
+            case "deletes":
+                return f"Deleted by {winner}: {reason}.{aside}"
+            case "won, not published":
+                return f"{called} won: {reason}. It is not published yet, {still}{aside}"
+            case "shown":
+                several = f" Readers see all {len(seen)} rows until the partition is merged." if len(seen) > 1 else ""
+                return f"{called} is shown: {reason}.{several}{aside}"
+        failed = head.body.failed if head else None
+        first = failed.reason.partition("\n")[0] if failed else ""
+        mark = f" (batch {failed.batch} failed: {first})" if failed else ""
+        return f"{called} will win: {reason}. It is not merged yet{mark}, {still}{aside}"
 
     def _reason(self, winner: _Row, others: Sequence[_Row]) -> str:
         """What decided between a row and the one that follows it by rank: the first part of the rank that differs."""

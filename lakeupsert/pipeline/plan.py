@@ -30,7 +30,7 @@ from lakeupsert.pipeline.prices import Prices, load_prices
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -543,7 +543,7 @@ def _requests(
     version created. For the table: the ledger, the nights, and by each step the heads of the chains. ``objects`` are those
     that the batch is written to, 0 where there is none.
     """
-    entries = head.number + 1 if head else 0
+    entries = sum(divmod(head.number + 1, HEADERS_TOGETHER)) if head else 0
     versions = sum(p.versions for p in partitions)
     return {
         "get": entries + 9 + nights + sum(p.exists + p.objects + 1 + 2 * p.dirty for p in partitions),

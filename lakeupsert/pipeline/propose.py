@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_temporal, is_timestamp
 
 from lakeupsert.engine.convert import convert, true
 from lakeupsert.engine.inference import inferred
@@ -126,7 +127,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
     if hive is not None:
         rows.values[hive] = _folder_values(rows.paths).take(pa.array(rows.file))
     look = _Look(rows, hive, names)
-    settings, schema = look.settings()
+    settings = look.settings()
     beside = _beside(root, "processed", "landing") if hive else _beside(root, "landing", "processed")
     if not hive and next(open_store(beside).list("", limit=1), None) is not None:
         warnings.append(f"there is something in {beside} already, which is proposed as the processed zone: check it")
@@ -136,7 +137,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
         landing=beside if hive else root,
         processed=root if hive else beside,
         settings=settings,
-        schema=schema,
+        schema=look.schema,
         columns=tuple(rows.columns()),
         files=len(rows.paths),
         of_files=len(files),
@@ -189,8 +190,8 @@ def _hive_column(names: Sequence[str], rows: Sample) -> str | None:
     if len(columns) > 1 or not all(columns) or any(format_of(n, "auto") != "parquet" for n in names):
         return None
     (column,) = columns
-    arrival = column.lower() in ("dt", "ds") or _words(column) & _WORDS["arrival"]
-    dates = any(pa.types.is_date(values.type) for values in rows.values.values())
+    arrival = column.lower() in ("dt", "ds") or _named(column, "arrival")
+    dates = any(is_date(values.type) for values in rows.values.values())
     return None if column in rows.values or (arrival and dates) else column
 
 
@@ -216,9 +217,7 @@ def _checked(proposal: Proposal, rows: Sample) -> Proposal:
             key=value["key"],
             order_by=value["order_by"],
             partition_by=value["partition_by"],
-            delete=DeleteRule(column=value["delete"]["column"], values=value["delete"]["values"])
-            if value["delete"]
-            else None,
+            delete=DeleteRule(**value["delete"]) if value["delete"] else None,
             stamped=value["order_by"][0] not in types,
         )
     except LakeupsertError as e:
@@ -235,6 +234,7 @@ class _Look:
 
     def __init__(self, rows: Sample, hive: str | None, names: Sequence[str]) -> None:
         self.rows = rows
+        self.values = rows.values
         self.hive = hive
         self.names = names
         self.warnings: list[str] = []
@@ -242,50 +242,51 @@ class _Look:
         self.inserts = np.full(rows.count, True)
         """A mask of the rows of which a key can have one only."""
 
-    def settings(self) -> tuple[dict[str, Choice], dict[str, str]]:
+    def settings(self) -> dict[str, Choice]:
         delete = self._delete()
-        self.operation = delete.value["column"] if delete.value else None
+        self.operation = delete.value and delete.value["column"]
         partition_by = self._partition()
         self.partition: list[str] = partition_by.value or []
         orders = self._orders()
         key = self._key([name for name, is_sure in orders.items() if is_sure])
-        order_by = self._order(list(orders), key.value or [])
         return {
             "partition_by": partition_by,
             "key": key,
-            "order_by": order_by,
+            "order_by": self._order(list(orders), key.value or []),
             "landing_dates": self._landing_dates(),
             "delete": delete,
-        }, self.schema
+        }
+
+    def _none(self, what: str, why: str, advice: str = "") -> Choice:
+        """A setting without a value, with a warning of it."""
+        self.warnings.append(f"{what}: {why}{advice}")
+        return Choice(None, (why,))
 
     # -- delete
 
     def _delete(self) -> Choice:
-        for name, values in self.rows.values.items():
-            if pa.types.is_nested(values.type) or not 0 < self.rows.distinct(name) <= 12:
+        for name, values in self.values.items():
+            if is_nested(values.type) or not 0 < self.rows.distinct(name) <= 12:
                 continue
             texts, _ = convert(values, pa.string())
-            counts = {c["values"]: c["counts"] for c in pc.value_counts(texts).to_pylist() if c["values"] is not None}
-            seen, words = {text.lower() for text in counts}, _words(name)
-            deleting, is_sure = _WORDS["delete"], bool(words & _WORDS["operation"])
-            if words & _WORDS["flag"] and seen <= _WORDS["true"] | _WORDS["false"]:
-                deleting, is_sure = _WORDS["true"], True
-            elif not seen <= _WORDS["insert"] | _WORDS["update"] | _WORDS["delete"]:
+            counts = {c["values"]: c["counts"] for c in pc.value_counts(texts.drop_null()).to_pylist()}
+            seen = {text.lower() for text in counts}
+            is_flag = _named(name, "flag") and seen <= _WORDS["true"] | _WORDS["false"]
+            if not is_flag and not seen <= _WORDS["insert"] | _WORDS["update"] | _WORDS["delete"]:
                 continue
-            deletes = [text for text in counts if text.lower() in deleting]
+            is_sure = is_flag or _named(name, "operation")
+            deletes = [text for text in counts if text.lower() in _WORDS["true" if is_flag else "delete"]]
             told = ", ".join(f"{text} {_share(n / self.rows.count)}" for text, n in counts.items())
             # Single letters may stand for anything, such as credit and debit.
             if deletes and (is_sure or min(map(len, seen)) > 2 or seen >= {"i", "u", "d"}):
-                if pa.types.is_boolean(values.type) and any(format_of(n, "auto") == "csv" for n in self.names):
+                if is_boolean(values.type) and any(format_of(n, "auto") == "csv" for n in self.names):
                     deletes = ["true", "True", "TRUE"]  # of text files the written form is compared
                 is_insert = true(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(_WORDS["insert"]))))
                 self.inserts = is_insert if is_insert.any() else self.inserts
                 return Choice({"column": name, "values": deletes}, (f"{name} tells what a row does: {told}",))
             if deletes or is_sure:
                 why = "nothing but the letters says so" if deletes else "no delete is among them"
-                evidence = f"{name} may hold operations ({told}), but {why}"
-                self.warnings.append(f"[delete] is left out: {evidence}")
-                return Choice(None, (evidence,))
+                return self._none("[delete] is left out", f"{name} may hold operations ({told}), but {why}")
         return Choice(None, ("no column looks like operations: no row deletes another",))
 
     # -- partition
@@ -293,83 +294,75 @@ class _Look:
     def _partition(self) -> Choice:
         if self.hive is not None:
             return self._partition_of_folders(self.hive)
-        dates = {name: unfit for name in self.rows.values if (unfit := self._unfit(name, pa.date32())) <= FEW}
-        good = [n for n in dates if not _words(n) & (_WORDS["arrival"] | _WORDS["other"])]
-        is_event = {n: bool(_words(n) & _WORDS["event"]) for n in good}
-        ranked = sorted(good, key=lambda n: (not is_event[n], not _words(n) <= _WORDS["day"], self.rows.distinct(n)))
+        dates = [name for name in self.values if self._unfit(name, pa.date32()) <= FEW]
+        good = [n for n in dates if not _named(n, "arrival", "other")]
+        ranked = sorted(
+            good, key=lambda n: (not _named(n, "event"), not _words(n) <= _WORDS["day"], self.rows.distinct(n))
+        )
         if not ranked:
-            found = f"only {_listed(list(dates))}, named like something else" if dates else "no column of dates"
+            found = f"only {_listed(dates)}, named like something else" if dates else "no column of dates"
             few = [
                 n
-                for n, v in self.rows.values.items()
-                if (pa.types.is_string(v.type) or pa.types.is_integer(v.type))
+                for n, v in self.values.items()
+                if (is_string(v.type) or is_integer(v.type))
                 and 1 < self.rows.distinct(n) <= min(1000, self.rows.count / 50)
                 and n != self.operation
             ]
             hint = f"columns of few values: {_listed(few)}" if few else "no other column has few values"
-            self.warnings.append(
-                f"partition_by is left open: {found}; {hint}. Name the column whose value a record never changes"
-            )
-            return Choice(None, (f"{found}; {hint}",))
+            advice = ". Name the column whose value a record never changes"
+            return self._none("partition_by is left open", f"{found}; {hint}", advice)
         name = ranked[0]
-        days, _ = convert(self.rows.values[name], pa.date32())
-        ends = pc.min_max(days)
-        low, high = ends["min"].as_py(), ends["max"].as_py()
+        days, _ = convert(self.values[name], pa.date32())
         evidence = [
-            f"{name}: {_count(pc.count_distinct(days).as_py(), 'value')} from {low} to {high} "
-            f"({_count((high - low).days + 1, 'day')}) in the sample",
-            *self._kept_as(name, pa.date32()),
+            f"{name}: {_count(pc.count_distinct(days).as_py(), 'value')} {_span(days)} in the sample",
+            *self._kept_as(name, "date"),
         ]
         if ranked[1:]:
             evidence.append(f"also dates: {_listed(ranked[1:])}")
-            if not is_event[name]:
+            if not _named(name, "event"):
                 self.warnings.append(f"partition_by is {name}, but {_listed(ranked[1:])} may be it too: check it")
         return Choice([name], tuple(evidence))
 
     def _partition_of_folders(self, name: str) -> Choice:
         values = _folder_values(self.names).unique()
-        ends = pc.min_max(values)
-        low, high = ends["min"].as_py(), ends["max"].as_py()
-        span = f" ({_count((high - low).days + 1, 'day')})" if pa.types.is_date(values.type) else ""
         if values.null_count:
             self.warnings.append(f"{name} has a partition without a value ({HIVE_NULL}), which a table can't keep")
         count = f"{_count(len(values), 'partition')} of {values.type}"
-        return Choice([name], (f"{name} is the column of the folders: {count} from {low} to {high}{span}",))
+        return Choice([name], (f"{name} is the column of the folders: {count} {_span(values)}",))
 
     def _unfit(self, name: str, type_: Any) -> float:
         """The share of rows without a value of this type: absent, or not to be converted."""
-        values, t = self.rows.values[name], pa.types
-        if not (t.is_date(values.type) or t.is_timestamp(values.type) or t.is_string(values.type)):
+        values = self.values[name]
+        if not (is_date(values.type) or is_timestamp(values.type) or is_string(values.type)):
             return 1.0
         # A bad value is slow to convert, and the first ones tell what a column is.
         if convert(values.slice(0, 1000), type_)[1].mean() > 0.5:
             return 1.0
         return float(convert(values, type_)[0].null_count / self.rows.count)
 
-    def _kept_as(self, name: str, type_: Any) -> Iterator[str]:
-        """What is to be told of a chosen column that has to be given this type, or has not one in every row."""
-        unfit, found = self._unfit(name, type_), self.rows.values[name].type
-        if unfit:
+    def _kept_as(self, name: str, kept: str) -> Iterator[str]:
+        """What is to be told of a chosen column that has to be given a type, or has not one of it in every row."""
+        type_, found = named_type(kept, name), self.values[name].type
+        if unfit := self._unfit(name, type_):
             yield f"{_share(unfit)} of the rows have no {type_} there"
-        if pa.types.is_date(type_) != pa.types.is_date(found) or pa.types.is_string(found):
-            self.schema[name] = "date" if pa.types.is_date(type_) else "timestamp_ntz"
-            yield f"it is {found} in the files and is to be kept as {self.schema[name]}"
+        if not is_date(found):
+            self.schema[name] = kept
+            yield f"it is {found} in the files and is to be kept as {kept}"
 
     # -- order
 
     def _orders(self) -> dict[str, bool]:
         """Columns that may tell a newer row from an older one, the likeliest first, and whether their names say so."""
         found: dict[str, tuple[Any, ...]] = {}
-        for place, (name, values) in enumerate(self.rows.values.items()):
-            words = _words(name)
-            newer, older = bool(words & _WORDS["newer"]), bool(words & (_WORDS["older"] | _WORDS["other"]))
+        for place, (name, values) in enumerate(self.values.items()):
             if name in self.partition or name == self.operation:
                 continue
-            is_counter = pa.types.is_integer(values.type) and words & _WORDS["counter"]
-            is_moment = pa.types.is_timestamp(values.type) or (
-                pa.types.is_string(values.type) and self._unfit(name, pa.timestamp("us")) <= FEW
+            newer, older = _named(name, "newer"), _named(name, "older", "other")
+            is_counter = is_integer(values.type) and _named(name, "counter")
+            is_moment = is_timestamp(values.type) or (
+                is_string(values.type) and self._unfit(name, pa.timestamp("us")) <= FEW
             )
-            is_day = pa.types.is_date(values.type) and newer
+            is_day = is_date(values.type) and newer
             if is_counter or is_moment or is_day:
                 found[name] = (older, not newer, not is_moment, place)
         return {name: not found[name][1] for name in sorted(found, key=found.__getitem__)}
@@ -387,17 +380,15 @@ class _Look:
             else:
                 what += f"; of {_count(again, 'row')} that come again for a key, {_share(ties)} have an equal value"
             if ties <= 0.5:
-                others = candidates[i + 1 :]
-                more = [f"others: {_listed(others)}"] if others else []
-                if pa.types.is_string(self.rows.values[name].type) and self.hive is None:
-                    more += self._kept_as(name, pa.timestamp("us"))
-                if _words(name) & _WORDS["older"]:
+                more = [f"others: {_listed(others)}"] if (others := candidates[i + 1 :]) else []
+                if is_string(self.values[name].type) and self.hive is None:
+                    more += self._kept_as(name, "timestamp_ntz")
+                if _named(name, "older"):
                     self.warnings.append(f"order_by is {name}, which sounds as if it never changed: check it")
                 return Choice([name], (what, *more, *evidence))
             evidence.append(what)
-        stamp = next(
-            n for n in ("record_timestamp", "received_at", "receipt_stamp") if n not in map(str.lower, self.rows.values)
-        )
+        taken = set(map(str.lower, self.values))
+        stamp = next(n for n in ("record_timestamp", "received_at", "receipt_stamp") if n not in taken)
         said = (
             "no column tells a newer row from an older one: rows are stamped on receipt, so of two rows of one key the one "
             "that arrives later wins, within a batch the later file and row"
@@ -418,25 +409,23 @@ class _Look:
     # -- key
 
     def _key(self, ordering: Sequence[str]) -> Choice:
-        scope, where = self.rows.group(self.partition, None if self.hive else self.rows.file), self._where()
+        where = "within " + " and ".join(f"one {what}" for what in (*([] if self.hive else ["file"]), *self.partition))
+        scope = self.rows.group(self.partition, None if self.hive else self.rows.file)
         use = self.rows.fresh & self.inserts & self.rows.present(self.partition)
         use &= np.bincount(scope[use], minlength=scope.max(initial=0) + 1)[scope] > 1  # one alone is always unique
         compared = int(use.sum())
         candidates = [
             n
-            for n, v in self.rows.values.items()
+            for n, v in self.values.items()
             if is_key_type(v.type)
-            and not pa.types.is_boolean(v.type)
+            and not is_boolean(v.type)
             and n not in (*ordering, *self.partition, self.operation)
             and self.rows.nulls(n) <= FEW
         ]
         if not compared or not candidates:
-            named = [n for n in candidates if _words(n) & _WORDS["key"]]
+            named = [n for n in candidates if _named(n, "key")]
             why = f"no two rows that could be compared lie {where}" if candidates else "no column can be a key"
-            why += f"; {_listed(named)} may be in it by name" if named else ""
-            self.warnings.append(f"key is left open: {why}")
-            return Choice(None, (why,))
-        place = {n: i for i, n in enumerate(candidates)}
+            return self._none("key is left open", why + (f"; {_listed(named)} may be in it by name" if named else ""))
 
         def share(names: Sequence[str]) -> float:
             rows = use & self.rows.present(names)
@@ -444,41 +433,33 @@ class _Look:
 
         def doubt(names: Sequence[str]) -> tuple[int, ...]:
             """The less, the likelier a key: by its names, its length, its types, and since keys mostly come first."""
-            unlike = sum(not _words(n) & _WORDS["key"] for n in names)
-            moments = sum(pa.types.is_temporal(self.rows.values[n].type) for n in names)
-            return unlike, len(names), moments, sum(place[n] for n in names)
+            unlike = sum(not _named(n, "key") for n in names)
+            moments = sum(is_temporal(self.values[n].type) for n in names)
+            return unlike, len(names), moments, sum(candidates.index(n) for n in names)
 
         shares: dict[tuple[str, ...], float] = {(n,): share([n]) for n in candidates}
+        if not any(s == 1 and not doubt(c)[0] for c, s in shares.items()):
+            parts = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (doubt(c)[0], -shares[c]))
+            pairs = combinations(sorted(parts[:CANDIDATES], key=doubt), 2)
+            shares |= {(a, b): share([a, b]) for (a,), (b,) in pairs}
         unique = sorted((c for c, s in shares.items() if s == 1), key=doubt)
-        if not unique or doubt(unique[0])[0]:
-            parts = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (doubt(c)[0], -shares[c]))[
-                :CANDIDATES
-            ]
-            shares |= {(a, b): share([a, b]) for (a,), (b,) in combinations(sorted(parts, key=doubt), 2)}
-            unique = sorted((c for c, s in shares.items() if s == 1), key=doubt)
         closest = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (-shares[c], doubt(c)))
         others = ", ".join(f"{' + '.join(c)} {_share(shares[c])}" for c in closest[:3])
+        rows = _count(compared, "row")
         if not unique:
-            why = f"no column or pair is unique {where} ({_count(compared, 'row')} compared); closest: {others}"
-            self.warnings.append(f"key is left open: {why}")
-            return Choice(None, (why,))
+            why = f"no column or pair is unique {where} ({rows} compared); closest: {others}"
+            return self._none("key is left open", why)
         key = unique[0]
-        evidence = [f"{' + '.join(key)}: unique {where}, {_count(compared, 'row')} compared", *self._repeats(key)]
+        evidence = [f"{' + '.join(key)}: unique {where}, {rows} compared", *self._repeats(key)]
         if others:
             evidence.append(f"not unique, with the share of distinct values: {others}")
         if unique[1:]:
             evidence.append(f"unique too: {', '.join(' + '.join(c) for c in unique[1:4])}")
         if compared < THIN:
-            self.warnings.append(
-                f"key {_listed(key)} stands on thin evidence: only {_count(compared, 'row')} could be compared"
-            )
+            self.warnings.append(f"key {_listed(key)} stands on thin evidence: only {rows} could be compared")
         if doubt(key)[0]:
             self.warnings.append(f"key {_listed(key)} is unique in the sample, but not named like one: check it")
         return Choice(list(key), tuple(evidence))
-
-    def _where(self) -> str:
-        parts = [*(() if self.hive else ("one file",)), *(f"one {n}" for n in self.partition)]
-        return f"within {' and '.join(parts)}"
 
     def _repeats(self, key: Sequence[str]) -> Iterator[str]:
         """Keys that come again in other files are updates; with another partition value they are other rows."""
@@ -507,25 +488,27 @@ class _Look:
         # Of two readings of 01/02/2020 the one whose days lie closer together is the likelier.
         whole = [p for p, days in fits.items() if len(days) == len(self.names)]
         whole.sort(key=lambda p: max(fits[p]) - min(fits[p]))
-        if not whole:
-            best = max(fits, key=lambda p: len(fits[p]), default="")
-            if fits.get(best):
-                told = (
-                    f"{best} fits {len(fits[best])} of {_count(len(self.names), 'file')}; the others would not be taken"
-                )
-                self.warnings.append(f"landing_dates is left out: {told}")
-                return Choice(None, (told,))
+        best = whole[0] if whole else max(fits, key=lambda p: len(fits[p]), default="")
+        days = fits.get(best)
+        if not days:
             return Choice(None, ("the folders below are no dates: every file is taken",))
-        days = fits[whole[0]]
-        evidence = [f"{whole[0]} fits all {_count(len(days), 'file')}, {min(days)} to {max(days)}"]
+        if not whole:
+            told = f"{best} fits {len(days)} of {_count(len(self.names), 'file')}; the others would not be taken"
+            return self._none("landing_dates is left out", told)
+        evidence = [f"{best} fits all {_count(len(days), 'file')}, {min(days)} to {max(days)}"]
         if whole[1:]:
             evidence.append(f"{whole[1]} fits as well")
-            self.warnings.append(f"landing_dates may be {whole[0]} or {whole[1]}: every folder fits both; check it")
-        return Choice(whole[0], tuple(evidence))
+            self.warnings.append(f"landing_dates may be {best} or {whole[1]}: every folder fits both; check it")
+        return Choice(best, tuple(evidence))
 
 
 def _words(name: str) -> set[str]:
     return set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
+
+
+def _named(name: str, *kinds: str) -> bool:
+    """Whether one of the column's words is of one of these kinds."""
+    return any(_words(name) & _WORDS[kind] for kind in kinds)
 
 
 def _share(share: float) -> str:
@@ -537,6 +520,13 @@ def _share(share: float) -> str:
 
 def _count(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _span(values: Any) -> str:
+    ends = pc.min_max(values)
+    low, high = ends["min"].as_py(), ends["max"].as_py()
+    days = f" ({_count((high - low).days + 1, 'day')})" if is_date(values.type) else ""
+    return f"from {low} to {high}{days}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +13,13 @@ import msgspec
 
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
+from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.reconcile import prove
 from lakeupsert.queue import WorkQueue
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.testing.faults import FaultyQueue, FaultyStore, Points
+from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
 from lakeupsert.testing.model import Row, Rules, counts_at, expected
 
 DAY = date(2020, 1, 1)
@@ -95,6 +97,14 @@ class Lake:
         self.settings = msgspec.structs.replace(self.settings, **settings)
         self.reopen()
 
+    def configure(self, **settings: Any) -> Path:
+        """Write the settings, these in place of their own, as the configuration that the command line reads; its path."""
+        given = msgspec.to_builtins(msgspec.structs.replace(self.settings, **settings))
+        lines = [f"{name} = {_toml(value)}\n" for name, value in given.items() if value is not None]
+        path = self.root / "lakeupsert.toml"
+        path.write_text("".join(["[tables.t]\n", *lines]), encoding="utf-8")
+        return path
+
     def land(self, path: str, rows: Sequence[Row], refused: Sequence[Row] = ()) -> None:
         """Write one JSON-lines landing file, at its end rows that must go to quarantine; the name must be new."""
         target = self.root / "landing" / path
@@ -162,6 +172,36 @@ class Lake:
     def run(self, host: Any = "local", **options: Any) -> None:
         self.table.run(host=host, **options)
 
+    def strike_every_call(
+        self, fault: Fault, step: Callable[["Lake"], object], check: Callable[["Lake"], object]
+    ) -> int:
+        """Strike ``step`` at its first call, its second, and so on, each time in a copy of this lake; how many there are.
+
+        ``check`` sees each copy as the next process does.
+        """
+        folder = self.root.with_name(f"{self.root.name} struck")
+        counted = self.copy(folder)
+        counted.points.arm(-1, fault)
+        step(counted)
+        counted.table.close()
+        shutil.rmtree(folder)
+        for number, call in enumerate(counted.points.seen):
+            struck = self.copy(folder)
+            struck.points.arm(number, fault)
+            with suppress(Killed, TryAgainError):
+                step(struck)
+            assert struck.points.struck is not None, f"{call} was not struck"
+            struck.points.disarm()
+            struck.reopen()
+            try:
+                check(struck)
+            except BaseException as e:
+                e.add_note(f"struck at call {number} ({call}): {fault.value}")
+                raise
+            struck.table.close()
+            shutil.rmtree(folder)
+        return len(counted.points.seen)
+
     def finish_and_check(self) -> None:
         """After whatever happened: one undisturbed run, and the table is the model."""
         self.points.disarm()
@@ -179,6 +219,12 @@ def row(k: str, day: int, ts: int | None, v: int = 0, line: int = 0, op: str | N
     """A record of `Lake`; ``ts`` counts seconds, ``day`` counts days, from the first of 2020."""
     stamp = None if ts is None else EPOCH.replace(tzinfo=None) + timedelta(seconds=ts)
     return {"k": k, "l": line, "d": DAY + timedelta(days=day), "ts": stamp, "v": v, "op": op}
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{json.dumps(name)} = {_toml(v)}' for name, v in value.items())} }}"
+    return json.dumps(value)
 
 
 def _text(value: Any) -> Any:

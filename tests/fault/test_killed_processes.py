@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, Literal
 
 import pytest
 
-from lakeupsert.config import TableSettings
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.dedupe import UNANSWERED
 from lakeupsert.queue import QueueStats
@@ -37,31 +35,6 @@ from lakeupsert.testing.processes import (
 
 KILLED = -signal.SIGKILL
 NEVER = -1
-
-
-@pytest.fixture(scope="module")
-def lakes() -> Iterator[dict[str, Lake]]:
-    """A lake before each step: nothing at all, one night published, and a second one that has come as far as the step."""
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    new = Lake(folder / "new")
-    new.land("1.jsonl", [row("a", 0, 1, 1), row("b", 0, 1, 1), row("a", 1, 1, 1), row("c", 1, 5, 1)])
-    second = new.copy(folder / "append")
-    second.run()
-    second.land("2.jsonl", [row("a", 0, 2, 2), row("b", 0, 2, 2, op="D"), row("c", 1, 4, 2), row("d", 2, 1, 2)])
-    second.land("3.jsonl", [row("a", 0, 2, 3), row("a", 1, 1, 3)], refused=[{**row("x", 1, 1, 3), "v": "no number"}])
-    appended = second.copy(folder / "dedupe")
-    appended.table.append(host="local")
-    deduped = appended.copy(folder / "publish")
-    deduped.table.dedupe()
-    yield {"first append": new, "append": second, "dedupe": appended, "publish": deduped}
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """In memory where possible: thousands of syncs would take minutes, and no test here is about them."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as path:
-        yield Path(path)
 
 
 def kill(lake: Lake, step: str, strike: Strike) -> None:
@@ -233,16 +206,14 @@ def night(lake: Lake, number: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def nights() -> Iterator[dict[int, Lake]]:
+def nights(module_folder: Path) -> dict[int, Lake]:
     """A lake whose first night landed, and one whose first night is published and whose second landed."""
-    root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    first = Lake(root / "1")
+    first = Lake(module_folder / "1")
     night(first, 1)
-    second = first.copy(root / "2")
+    second = first.copy(module_folder / "2")
     second.run()
     night(second, 2)
-    yield {1: first, 2: second}
-    shutil.rmtree(root)
+    return {1: first, 2: second}
 
 
 @pytest.fixture
@@ -425,24 +396,10 @@ def dirty(folder: Path) -> Lake:
     return lake
 
 
-def configured(lake: Lake) -> Path:
-    """The lake's configuration, for the command line."""
-    settings: TableSettings = lake.settings
-    path = lake.root / "lakeupsert.toml"
-    text = f'[tables.t]\nlanding = "{settings.landing}"\nprocessed = "{settings.processed}"\n'
-    text += f"key = {json.dumps(settings.key)}\npartition_by = {json.dumps(settings.partition_by)}\n"
-    text += f"order_by = {json.dumps(settings.order_by)}\n[tables.t.schema]\n"
-    text += "".join(f'{column} = "{type_}"\n' for column, type_ in settings.schema.items())
-    assert settings.delete
-    text += f'[tables.t.delete]\ncolumn = "{settings.delete.column}"\nvalues = {json.dumps(settings.delete.values)}\n'
-    path.write_text(text)
-    return path
-
-
 @contextmanager
 def command(lake: Lake, *args: str) -> Iterator[subprocess.Popen[str]]:
     """The program in a session of its own; whatever of it still lives after the block is killed."""
-    arguments = [*PROGRAM, "--config", str(configured(lake)), "--json", *args]
+    arguments = [*PROGRAM, "--config", str(lake.configure()), "--json", *args]
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

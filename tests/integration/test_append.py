@@ -101,32 +101,28 @@ def test_file_whose_columns_do_not_fit_is_set_aside_and_the_rest_goes_on(lake: L
     assert entry.quarantined == {"unreadable_file": 1}
 
 
-def test_uuid_column_comes_back(lake: Lake) -> None:
-    values = [uuid.UUID(int=1).bytes, None]
+def land_two(lake: Lake, **more: Any) -> None:
+    """A Parquet file of the rows a and b, with this column beside the usual ones."""
     columns = {
         "k": pa.array(["a", "b"]),
         "l": pa.array([0, 0], pa.int32()),
         "d": pa.array([date(2020, 1, 1)] * 2),
         "ts": pa.array([datetime(2020, 1, 1)] * 2, pa.timestamp("us")),
         "v": pa.array([1, 2]),
-        "u": pa.ExtensionArray.from_storage(pa.uuid(), pa.array(values, pa.binary(16))),
     }
-    pq.write_table(pa.table(columns), lake.root / "landing" / "1.parquet")
+    pq.write_table(pa.table({**columns, **more}), lake.root / "landing" / "1.parquet")
+
+
+def test_uuid_column_comes_back(lake: Lake) -> None:
+    values = [uuid.UUID(int=1).bytes, None]
+    land_two(lake, u=pa.ExtensionArray.from_storage(pa.uuid(), pa.array(values, pa.binary(16))))
     lake.run()
     assert [r["u"] for r in lake.rows()] == [uuid.UUID(int=1), None]
 
 
 def test_base_files_of_nan_are_filtered_rightly_by_other_programs(lake: Lake) -> None:
     """NaN is greatest, and a statistic of the greatest value leaves it out: a reader would skip rows of the answer."""
-    columns = {
-        "k": pa.array(["a", "b"]),
-        "l": pa.array([0, 0], pa.int32()),
-        "d": pa.array([date(2020, 1, 1)] * 2),
-        "ts": pa.array([datetime(2020, 1, 1)] * 2, pa.timestamp("us")),
-        "v": pa.array([1, 2]),
-        "x": pa.array([1.0, float("nan")]),
-    }
-    pq.write_table(pa.table(columns), lake.root / "landing" / "1.parquet")
+    land_two(lake, x=pa.array([1.0, float("nan")]))
     lake.run()
     (file,) = lake.table.files()
     group = pq.read_metadata(file.path).row_group(0)

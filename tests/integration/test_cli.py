@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from click.testing import CliRunner, Result
 from lakeupsert import Table, api, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.testing.processes import wait_until
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
 COMMANDS = [
@@ -675,11 +675,14 @@ def started(*args: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not reached():
-        assert time.monotonic() < deadline, "this never came about"
-        time.sleep(0.02)
+def merged_by_workers(*tables: str) -> None:
+    """A night comes for each of these tables, and who waits for it merges it."""
+    for table in tables:
+        land(night(1), table=table)
+        done("append", "--host", "local", "--table", table)
+    for table in tables:
+        with opened(table) as found:
+            wait_until(lambda: found.status().dirty == 0, f"{table} is merged")
 
 
 def ended(process: subprocess.Popen[str], number: signal.Signals, code: int) -> Any:
@@ -694,12 +697,7 @@ def ended(process: subprocess.Popen[str], number: signal.Signals, code: int) -> 
 def test_waiting_worker_that_gets_sigterm_exits_75(lake: Path, tables: list[str]) -> None:
     configure(*tables)
     with started("worker", "--workers", "1", "--json") as process:  # before the first append: it waits for that too
-        for table in tables:
-            land(night(1), table=table)
-            done("append", "--host", "local", "--table", table)
-        for table in tables:
-            with opened(table) as found:
-                wait_until(lambda: found.status().dirty == 0)
+        merged_by_workers(*tables)
         answered = ended(process, signal.SIGTERM, 75)
     assert answered["error"]["code"] == "terminated"
     results = answered["result"]["tables"].values() if len(tables) > 1 else [answered["result"]]
@@ -708,19 +706,13 @@ def test_waiting_worker_that_gets_sigterm_exits_75(lake: Path, tables: list[str]
 
 def test_waiting_worker_that_is_interrupted_exits_130(lake: Path) -> None:
     with started("worker", "--workers", "1", "--json") as process:
-        land(night(1))
-        done("append", "--host", "local")
-        with opened() as found:
-            wait_until(lambda: found.status().dirty == 0)
+        merged_by_workers("sales")
         assert ended(process, signal.SIGINT, 130)["error"]["code"] == "interrupted"
 
 
 def test_worker_processes_stop_when_their_parent_gets_sigterm(lake: Path) -> None:
     with started("worker", "--workers", "2", "--json") as process:
-        land(night(1))
-        done("append", "--host", "local")
-        with opened() as found:
-            wait_until(lambda: found.status().dirty == 0)
+        merged_by_workers("sales")
         answered = ended(process, signal.SIGTERM, 75)
     assert len(answered["result"]["partitions"]) == 2
 

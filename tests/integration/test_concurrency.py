@@ -4,7 +4,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -28,13 +27,6 @@ from lakeupsert.testing.model import Row, Rules, expected
 from lakeupsert.testing.processes import LakeProcess, Strike
 
 EMPTY = QueueStats(visible=0, leased=0, dead=0)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """In memory where possible: thousands of syncs would take minutes, and no test here is about them."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as path:
-        yield Path(path)
 
 
 @pytest.fixture
@@ -250,20 +242,18 @@ class _Wedge(Points):
 
 
 @pytest.fixture(scope="module")
-def stages() -> Iterator[dict[str, Lake]]:
+def stages(module_folder: Path) -> dict[str, Lake]:
     """The second night of a lake, as it is before each step."""
-    root = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    new = Lake(root / "first append")
+    new = Lake(module_folder / "first append")
     new.land("1.jsonl", [row("a", 0, 1, 1), row("b", 0, 1, 1), row("c", 1, 5, 1)])
-    second = new.copy(root / "append")
+    second = new.copy(module_folder / "append")
     second.run()
     second.land("2.jsonl", [row("a", 0, 1, 2), row("b", 0, 2, 2, op="D"), row("c", 1, 4, 2), row("d", 2, 1, 2)])
-    appended = second.copy(root / "dedupe")
+    appended = second.copy(module_folder / "dedupe")
     appended.table.append(host="local")
-    merged = appended.copy(root / "publish")
+    merged = appended.copy(module_folder / "publish")
     merged.table.dedupe()
-    yield {"first append": new, "append": second, "dedupe": appended, "publish": merged}
-    shutil.rmtree(root)
+    return {"first append": new, "append": second, "dedupe": appended, "publish": merged}
 
 
 @pytest.mark.parametrize("stage", ["first append", "append", "dedupe", "publish"])

@@ -37,6 +37,7 @@ def new_table(root: Path, **settings: Any) -> Table:
     """A table `t` below ``root`` with one row in its landing zone; nothing was appended."""
     lake = Lake(root, **settings)
     lake.land("2020-01-01/a.jsonl", [row("a", 0, 1)])
+    lake.configure()
     lake.table.close()
     return Table("t", lake.settings)
 
@@ -181,12 +182,12 @@ def test_processed_path_that_is_a_file_is_a_problem(tmp_path: Path) -> None:
 
 def findings_without_privileges(root: Path) -> tuple[int, list[dict[str, str]]]:
     """Exit code and findings of a process that file modes hold back, about the zones below ``root``."""
-    zones = f'landing = "{root}/landing"\nprocessed = "{root}/processed"\nkey = ["k", "l"]\npartition_by = ["d"]\n'
-    delete = 'order_by = ["ts"]\ndelete = { column = "op", values = ["D"] }\n'
-    Path("lakeupsert.toml").write_text(f"[tables.t]\n{zones}{delete}")
     respecting_modes = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     done = subprocess.run(
-        [*respecting_modes, *PROGRAM, "doctor", "--json"], capture_output=True, text=True, check=False
+        [*respecting_modes, *PROGRAM, "--config", str(root / "lakeupsert.toml"), "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return done.returncode, json.loads(done.stdout)["result"]["findings"]
 
@@ -221,7 +222,7 @@ def test_missing_right_is_told_with_the_path(tmp_path: Path, path: str, mode: in
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="as above")
 def test_folder_beside_the_partitions_is_nobodys(tmp_path: Path) -> None:
     (tmp_path / "processed/lost+found").mkdir(parents=True, mode=0)
-    (tmp_path / "landing").mkdir()
+    Lake(tmp_path).configure()
     assert findings_without_privileges(tmp_path)[0] == 0
 
 
@@ -448,9 +449,7 @@ def test_check_that_raises_is_a_problem_and_the_others_are_looked_at(tmp_path: P
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Path:
-    (tmp_path / "landing").mkdir()
-    text = '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k"]\npartition_by = ["d"]\n'
-    (tmp_path / "lakeupsert.toml").write_text(text)
+    Lake(tmp_path).configure()
     return tmp_path
 
 

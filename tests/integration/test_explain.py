@@ -412,17 +412,7 @@ def test_columns_that_came_or_grew_later_are_read_under_todays_names(tmp_path: P
 
 
 def call(lake: Lake, *args: str) -> Result:
-    quoted = {
-        "landing": lake.settings.landing,
-        "processed": lake.settings.processed,
-        "key": list(lake.settings.key),
-        "partition_by": ["d"],
-        "order_by": ["ts"],
-    }
-    config = lake.root / "lakeupsert.toml"
-    lines = [f"{name} = {json.dumps(value)}" for name, value in quoted.items()]
-    config.write_text("\n".join(["[tables.t]", *lines, '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n']))
-    return CliRunner().invoke(main, ["explain", *args, "--config", str(config)])
+    return CliRunner().invoke(main, ["explain", *args, "--config", str(lake.configure())])
 
 
 def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:

@@ -357,10 +357,7 @@ def test_file_that_holds_no_prices_is_refused(lake: Lake, tmp_path: Path, text: 
 @pytest.fixture
 def here(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     monkeypatch.chdir(lake.root)
-    Path("lakeupsert.toml").write_text(
-        '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k", "l"]\npartition_by = ["d"]\n'
-        'order_by = ["ts"]\n[tables.t.schema]\nd = "date"\n[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n'
-    )
+    lake.configure()
     lake.land("1.jsonl", [row("a", n, 1) for n in range(3)])
     lake.run()
     lake.land("2.jsonl", [row("a", n, 2) for n in range(3)])

@@ -25,10 +25,6 @@ from lakeupsert.table.manifest import Manifest
 from lakeupsert.testing.lake import Lake, row
 
 DAYS = 3
-CONFIGURATION = (
-    '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k", "l"]\npartition_by = ["d"]\norder_by = ["ts"]\n'
-    '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n'
-)
 
 
 @pytest.fixture
@@ -51,7 +47,7 @@ def lake(tmp_path: Path) -> Lake:
         lake.run()
     lake.table.restore(2, dry=False)
     lake.run()
-    (lake.root / "lakeupsert.toml").write_text(CONFIGURATION)
+    lake.configure()
     return lake
 
 
@@ -168,7 +164,7 @@ def test_adopted_partition_is_balanced_by_counts_until_a_merge_has_read_it(tmp_p
 
 
 def call_warning(lake: Lake) -> str:
-    (lake.root / "lakeupsert.toml").write_text(CONFIGURATION.partition("[tables.t.delete]")[0])
+    lake.configure()
     (warning,) = call(lake, "reconcile")["warnings"]
     return str(warning)
 
@@ -390,7 +386,7 @@ def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
 
 def test_table_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
-    (tmp_path / "lakeupsert.toml").write_text(CONFIGURATION)
+    lake.configure()
     assert call(lake, "reconcile", code=2)["error"]["code"] == "no-table-yet"
 
 

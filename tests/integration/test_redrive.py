@@ -23,10 +23,7 @@ def lake(tmp_path: Path) -> Lake:
     lake.run()
     lake.land("2.jsonl", [row("a", day, 2, 2) for day in range(3)])
     lake.table.append(host="local")
-    (tmp_path / "lakeupsert.toml").write_text(
-        f'[tables.t]\nlanding = "{tmp_path}/landing"\nprocessed = "{tmp_path}/processed"\n'
-        'key = ["k", "l"]\npartition_by = ["d"]\norder_by = ["ts"]\n[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n'
-    )
+    lake.configure()
     return lake
 
 

@@ -1,10 +1,8 @@
 """Quarantined rows, tried again: each counts once, whatever was mended, whatever the format, and whatever happens meanwhile."""
 
-import contextlib
 import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -19,9 +17,9 @@ from click.testing import CliRunner
 
 from lakeupsert import clock
 from lakeupsert.cli import main
-from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.table.ledger import LandingFile, LedgerEntry, Replayed, check_entry
-from lakeupsert.testing.faults import Fault, Killed, Points
+from lakeupsert.testing.faults import Fault, Points
 from lakeupsert.testing.lake import Lake, row
 
 NARROW = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
@@ -73,13 +71,6 @@ class BeforeLedger(Points):
             what, self._what = self._what, None
             what()
         return super().at(name, commit)
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """In memory where possible: thousands of syncs would take minutes, and no test here is about them."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as path:
-        yield Path(path)
 
 
 @pytest.fixture
@@ -311,35 +302,24 @@ def test_replay_that_loses_a_race_looks_again(lake: Lake, meanwhile: str) -> Non
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_struck_replay_counts_every_row_once(memory: Path, fault: Fault) -> None:
+def test_struck_replay_counts_every_row_once(folder: Path, fault: Fault) -> None:
     """Every call of a replay fails before its effect, after it, and kills it; then it is repeated, and again."""
-    begun = Lake(memory / "begun", schema=NARROW)
+    begun = Lake(folder / "begun", schema=NARROW)
     begun.land("1.jsonl", [row("a", 0, 1, 1)], refused=[row("b", 0, 1, LARGE), {**row("x", 0, 1), "v": "no number"}])
     begun.run()
     begun.land("2.jsonl", [row("a", 1, 1, 1)], refused=[row("b", 1, 2, LARGE), row("b", 0, 2, LARGE)])
     begun.run()
     begun.mend(large, schema=WIDE)
-    counted = begun.copy(memory / "counted")
-    counted.points.arm(-1, fault)
-    replay(counted)
-    calls = counted.points.seen
-    assert len(calls) > 10
-    for number, call in enumerate(calls):
-        lake = begun.copy(memory / "struck")
-        lake.points.arm(number, fault)
-        with contextlib.suppress(Killed, TryAgainError):
-            replay(lake)
-        assert lake.points.struck is not None, f"{call} was not struck"
-        lake.points.disarm()
-        lake.reopen()
+
+    def check(lake: Lake) -> None:
         replay(lake)
         replay(lake)
         lake.finish_and_check()
-        assert [(r["k"], r["v"]) for r in lake.rows()] == [("a", 1), ("b", LARGE), ("a", 1), ("b", LARGE)], call
-        assert sum(e.rows_appended for _, e in lake.entries() if e.replayed) == 3, call
+        assert [(r["k"], r["v"]) for r in lake.rows()] == [("a", 1), ("b", LARGE), ("a", 1), ("b", LARGE)]
+        assert sum(e.rows_appended for _, e in lake.entries() if e.replayed) == 3
         assert lake.table.status().quarantined == 1
-        lake.table.close()
-        shutil.rmtree(lake.root)
+
+    assert begun.strike_every_call(fault, replay, check) > 10
 
 
 # ---------------------------------------------------------------- around it

@@ -340,10 +340,7 @@ def call(*args: str) -> Any:
 def configured(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
     monkeypatch.chdir(lake.root)
     three_nights(lake)
-    Path("lakeupsert.toml").write_text(
-        '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k", "l"]\npartition_by = ["d"]\n'
-        'order_by = ["ts"]\ndelete = { column = "op", values = ["D"] }\n'
-    )
+    lake.configure()
     return lake
 
 

@@ -3,9 +3,8 @@
 import os
 import random
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from click.testing import CliRunner
 
 from lakeupsert import clock
 from lakeupsert.cli import main
-from lakeupsert.errors import RefusedError, TryAgainError
+from lakeupsert.errors import RefusedError
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LandingFile
@@ -31,12 +30,6 @@ from lakeupsert.testing.processes import LakeProcess, Strike
 Source = Literal["stored", "landing"]
 both = pytest.mark.parametrize("source", ["stored", "landing"])
 FIRST = "d=2020-01-01"
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as path:
-        yield Path(path)
 
 
 @pytest.fixture
@@ -518,32 +511,17 @@ def test_a_restore_between_plan_and_work_brings_back_what_was_not_read(lake: Lak
 
 @both
 @pytest.mark.parametrize("fault", Fault)
-def test_struck_anywhere_a_rerun_is_exact(lake: Lake, folder: Path, source: Source, fault: Fault) -> None:
+def test_struck_anywhere_a_rerun_is_exact(lake: Lake, source: Source, fault: Fault) -> None:
     lake.land("5.jsonl", [row("b", 0, 8, 5), row("e", 2, 1, 5)])
     lake.table.append(host="local")
-    plain = lake.copy(folder / "plain")
-    plain.points.arm(-1, fault)
-    reprocess(plain, source)
-    calls = plain.points.seen
-    plain.table.close()
-    for number, call in enumerate(calls):
-        struck = lake.copy(folder / "struck")
-        struck.points.arm(number, fault)
-        with suppress(Killed, TryAgainError):
-            reprocess(struck, source)
-        assert struck.points.struck is not None, f"{call} was not struck"
-        struck.points.disarm()
-        struck.reopen()
-        try:
-            struck.check()
-            reprocess(struck, source)
-            struck.finish_and_check()
-            shows_the_heads(struck)
-        except Exception as e:
-            e.add_note(f"call {number} ({call}): {fault.value}")
-            raise
-        struck.table.close()
-        shutil.rmtree(folder / "struck")
+
+    def check(struck: Lake) -> None:
+        struck.check()
+        reprocess(struck, source)
+        struck.finish_and_check()
+        shows_the_heads(struck)
+
+    lake.strike_every_call(fault, lambda struck: reprocess(struck, source), check)
 
 
 # ---------------------------------------------------------------- the command
@@ -551,17 +529,7 @@ def test_struck_anywhere_a_rerun_is_exact(lake: Lake, folder: Path, source: Sour
 
 def test_the_command(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(lake.root)
-    (lake.root / "lakeupsert.toml").write_text(
-        """[tables.t]
-        landing = "landing"
-        processed = "processed"
-        key = ["k", "l"]
-        partition_by = ["d"]
-        order_by = ["ts"]
-        [tables.t.delete]
-        column = "op"
-        values = ["D"]"""
-    )
+    lake.configure()
     lake.table.close()
     rows = lake.rows()
 

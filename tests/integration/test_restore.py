@@ -124,17 +124,7 @@ def test_tags_name_snapshots_for_every_reader(lake: Lake) -> None:
 
 def test_the_command_is_dry_unless_it_is_told_yes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(lake.root)
-    (lake.root / "lakeupsert.toml").write_text(
-        """[tables.t]
-        landing = "landing"
-        processed = "processed"
-        key = ["k", "l"]
-        partition_by = ["d"]
-        order_by = ["ts"]
-        [tables.t.delete]
-        column = "op"
-        values = ["D"]"""
-    )
+    lake.configure()
     lake.table.close()
     run = CliRunner().invoke
     assert run(main, ["publish", "--tag", "end"]).exit_code == 0

@@ -30,11 +30,8 @@ CONTROLS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A published night of three partitions, and its configuration in the working directory."""
     monkeypatch.chdir(tmp_path)
-    Path("lakeupsert.toml").write_text(
-        '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k", "l"]\npartition_by = ["d"]\n'
-        'order_by = ["ts"]\ndelete = { column = "op", values = ["D"] }\n'
-    )
     lake = Lake(tmp_path)
+    lake.configure()
     lake.land("1.jsonl", [row("a", day, 1) for day in range(3)])
     lake.run()
     return lake

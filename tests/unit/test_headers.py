@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.pipeline.plan import NIGHTS
 from lakeupsert.table.ledger import HEADERS_TOGETHER
 from lakeupsert.testing.lake import Lake, row
 
@@ -29,6 +30,17 @@ def test_an_append_after_many_batches_reads_few_objects_and_takes_nothing_twice(
     assert [f.path for f in appended.entry.files] == ["new.jsonl"]
     assert lake.table.requests["get"] - before < 5 + HEADERS_TOGETHER
     lake.finish_and_check()
+
+
+def test_a_plan_counts_one_object_for_many_batches_too(lake: Lake) -> None:
+    for night in range(NIGHTS + 2):  # it learns from the last nights, and the first one here has all these batches
+        lake.run()
+        lake.land(f"night-{night}.jsonl", [row("b", 0, 1)])
+    lake.reopen()
+    planned = lake.table.plan().requests
+    lake.reopen()
+    lake.run()
+    assert sum(planned.values()) == pytest.approx(sum(lake.table.requests.values()), rel=0.3)
 
 
 def test_headers_that_are_gone_are_made_again(lake: Lake) -> None:
