@@ -1,5 +1,6 @@
 """Real servers on loopback, each with a folder and a port of its own; they end with the block that began them."""
 
+import json
 import os
 import socket
 import subprocess
@@ -49,3 +50,48 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def elasticmq(log: Path) -> Iterator[str]:
+    """ElasticMQ, which keeps to SQS's limits and answers; yields its endpoint."""
+    jars = require(Path("build/servers/elasticmq"), "run `make servers`")
+    port = free_port()
+    options = {
+        "rest-sqs.bind-hostname": HOST,
+        "rest-sqs.bind-port": port,
+        "rest-sqs.sqs-limits": "strict",
+        "rest-stats.enabled": "false",
+        "node-address.host": HOST,
+        "node-address.port": port,
+    }
+    settings = [f"-D{name}={value}" for name, value in options.items()]
+    command = ["java", "-Xmx256m", *settings, "-cp", f"{jars}/*", "org.elasticmq.server.Main"]
+    with serve(command, port, log):
+        yield f"http://{HOST}:{port}"
+
+
+def aws_environment(endpoint: str, service: str) -> dict[str, str]:
+    """What boto3 needs to find a service of AWS ("sqs", "s3") at ``endpoint``, and to ask nobody else."""
+    return {
+        f"AWS_ENDPOINT_URL_{service.upper()}": endpoint,
+        "AWS_DEFAULT_REGION": "eu-west-1",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def new_sqs_queue(endpoint: str, name: str, max_receive_count: int = 6, visibility_seconds: int = 900) -> None:
+    """A standard queue ``name`` whose dead letters go to ``name``-dead."""
+    import boto3
+
+    sqs = boto3.session.Session().client("sqs", endpoint_url=endpoint)
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count}
+    attributes = {"RedrivePolicy": json.dumps(policy), "VisibilityTimeout": str(visibility_seconds)}
+    sqs.create_queue(QueueName=name, Attributes=attributes)
+    sqs.close()
