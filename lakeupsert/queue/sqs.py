@@ -397,7 +397,7 @@ class SqsQueue:
         from botocore import exceptions
 
         what = f"The queue {self.name!r} in SQS: {e}. {told}"
-        if isinstance(e, exceptions.HTTPClientError):
+        if isinstance(e, exceptions.ConnectionError | exceptions.HTTPClientError):
             return TryAgainError(
                 "queue-unreachable",
                 what,

@@ -1,11 +1,12 @@
 """Real servers on loopback, each with a folder and a port of its own; they end with the block that began them."""
 
-import json
 import os
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,21 @@ import pytest
 from lakeupsert.testing.processes import wait_until
 
 HOST = "127.0.0.1"
+PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
+"""What `make servers` gets."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs; ``env`` is what boto3 needs to use it, ``root`` where an S3 server keeps buckets as plain folders."""
+
+    port: int
+    env: Mapping[str, str]
+    root: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
 
 
 def require(path: Path, how: str) -> Path:
@@ -53,9 +69,9 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
 
 
 @contextmanager
-def elasticmq(log: Path) -> Iterator[str]:
-    """ElasticMQ, which keeps to SQS's limits and answers; yields its endpoint."""
-    jars = require(Path("build/servers/elasticmq"), "run `make servers`")
+def elasticmq() -> Iterator[Server]:
+    """SQS in memory, with SQS's limits; knows no wrong credentials."""
+    jars = require(PROGRAMS / "elasticmq", "`make servers` gets it (Maven)")
     port = free_port()
     options = {
         "rest-sqs.bind-hostname": HOST,
@@ -67,31 +83,19 @@ def elasticmq(log: Path) -> Iterator[str]:
     }
     settings = [f"-D{name}={value}" for name, value in options.items()]
     command = ["java", "-Xmx256m", *settings, "-cp", f"{jars}/*", "org.elasticmq.server.Main"]
-    with serve(command, port, log):
-        yield f"http://{HOST}:{port}"
+    env = _aws(port)
+    env["AWS_ENDPOINT_URL_SQS"] = env.pop("AWS_ENDPOINT_URL")  # beside another server for S3
+    with tempfile.TemporaryDirectory(prefix="elasticmq-") as folder, serve(command, port, Path(folder) / "log"):
+        yield Server(port, env)
 
 
-def aws_environment(endpoint: str, service: str) -> dict[str, str]:
-    """What boto3 needs to find a service of AWS ("sqs", "s3") at ``endpoint``, and to ask nobody else."""
+def _aws(port: int) -> dict[str, str]:
     return {
-        f"AWS_ENDPOINT_URL_{service.upper()}": endpoint,
-        "AWS_DEFAULT_REGION": "eu-west-1",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_ENDPOINT_URL": f"http://{HOST}:{port}",
+        "AWS_ACCESS_KEY_ID": "access",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-
-
-def new_sqs_queue(endpoint: str, name: str, max_receive_count: int = 6, visibility_seconds: int = 900) -> None:
-    """A standard queue ``name`` whose dead letters go to ``name``-dead."""
-    import boto3
-
-    sqs = boto3.session.Session().client("sqs", endpoint_url=endpoint)
-    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
-    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-    policy = {"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count}
-    attributes = {"RedrivePolicy": json.dumps(policy), "VisibilityTimeout": str(visibility_seconds)}
-    sqs.create_queue(QueueName=name, Attributes=attributes)
-    sqs.close()

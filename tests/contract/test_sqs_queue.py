@@ -1,6 +1,7 @@
 """The SQS queue: the contract of all queues, on ElasticMQ and moto, and what is SQS's own: batches, receipts, redrive, errors."""
 
 import json
+import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
@@ -17,13 +18,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.queue import Message, QueueStats, SqsQueue, open_queue, sqs
 from lakeupsert.testing.queue_contract import HOLD, WorkQueueContract, drain, message, messages
-from lakeupsert.testing.servers import HOST, aws_environment, elasticmq, free_port, new_sqs_queue
-
-
-@pytest.fixture(scope="module")
-def elasticmq_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with elasticmq(tmp_path_factory.mktemp("elasticmq") / "log") as endpoint:
-        yield endpoint
+from lakeupsert.testing.servers import HOST, Server, free_port
 
 
 class MotoClock:
@@ -60,6 +55,7 @@ def moto_clock() -> Iterator[MotoClock]:
 
 @pytest.fixture(scope="module")
 def moto_endpoint(moto_clock: MotoClock) -> Iterator[str]:
+    """In this process, so that its time can be put forward."""
     port = free_port()
     server = ThreadedMotoServer(HOST, port, verbose=False)
     server.start()
@@ -69,33 +65,42 @@ def moto_endpoint(moto_clock: MotoClock) -> Iterator[str]:
 
 @pytest.fixture(params=["elasticmq", "moto"])
 def endpoint(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue(f"{request.param}_endpoint"))
+    """Of each server in turn."""
+    found: str | Server = request.getfixturevalue({"moto": "moto_endpoint"}.get(request.param, request.param))
+    return found if isinstance(found, str) else found.url
 
 
 @pytest.fixture(autouse=True)
 def _environment(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in aws_environment(endpoint, "sqs").items():
+    settings = {
+        "AWS_ENDPOINT_URL_SQS": endpoint,
+        "AWS_DEFAULT_REGION": "eu-west-1",
+        "AWS_ACCESS_KEY_ID": "access",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    for name, value in settings.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sqs, "LEAST_WAIT_SECONDS", 0)  # these are one server each, and know what they have
 
 
 def client() -> Any:
-    return boto3.session.Session().client("sqs")
+    return boto3.client("sqs")
 
 
 def url(name: str) -> str:
     return str(client().get_queue_url(QueueName=name)["QueueUrl"])
 
 
-def new_queue(max_receive_count: int = 4) -> SqsQueue:
-    name = f"q-{clock.new_id()}"
-    new_sqs_queue(max_receive_count=max_receive_count, endpoint=client().meta.endpoint_url, name=name)
-    return SqsQueue(name)
-
-
 class SqsContract(WorkQueueContract):
+    @pytest.fixture(autouse=True)
+    def _maker(self, new_sqs_queue: Callable[..., str], _environment: None) -> None:
+        self.make = new_sqs_queue
+
     def new_queue(self) -> SqsQueue:
-        return new_queue()
+        return SqsQueue(self.make(max_receive_count=4))
 
     def test_stale_bury_keeps_the_message_and_the_newer_lease(self, queue: SqsQueue) -> None:
         queue.send([message(1)])
@@ -128,15 +133,15 @@ class TestOnElasticMq(SqsContract):
     lease_seconds = 2.0
 
     @pytest.fixture
-    def endpoint(self, elasticmq_endpoint: str) -> str:
-        return elasticmq_endpoint
+    def endpoint(self, elasticmq: Server) -> str:
+        return elasticmq.url
 
     def let_time_pass(self, seconds: float) -> None:
         """The server says when: it hides a message of another queue for so long."""
-        queue = SqsQueue(f"q-{clock.new_id()}")
-        client().create_queue(QueueName=queue.name)
-        client().send_message(QueueUrl=url(queue.name), MessageBody="now", DelaySeconds=int(seconds))
-        while not client().receive_message(QueueUrl=url(queue.name), WaitTimeSeconds=20).get("Messages"):
+        sqs = client()
+        alarm = sqs.create_queue(QueueName=f"q-{clock.new_id()}")["QueueUrl"]
+        sqs.send_message(QueueUrl=alarm, MessageBody="now", DelaySeconds=int(seconds))
+        while not sqs.receive_message(QueueUrl=alarm, WaitTimeSeconds=20).get("Messages"):
             pass
 
 
@@ -154,8 +159,8 @@ class TestOnMoto(SqsContract):
 
 
 @pytest.fixture
-def queue() -> Iterator[SqsQueue]:
-    queue = new_queue()
+def queue(new_sqs_queue: Callable[..., str]) -> Iterator[SqsQueue]:
+    queue = SqsQueue(new_sqs_queue(max_receive_count=4))
     yield queue
     queue.close()
 

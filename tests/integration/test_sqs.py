@@ -4,35 +4,33 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
+import msgspec
 import pytest
+from click.testing import CliRunner
 
-from lakeupsert import clock
+from lakeupsert import Table, clock
+from lakeupsert.cli import main
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import wait_until
-from lakeupsert.testing.servers import aws_environment, elasticmq, new_sqs_queue
+from lakeupsert.testing.servers import Server
 
 PARTITIONS = [f"d=2020-01-{day:02}" for day in range(1, 25)]
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with elasticmq(tmp_path_factory.mktemp("elasticmq") / "log") as endpoint:
-        yield endpoint
-
-
 @pytest.fixture
-def lake(tmp_path: Path, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+def lake(
+    tmp_path: Path, elasticmq: Server, new_sqs_queue: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Lake]:
     """A published night, and one of all partitions that is appended; two tries a message."""
-    for name, value in aws_environment(endpoint, "sqs").items():
+    for name, value in elasticmq.env.items():
         monkeypatch.setenv(name, value)
-    name = f"q-{clock.new_id()}"
-    new_sqs_queue(endpoint, name, max_receive_count=3)
+    name = new_sqs_queue(max_receive_count=3)
     lake = Lake(tmp_path, queue=f"sqs://{name}")
     lake.land("1.jsonl", [row("a", day, 1, 1) for day in range(len(PARTITIONS))])
     lake.run()
@@ -67,7 +65,9 @@ def end(process: subprocess.Popen[str], code: int = 0) -> Any:
 
 
 def call(lake: Lake, *args: str, code: int = 0) -> Any:
-    return end(begin(lake, *args), code)
+    result = CliRunner().invoke(main, [*args, "--config", str(lake.root / "lakeupsert.toml"), "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
 
 
 def queue(lake: Lake) -> Any:
@@ -121,7 +121,7 @@ def test_poison_partition_is_a_dead_letter_until_redrive(lake: Lake) -> None:
 
 def test_messages_of_another_table_and_of_nobody_are_buried(lake: Lake) -> None:
     name = lake.settings.queue.removeprefix("sqs://")
-    sqs = boto3.session.Session().client("sqs")
+    sqs = boto3.client("sqs")
     url = sqs.get_queue_url(QueueName=name)["QueueUrl"]
     for body in ('{"v":2,"table":"t"}', "<html>", '{"v":1,"table":"s3://elsewhere/t","partition":"d=1","batch":1}'):
         sqs.send_message(QueueUrl=url, MessageBody=body)
@@ -134,32 +134,30 @@ def test_messages_of_another_table_and_of_nobody_are_buried(lake: Lake) -> None:
     assert found["result"] == {"redriven": 0, "dropped": 0, "left": 4}
 
 
-def test_queue_is_empty_and_lost_and_run_sends_again(lake: Lake) -> None:
-    sqs = boto3.session.Session().client("sqs")
+def test_run_sends_again_what_a_queue_has_lost(lake: Lake) -> None:
+    sqs = boto3.client("sqs")
     sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName=lake.settings.queue.removeprefix("sqs://"))["QueueUrl"])
-    call(lake, "run", "--host", "local", "--workers", "2")
+    end(begin(lake, "run", "--host", "local", "--workers", "2"))
     assert lake.rows() == lake.expected(2)
 
 
 def queue_findings(lake: Lake, name: str) -> list[tuple[str, str]]:
-    other = Lake(lake.root, queue=f"sqs://{name}")
+    table = Table("t", msgspec.structs.replace(lake.settings, queue=f"sqs://{name}"))
     try:
-        return [(x.level, x.found) for x in other.table.doctor() if x.check == "queue"]
+        return [(x.level, x.found) for x in table.doctor() if x.check == "queue"]
     finally:
-        other.table.close()
+        table.close()
 
 
 def test_doctor_finds_a_queue_without_dead_letters(lake: Lake) -> None:
     name = f"q-{clock.new_id()}"
-    boto3.session.Session().client("sqs").create_queue(QueueName=name)
+    boto3.client("sqs").create_queue(QueueName=name)
     [(level, found)] = queue_findings(lake, name)
     assert level == "problem"
     assert "no redrive policy" in found
 
 
-def test_doctor_finds_a_visibility_that_a_function_outlives(lake: Lake, endpoint: str) -> None:
-    name = f"q-{clock.new_id()}"
-    new_sqs_queue(endpoint, name, visibility_seconds=30)
-    [(usual, _), (level, found)] = queue_findings(lake, name)
+def test_doctor_finds_a_visibility_that_a_function_outlives(lake: Lake, new_sqs_queue: Callable[..., str]) -> None:
+    [(usual, _), (level, found)] = queue_findings(lake, new_sqs_queue(visibility_seconds=30))
     assert (usual, level) == ("ok", "warning")
     assert "is 30 s" in found
