@@ -136,6 +136,17 @@ class TestOnElasticMq(SqsContract):
     def endpoint(self, elasticmq: Server) -> str:
         return elasticmq.url
 
+    @pytest.mark.parametrize("answer", ["ack", "extend", "release", "bury"])
+    def test_stale_answer_is_refused_and_changes_nothing(self, queue: SqsQueue, answer: str) -> None:
+        """ElasticMQ says so; SQS says yes to an ack at least, and changes nothing."""
+        queue.send([message(1)])
+        stale = self.receive_one(queue, self.lease_seconds)
+        self.let_time_pass(self.lease_seconds)
+        self.receive_one(queue)
+        more = {"ack": (), "extend": (HOLD,), "release": (), "bury": ("no such table",)}[answer]
+        assert getattr(queue, answer)(stale, *more) is False
+        assert queue.stats() == QueueStats(visible=0, leased=1, dead=0)
+
     def let_time_pass(self, seconds: float) -> None:
         """The server says when: it hides a message of another queue for so long."""
         sqs = client()
@@ -268,11 +279,13 @@ def test_suspicious_messages_come_alone_and_wait_for_nobody(queue: SqsQueue) -> 
     assert sum(len(leases) for leases in received) == 9
 
 
-def test_what_came_before_a_suspicious_message_is_given_back(queue: SqsQueue, requests: Requests) -> None:
+def test_what_came_before_a_suspicious_message_is_given_back(queue: SqsQueue) -> None:
     queue.send([message(1)])
+    [before] = drain(queue)
+    queue.send([message(2)])
     for _ in range(2):
         queue.release(*drain(queue))
-    queue.send([message(2)])
+    queue.release(before)
     found = {tuple(lease.message.batch for lease in queue.receive(8, HOLD)) for _ in range(2)}
     assert found == {(1,), (2,)}
 
