@@ -254,8 +254,10 @@ class SqsQueue:
             self._in_tens("ChangeMessageVisibilityBatch", url, visible, "given back to the dead letters")
 
     def _dead_letter(self, letter: Mapping[str, Any]) -> DeadLetter:
-        said = {name: value["StringValue"] for name, value in letter.get("MessageAttributes", {}).items()}
-        receives = int(said.get("receives", self._dead.max_receive_count))
+        # anybody may have written them
+        said = {name: value.get("StringValue", "") for name, value in letter.get("MessageAttributes", {}).items()}
+        counted = said.get("receives", "")
+        receives = int(counted) if counted.isdecimal() else self._dead.max_receive_count
         reason = said.get("reason", f"SQS gave it up after {receives} receives, to none of which a worker answered")
         try:
             return DeadLetter(Message.decode(letter["Body"]), reason, receives)
@@ -279,8 +281,9 @@ class SqsQueue:
                     QueueUrl=url,
                     Entries=[{"Id": id_, **entry} for id_, entry in left.items()],
                 )
-                refused = [x for x in answer.get("Failed", ()) if x["Code"] not in stale]
-                over = [x for x in answer.get("Failed", ()) if x["Code"] in stale]
+                failed = answer.get("Failed", ())
+                over = [x for x in failed if x["Code"].rpartition(".")[2] in stale]
+                refused = [x for x in failed if x not in over]
                 taken += sum(left.pop(x["Id"], None) is not None for x in (*answer.get("Successful", ()), *over))
                 if not left or any(x["SenderFault"] for x in refused):
                     break

@@ -332,6 +332,16 @@ def test_reason_that_sqs_would_not_take_is_shortened_and_cleaned(queue: SqsQueue
     assert letter.reason.startswith("\ufffd\ufffdééé")
 
 
+def test_dead_letter_of_somebody_else_is_listed_with_what_it_has(queue: SqsQueue) -> None:
+    attributes = {
+        "receives": {"DataType": "String", "StringValue": "many"},
+        "reason": {"DataType": "Binary", "BinaryValue": b"\x00"},
+    }
+    client().send_message(QueueUrl=url(f"{queue.name}-dead"), MessageBody="not JSON", MessageAttributes=attributes)
+    [letter] = queue.dead_letters()
+    assert (letter.message, letter.receives) == (None, 4)
+
+
 # -- processes
 
 
