@@ -63,3 +63,18 @@ lock: ## resolve requirements.lock anew, with uv in an environment of its own
 	    | build/lock/bin/uv pip compile --quiet --upgrade --all-extras --universal --python-version 3.11 \
 	        --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        --output-file requirements.lock pyproject.toml -
+
+# ---- servers that the tests start; absent ones are skipped, but not in CI
+ELASTICMQ_VERSION := 1.7.1
+ELASTICMQ := org/elasticmq/elasticmq-server_2.13/$(ELASTICMQ_VERSION)/elasticmq-server_2.13-$(ELASTICMQ_VERSION)
+MVN = mvn --batch-mode --quiet --no-transfer-progress -Dmaven.repo.local=$(CURDIR)/build/maven
+
+servers: build/servers/elasticmq
+
+# A local repository of its own: what others find in ~/.m2 without its jars stops Spark's package resolution.
+build/servers/elasticmq:
+	@rm -rf $@.part && mkdir -p $@.part
+	@$(MVN) dependency:get -Dartifact=org.elasticmq:elasticmq-server_2.13:$(ELASTICMQ_VERSION)
+	@$(MVN) --file build/maven/$(ELASTICMQ).pom dependency:copy-dependencies -DincludeScope=runtime \
+	    -DoutputDirectory=$(CURDIR)/$@.part
+	@cp build/maven/$(ELASTICMQ).jar $@.part && mv $@.part $@

@@ -127,7 +127,7 @@ class Table:
         until_empty: bool = True,
         max_seconds: float | None = None,
         stop: threading.Event | None = None,
-        progress: Callable[[int], None] = lambda left: None,
+        progress: Callable[[int], None] | None = None,
     ) -> list[PartitionResult]:
         """Phase two: work on the queue, until it is empty or (``until_empty=False``) until stopped.
 

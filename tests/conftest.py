@@ -1,13 +1,17 @@
-"""One Spark session for the whole run, and folders in memory."""
+"""One Spark session and one server of each kind for the whole run, and folders in memory."""
 
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from lakeupsert import clock
+from lakeupsert.testing import servers
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -42,3 +46,25 @@ def _in_memory() -> Iterator[Path]:
 
 folder = pytest.fixture(_in_memory)
 module_folder = pytest.fixture(_in_memory, scope="module")
+@pytest.fixture(scope="session")
+def elasticmq() -> Iterator[servers.Server]:
+    with servers.elasticmq() as server:
+        yield server
+
+
+@pytest.fixture
+def new_sqs_queue() -> Callable[..., str]:
+    """Makes a standard queue, in the SQS of this test's environment, whose dead letters go to another; returns its name."""
+
+    def make(max_receive_count: int = 6, visibility_seconds: int = 900) -> str:
+        import boto3
+
+        sqs, name = boto3.client("sqs"), f"q-{clock.new_id()[:12]}"
+        dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+        arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+        policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count})
+        attributes = {"RedrivePolicy": policy, "VisibilityTimeout": str(visibility_seconds)}
+        sqs.create_queue(QueueName=name, Attributes=attributes)
+        return name
+
+    return make

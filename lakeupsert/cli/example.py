@@ -17,7 +17,7 @@ partition_by = ["transaction_date"]
 # order_by            = ["record_timestamp"]  # what is newest; stamped on receipt where landing has no such column
 # format              = "auto"     # by file name; or "parquet", "csv", "jsonl"
 # landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
-# queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file
+# queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE
 # engine              = "arrow"    # or "spark"
 # strategy            = "auto"     # or "rewrite"
 # on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip" lists it as lagging

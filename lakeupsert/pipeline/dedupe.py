@@ -26,7 +26,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
-from lakeupsert.errors import RefusedError, TryAgainError
+from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Lease, Message
 from lakeupsert.table.chain import Link, races_exhausted
@@ -44,6 +44,9 @@ worker on another machine waits longer. Too short: a second worker repeats the w
 RETRY_SECONDS = 5.0
 """How long a waiting worker leaves a message alone that just failed; one that drains the queue tries again at once."""
 IDLE_SECONDS = 1.0
+"""How long a waiting worker leaves an empty queue alone before it looks again."""
+WAIT_SECONDS = 5.0
+"""How long a waiting worker lets a queue's server wait for a message. Longer: a worker that is told to stop takes longer."""
 UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
 
@@ -380,7 +383,7 @@ def drain(
     until_empty: bool,
     stop: threading.Event,
     max_seconds: float | None = None,
-    progress: Callable[[int], None] = lambda left: None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[PartitionResult]:
     """Work on the queue's messages until none is visible (``until_empty``), it is stopped, or time is up.
 
@@ -391,7 +394,7 @@ def drain(
     begun = clock.elapsed()
     results: list[PartitionResult] = []
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun < max_seconds):
-        leases = table.queue.receive(engine.partitions_per_call, LEASE_SECONDS)
+        leases = table.queue.receive(engine.partitions_per_call, LEASE_SECONDS, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
             if until_empty:
                 break
@@ -399,8 +402,9 @@ def drain(
             continue
         with _extended(table, leases):
             results += _work(table, engine, leases, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
-        stats = table.queue.stats()
-        progress(stats.visible + stats.leased)
+        if progress is not None:
+            stats = table.queue.stats()
+            progress(stats.visible + stats.leased)
     return results
 
 
@@ -501,7 +505,10 @@ def _extended(table: OpenTable, leases: Sequence[Lease]) -> Iterator[None]:
     def extend() -> None:
         while not done.wait(LEASE_SECONDS / 3):
             for lease in leases:
-                table.queue.extend(lease, LEASE_SECONDS)
+                try:
+                    table.queue.extend(lease, LEASE_SECONDS)
+                except LakeupsertError as e:  # the next time may do; if not, somebody else repeats the work
+                    log.warning("a lease was not extended: %s", e.message)
 
     thread = threading.Thread(target=extend, name="extend-leases", daemon=True)
     thread.start()

@@ -28,7 +28,7 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.pipeline.append import is_landing_file, received_on
 from lakeupsert.pipeline.dedupe import LEASE_SECONDS
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.queue import SqliteQueue
+from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.table.chain import Chain
 from lakeupsert.table.layout import HOME
@@ -231,6 +231,14 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             "warning",
             f"dead letters: {stats.dead}; the first: {letter.reason}",
             "mend that; `lakeupsert run` tries again what is not merged (see `lakeupsert status`)",
+        )
+    if isinstance(queue, SqsQueue) and (visibility := queue.visibility_seconds()) < LEASE_SECONDS:
+        yield Finding(
+            "queue",
+            "warning",
+            f"the visibility timeout of {queue.name} is {visibility} s, and a function that SQS calls works "
+            f"by it: at least {LEASE_SECONDS:g} s are expected, or a second one repeats what the first one merges",
+            "set the queue's visibility timeout to six times the function's; `lakeupsert worker` says its own",
         )
     if isinstance(queue, SqliteQueue):
         messages = queue.messages()

@@ -32,11 +32,11 @@ def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition
     """Bring back the dead letters of the selected partitions."""
     if table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
         return RedriveResult((), 0, 0, 0)
-    letters = table.queue.dead_letters(table.queue.stats().dead)
+    letters = table.queue.dead_letters()
     wanted = {x.message for x in letters if x.message and is_ours(table, x.message) and selected(x.message.partition)}
     done = {message for message in wanted if _is_done(table, message)}
     redriven, dropped = table.queue.redrive(wanted - done, drop=done)
-    return RedriveResult(tuple(letters), redriven, dropped, table.queue.stats().dead)
+    return RedriveResult(tuple(letters), redriven, dropped, sum(x.message not in wanted for x in letters))
 
 
 def _is_done(table: OpenTable, message: Message) -> bool:

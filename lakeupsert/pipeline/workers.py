@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 FEW_MESSAGES = 16
 """Up to so many messages this process works alone: starting another costs more than it takes over."""
+PROGRESS_SECONDS = 2.0
+"""How often the queue is asked how many are left; a queue's server counts each question on its bill."""
 MOST_DEATHS = 100
 """How many dead processes are replaced before the command gives up: more than a few partitions that kill their worker
 make, fewer than a machine should bear on which no process can live."""
@@ -34,7 +36,7 @@ def drain_in_processes(
     until_empty: bool,
     stop: threading.Event,
     max_seconds: float | None = None,
-    progress: Callable[[int], None] = lambda left: None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[PartitionResult]:
     """`dedupe.drain` with engine arrow in ``workers`` processes; one worker, or few messages, need no other process.
 
@@ -58,7 +60,7 @@ def drain_in_processes(
     # Not context.Event: setting that waits for ever where a process died that was waiting for it.
     listening, stop_all = context.Pipe(duplex=False)
     results: list[PartitionResult] = []
-    begun = clock.elapsed()
+    begun = told = clock.elapsed()
     deaths = 0
     pending: dict[Future[tuple[list[PartitionResult], dict[str, int]]], Future[int]] = {}
     with ExitStack() as pools:
@@ -92,8 +94,10 @@ def drain_in_processes(
                     table.store.requests.add(requests)
                 if stop.is_set():
                     stop_all.close()
-                stats = table.queue.stats()
-                progress(stats.visible + stats.leased)
+                if progress is not None and clock.elapsed() - told >= PROGRESS_SECONDS:
+                    told = clock.elapsed()
+                    stats = table.queue.stats()
+                    progress(stats.visible + stats.leased)
         finally:
             stop_all.close()
     return results

@@ -6,6 +6,7 @@ from urllib.parse import unquote, urlsplit
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.queue.base import DeadLetter, Lease, Message, MessageError, QueueStats, WorkQueue
 from lakeupsert.queue.sqlite import SqliteQueue
+from lakeupsert.queue.sqs import ADDRESS, SqsQueue
 
 __all__ = [
     "DeadLetter",
@@ -14,22 +15,26 @@ __all__ = [
     "MessageError",
     "QueueStats",
     "SqliteQueue",
+    "SqsQueue",
     "WorkQueue",
     "open_queue",
 ]
 
 
 def open_queue(address: str) -> WorkQueue:
-    """The queue at ``address``: a path or ``sqlite:///absolute/path`` (sqs:// and azqueue:// come later)."""
+    """The queue at ``address``: a path, ``sqlite:///absolute/path``, ``sqs://QUEUE`` or ``sqs://ACCOUNT/QUEUE``."""
     if "://" not in address:
         return SqliteQueue(Path(address).expanduser())
     parts = urlsplit(address)
     if parts.scheme == "sqlite" and not parts.netloc and parts.path.strip("/"):
         return SqliteQueue(unquote(parts.path))
+    if sqs := ADDRESS.fullmatch(address):
+        return SqsQueue(sqs["name"], sqs["account"])
     # the address itself stays out of the message: accounts and keys get pasted into addresses
     raise ConfigurationError(
         "unknown-queue",
-        f"No backend for this {parts.scheme}:// queue: this version of lakeupsert takes sqlite:///absolute/path or a "
-        "plain path. No queue was opened.",
-        next="name a local file in `queue`",
+        f"This {parts.scheme}:// address names no queue that this version of lakeupsert can use. Expected sqs://QUEUE or "
+        "sqs://ACCOUNT/QUEUE (a standard queue, not .fifo, by its name; AWS_DEFAULT_REGION says where), or "
+        "sqlite:///absolute/path or a plain path. No queue was opened.",
+        next="correct `queue`",
     )

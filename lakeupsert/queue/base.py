@@ -101,15 +101,19 @@ class WorkQueue(Protocol):
     a stale one changes nothing. (SQS answers yes to a stale ack as well, so True is no proof that the message is gone.)
     """
 
-    max_receives: int
-    """Who receives a message more often than this does not try it, but buries it (`dedupe`). Higher: a message that kills
-    its worker kills more of them. Too low: a few restarts bury good work until the next `run`."""
+    @property
+    def max_receives(self) -> int:
+        """Who receives a message more often than this does not try it, but buries it (`dedupe`). Higher: a message that
+        kills its worker kills more of them. Too low: a few restarts bury good work until the next `run`."""
 
     def send(self, messages: Iterable[Message]) -> None:
         """Durable as far as the backend goes when it returns; after an error some may have been sent."""
 
-    def receive(self, limit: int, lease_seconds: float) -> list[Lease]:
-        """Up to ``limit`` visible messages, oldest first, hidden from everybody for ``lease_seconds``. Never waits.
+    def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
+        """Up to ``limit`` visible messages, oldest first, hidden from everybody for ``lease_seconds``.
+
+        Where none is visible, a backend whose server can wait for one may do so for ``wait_seconds`` (and must not answer
+        too early that there is none, which takes SQS a second).
 
         One that can't be read goes to the dead letters, so that it keeps nobody from those behind it. One that was received
         twice before comes alone, where the backend can: it may kill its worker, and take the others along.
@@ -130,8 +134,8 @@ class WorkQueue(Protocol):
     def stats(self) -> QueueStats:
         """Exact where the backend can count, otherwise its estimate."""
 
-    def dead_letters(self, limit: int) -> list[DeadLetter]:
-        """Up to ``limit`` dead letters; they stay."""
+    def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
+        """Up to ``limit`` dead letters, or all; they stay."""
 
     def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
         """Make the dead letters of ``again`` visible at once, as if never received, and delete those of ``drop``.

@@ -57,7 +57,7 @@ class SqliteQueue:
             now = clock.now().timestamp()
             db.executemany("INSERT INTO messages (body, visible_at) VALUES (?, ?)", [(body, now) for body in bodies])
 
-    def receive(self, limit: int, lease_seconds: float) -> list[Lease]:
+    def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
         me = _this_process()
         with self._transaction() as db:
             now = clock.now().timestamp()
@@ -111,10 +111,11 @@ class SqliteQueue:
             ).fetchone()
         return QueueStats(*counted)
 
-    def dead_letters(self, limit: int) -> list[DeadLetter]:
+    def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
         with self._transaction() as db:
             found = db.execute(
-                "SELECT body, buried, receives FROM messages WHERE buried IS NOT NULL ORDER BY id LIMIT ?", (limit,)
+                "SELECT body, buried, receives FROM messages WHERE buried IS NOT NULL ORDER BY id LIMIT ?",
+                (-1 if limit is None else limit,),
             ).fetchall()
         return [DeadLetter(_decoded(body), reason, receives) for body, reason, receives in found]
 

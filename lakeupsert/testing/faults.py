@@ -138,7 +138,10 @@ class FaultyQueue:
     def __init__(self, queue: WorkQueue, points: Points) -> None:
         self._queue = queue
         self._points = points
-        self.max_receives = queue.max_receives
+
+    @property
+    def max_receives(self) -> int:
+        return self._queue.max_receives
 
     def _at(self, call: str) -> Any:
         return self._points.at(f"queue {call}")
@@ -147,9 +150,9 @@ class FaultyQueue:
         with self._at("send"):
             self._queue.send(messages)
 
-    def receive(self, limit: int, lease_seconds: float) -> list[Lease]:
+    def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
         with self._at("receive"):
-            return self._queue.receive(limit, lease_seconds)
+            return self._queue.receive(limit, lease_seconds, wait_seconds)
 
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
         with self._at("extend"):
@@ -171,7 +174,7 @@ class FaultyQueue:
         with self._at("stats"):
             return self._queue.stats()
 
-    def dead_letters(self, limit: int) -> list[DeadLetter]:
+    def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
         with self._at("dead_letters"):
             return self._queue.dead_letters(limit)
 

@@ -348,7 +348,17 @@ def test_address_of_a_file_opens_it(queue: SqliteQueue, slashes: str) -> None:
     opened.close()
 
 
-@pytest.mark.parametrize("address", ["sqs://key:secret@queue", "sqlite://secret/queue.sqlite", "sqlite://"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sqs://key:secret@queue",
+        "sqs://secret.fifo",
+        "sqs://secret/queue",
+        "sqs://",
+        "sqlite://secret/queue.sqlite",
+        "sqlite://",
+    ],
+)
 def test_unknown_address_is_refused_and_not_repeated(address: str) -> None:
     with pytest.raises(ConfigurationError, match="sqlite:///absolute/path or a plain path") as caught:
         open_queue(address)

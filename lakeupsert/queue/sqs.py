@@ -1,0 +1,436 @@
+"""A queue in Amazon SQS, for workers on any number of machines.
+
+Reads     the queue and the dead-letter queue that its redrive policy names; region, endpoint and credentials from boto3's
+          chain (AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_SQS, profile, role)
+Writes    both queues; it makes none and changes no settings of theirs
+Repeat    safe: a message that is sent or received twice finds its partition merged
+
+What SQS does by itself: a message that was received `maxReceiveCount` times and comes once more goes to the dead letters,
+without a reason. `max_receives` is one less, so that a worker can bury it before, and mark its partition failed.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+import msgspec
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+from lakeupsert.queue.base import ALONE_FROM, DeadLetter, Lease, Message, MessageError, QueueStats
+
+ADDRESS = re.compile(r"sqs://(?:(?P<account>\d{12})/)?(?P<name>[A-Za-z0-9_-]{1,80})")
+TOGETHER = 10
+"""How many messages SQS takes or gives in one request."""
+ATTEMPTS = 5
+"""How often a request is sent before it has failed, and how often the messages that SQS refused from a batch are."""
+BACKOFF_SECONDS = 0.5
+LEAST_WAIT_SECONDS = 1
+"""How long a receive that finds nothing takes. 0 asks some of SQS's servers only, and says "empty" where messages are."""
+MOST_WAIT_SECONDS = 20
+LONGEST_LEASE_SECONDS = 43_200
+PEEK_SECONDS = 120
+"""How long dead letters are hidden from others while one looks at them. Too short for very many: they may come back
+twice, which is harmless. Longer: those that a killed process looked at can't be seen until then."""
+REASON_CHARACTERS = 4_000
+BODY_CHARACTERS = 60_000
+"""With the reason below SQS's 256 KiB, whatever the characters; only a message that is not ours can be longer."""
+
+_NOTHING = "This call sent, received and answered nothing."
+_STALE = {"ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidParameterValue"}
+"""How SQS says that a receipt is over; it has no other word for a visibility that would pass its 12 hours in all."""
+_MISSING = {"QueueDoesNotExist", "NonExistentQueue"}
+_CREDENTIALS = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "MissingAuthenticationToken",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+_LATER = {"RequestThrottled", "ThrottlingException", "Throttling", "TooManyRequestsException", "OverLimit"}
+_NOT_IN_SQS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_POLICY = (
+    "set a redrive policy on it: `deadLetterTargetArn`, a second standard queue, and `maxReceiveCount`, such as 6 for five "
+    "tries"
+)
+
+
+class _DeadLetters(msgspec.Struct, frozen=True):
+    """Where the redrive policy sends a message that is received once more than ``max_receive_count`` times."""
+
+    url: str
+    max_receive_count: int
+
+
+class SqsQueue:
+    """See `lakeupsert.queue.base.WorkQueue` for what each method promises.
+
+    Messages are received one by one, since SQS counts a receive for each that it gives: giving back those that came along
+    with one that must come alone would use up their tries. A process that ends keeps its messages hidden until their time
+    is up. Dead letters that another process looks at just then are neither listed nor redriven.
+    """
+
+    def __init__(self, name: str, account: str | None = None) -> None:
+        self.name = name
+        self.account = account
+        self._connection: tuple[int, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"SqsQueue({self.name!r}, {self.account!r})"
+
+    def __reduce__(self) -> tuple[type["SqsQueue"], tuple[str, str | None]]:
+        return SqsQueue, (self.name, self.account)
+
+    @property
+    def max_receives(self) -> int:
+        return max(1, self._dead.max_receive_count - 1)
+
+    def send(self, messages: Iterable[Message]) -> None:
+        entries = [{"MessageBody": _body(message)} for message in messages]
+        self._in_tens("SendMessageBatch", self._url, entries, "sent")
+
+    def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
+        dead = self._dead  # a queue without them is refused before anything is received
+        leases: list[Lease] = []
+        while len(leases) < limit:
+            wait = 0 if leases else max(LEAST_WAIT_SECONDS, wait_seconds)
+            try:
+                found = self._receive(self._url, 1, lease_seconds, wait)
+            except LakeupsertError:
+                if leases:
+                    break  # these are worked on; the next call tells what is wrong
+                raise
+            if not found:
+                break
+            [letter] = found
+            token, receives = letter["ReceiptHandle"], _receives(letter)
+            try:
+                lease = Lease(Message.decode(letter["Body"]), receives, token)
+            except MessageError as e:
+                self._bury(dead, letter["Body"], token, receives, e.message)
+                continue
+            if receives >= ALONE_FROM:
+                for other in leases:  # was received less often, so it can't be out of tries by this
+                    self.release(other)
+                return [lease]
+            leases.append(lease)
+        return leases
+
+    def extend(self, lease: Lease, lease_seconds: float) -> bool:
+        return self._hide(lease.token, lease_seconds)
+
+    def ack(self, lease: Lease) -> bool:
+        return self._answer("DeleteMessage", lease.token)
+
+    def release(self, lease: Lease, delay_seconds: float = 0.0) -> bool:
+        return self._hide(lease.token, delay_seconds)
+
+    def bury(self, lease: Lease, reason: str) -> bool:
+        return self._bury(self._dead, _body(lease.message), lease.token, lease.receives, reason)
+
+    def stats(self) -> QueueStats:
+        visible, leased = self._counts(self._url)
+        return QueueStats(visible, leased, sum(self._counts(self._dead.url)))
+
+    def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
+        with self._looking_at_dead_letters(limit) as held:
+            return [self._dead_letter(letter) for letter in held.values()]
+
+    def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
+        again, drop = frozenset(again), frozenset(drop)
+        if not again | drop:
+            return 0, 0
+        with self._looking_at_dead_letters() as held:
+            messages = {id_: self._dead_letter(letter).message for id_, letter in held.items()}
+            back = {id_: message for id_, message in messages.items() if message in again}
+            gone = [id_ for id_, message in messages.items() if message in drop]
+            self.send(message for message in back.values() if message)
+            answered = [{"ReceiptHandle": held.pop(id_)["ReceiptHandle"]} for id_ in (*back, *gone)]
+            self._in_tens("DeleteMessageBatch", self._dead.url, answered, "deleted from the dead letters")
+        return len(back), len(gone)
+
+    def visibility_seconds(self) -> int:
+        """How long the queue itself hides a message that a Lambda event source received; our receives say it themselves."""
+        return int(self._attributes(self._url, "VisibilityTimeout")["VisibilityTimeout"])
+
+    def close(self) -> None:
+        if self._connection is not None and self._connection[0] == os.getpid():
+            self._connection[1].close()
+        self._connection = None
+
+    # -- one of the two queues
+
+    @cached_property
+    def _url(self) -> str:
+        return self._url_of(self.name, self.account)
+
+    @cached_property
+    def _dead(self) -> _DeadLetters:
+        policy = self._attributes(self._url, "RedrivePolicy").get("RedrivePolicy")
+        if policy is None:
+            raise ConfigurationError(
+                "no-dead-letter-queue",
+                f"The queue {self.name!r} has no redrive policy, and lakeupsert keeps messages that fail at every try in "
+                f"a dead-letter queue. {_NOTHING}",
+                next=_POLICY,
+            )
+        found = msgspec.json.decode(policy)
+        *_, account, name = found["deadLetterTargetArn"].split(":")
+        return _DeadLetters(self._url_of(name, account), int(found["maxReceiveCount"]))
+
+    def _url_of(self, name: str, account: str | None) -> str:
+        owner = {"QueueOwnerAWSAccountId": account} if account else {}
+        return str(self._field("GetQueueUrl", "QueueUrl", QueueName=name, **owner))
+
+    def _attributes(self, url: str, *names: str) -> dict[str, str]:
+        answer = self._call("GetQueueAttributes", QueueUrl=url, AttributeNames=list(names))
+        return dict(answer.get("Attributes", {}))  # which is absent where all of them are
+
+    def _counts(self, url: str) -> tuple[int, int]:
+        """About how many messages are visible, and how many hidden."""
+        about = "ApproximateNumberOfMessages"
+        names = [about, f"{about}NotVisible", f"{about}Delayed"]
+        visible, leased, delayed = map(int, map(self._attributes(url, *names).__getitem__, names))
+        return visible, leased + delayed
+
+    def _receive(self, url: str, number: int, lease_seconds: float, wait_seconds: float) -> list[dict[str, Any]]:
+        answer = self._call(
+            "ReceiveMessage",
+            QueueUrl=url,
+            MaxNumberOfMessages=number,
+            VisibilityTimeout=_visibility(lease_seconds),
+            WaitTimeSeconds=min(MOST_WAIT_SECONDS, int(wait_seconds)),
+            MessageSystemAttributeNames=["ApproximateReceiveCount"],
+            MessageAttributeNames=["reason", "receives"],
+        )
+        return list(answer.get("Messages", ()))
+
+    def _hide(self, token: str, seconds: float) -> bool:
+        return self._answer("ChangeMessageVisibility", token, VisibilityTimeout=_visibility(seconds))
+
+    def _answer(self, operation: str, token: str, **parameters: Any) -> bool:
+        """Whether the receipt still counted. SQS itself may say yes to one that doesn't, and then changes nothing."""
+        return self._call(operation, stale=None, QueueUrl=self._url, ReceiptHandle=token, **parameters) is not None
+
+    def _bury(self, dead: _DeadLetters, body: str, token: str, receives: int, reason: str) -> bool:
+        # Two queues, two requests: a process that dies between them leaves a letter of a message that still lives.
+        if not self._hide(token, PEEK_SECONDS):
+            return False
+        reason = _NOT_IN_SQS.sub("\ufffd", reason[:REASON_CHARACTERS]) or "none was given"
+        self._call(
+            "SendMessage",
+            QueueUrl=dead.url,
+            MessageBody=body[:BODY_CHARACTERS],
+            MessageAttributes={
+                "reason": {"DataType": "String", "StringValue": reason},
+                "receives": {"DataType": "Number", "StringValue": str(receives)},
+            },
+        )
+        return self._answer("DeleteMessage", token)
+
+    @contextmanager
+    def _looking_at_dead_letters(self, limit: int | None = None) -> Iterator[dict[str, dict[str, Any]]]:
+        """Up to ``limit`` dead letters by their ids, hidden from others; those that the block leaves there come back."""
+        url = self._dead.url
+        held: dict[str, dict[str, Any]] = {}
+        try:
+            while (number := min(TOGETHER, TOGETHER if limit is None else limit - len(held))) > 0:
+                before = len(held)
+                found = self._receive(url, number, PEEK_SECONDS, LEAST_WAIT_SECONDS)
+                held.update({letter["MessageId"]: letter for letter in found})
+                if len(held) == before:  # no more, or the first ones again, as this took longer than they are hidden
+                    break
+            yield held
+        finally:
+            visible = [{"ReceiptHandle": x["ReceiptHandle"], "VisibilityTimeout": 0} for x in held.values()]
+            self._in_tens("ChangeMessageVisibilityBatch", url, visible, "given back to the dead letters")
+
+    def _dead_letter(self, letter: Mapping[str, Any]) -> DeadLetter:
+        # anybody may have written them
+        said = {name: value.get("StringValue", "") for name, value in letter.get("MessageAttributes", {}).items()}
+        counted = said.get("receives", "")
+        receives = int(counted) if counted.isdecimal() else self._dead.max_receive_count
+        reason = said.get("reason", f"SQS gave it up after {receives} receives, to none of which a worker answered")
+        try:
+            return DeadLetter(Message.decode(letter["Body"]), reason, receives)
+        except MessageError as e:
+            return DeadLetter(None, said.get("reason", e.message), receives)
+
+    # -- requests
+
+    def _in_tens(self, operation: str, url: str, entries: Sequence[Mapping[str, Any]], done: str) -> None:
+        """Ten entries a request; those that SQS did not take again, a few times. A stale receipt needs no more."""
+        stale = set() if operation == "SendMessageBatch" else _STALE
+        taken = 0
+        for first in range(0, len(entries), TOGETHER):
+            left = {str(i): entry for i, entry in enumerate(entries[first : first + TOGETHER])}
+            for attempt in range(ATTEMPTS):
+                if attempt:
+                    clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
+                answer = self._call(
+                    operation,
+                    told=f"At least {taken} of {len(entries)} messages were {done}.",
+                    QueueUrl=url,
+                    Entries=[{"Id": id_, **entry} for id_, entry in left.items()],
+                )
+                failed = answer.get("Failed", ())
+                over = [x for x in failed if x["Code"].rpartition(".")[2] in stale]
+                refused = [x for x in failed if x not in over]
+                taken += sum(left.pop(x["Id"], None) is not None for x in (*answer.get("Successful", ()), *over))
+                if not left or any(x["SenderFault"] for x in refused):
+                    break
+            if left:
+                raise self._not_taken(operation, f"{taken} of {len(entries)} messages were {done}.", refused)
+
+    def _not_taken(self, operation: str, told: str, entries: Sequence[Mapping[str, Any]]) -> LakeupsertError:
+        for refused in entries:
+            if refused["SenderFault"]:
+                return ConfigurationError(
+                    "queue-unusable",
+                    f"The queue {self.name!r} refuses a message in {operation}: {refused['Code']}: "
+                    f"{refused.get('Message', 'no reason given')}. {told}",
+                    next="correct the queue's settings, such as its maximum message size, then run the same command again",
+                )
+        codes = ", ".join(sorted({x["Code"] for x in entries})) or "no answer about them"
+        return TryAgainError(
+            "queue-busy",
+            f"The queue {self.name!r} did not take the other messages of {operation} in {ATTEMPTS} attempts: {codes}. "
+            f"{told}",
+            next="run the same command again; `lakeupsert run` sends what is missing",
+        )
+
+    def _field(self, operation: str, name: str, **parameters: Any) -> Any:
+        """One field of the answer, which SQS always gives."""
+        answer = self._call(operation, **parameters)
+        if name not in answer:
+            raise ConfigurationError(
+                "queue-unusable",
+                f"What answers at {self._client.meta.endpoint_url} is not SQS: its answer to {operation} has no {name}. "
+                f"{_NOTHING}",
+                next="correct AWS_ENDPOINT_URL_SQS (or AWS_ENDPOINT_URL), or unset it",
+            )
+        return answer[name]
+
+    def _call(self, operation: str, told: str = _NOTHING, stale: Any = ..., **parameters: Any) -> Any:
+        """SQS's answer; ``stale`` instead, where that is given and SQS says that the receipt is over."""
+        client = self._client
+        from botocore import xform_name
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return getattr(client, xform_name(operation))(**parameters)
+        except ClientError as e:
+            if stale is not ... and _code(e) in _STALE:
+                return stale
+            raise self._refused(operation, e, told) from e
+        except BotoCoreError as e:
+            raise self._failed(e, told) from e
+
+    @property
+    def _client(self) -> Any:
+        """Of this process: a connection that is shared with a parent would mix their answers."""
+        if self._connection is None or self._connection[0] != os.getpid():
+            try:
+                import boto3
+                from botocore.config import Config
+                from botocore.exceptions import BotoCoreError
+            except ImportError as e:
+                raise ConfigurationError(
+                    "no-boto3",
+                    f"The queue {self.name!r} is in SQS, and boto3 is not installed. {_NOTHING}",
+                    next="pip install 'lakeupsert[aws]'",
+                ) from e
+            config = Config(
+                connect_timeout=5,
+                read_timeout=MOST_WAIT_SECONDS + 10,
+                # a message that is sent twice is harmless, and one that is received twice waits for its time
+                retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
+            )
+            try:
+                # a session of its own: the default one is not made for threads
+                client = boto3.session.Session().client("sqs", config=config)
+            except (BotoCoreError, ValueError) as e:
+                raise self._failed(e, _NOTHING) from e
+            self._connection = (os.getpid(), client)
+        return self._connection[1]
+
+    def _refused(self, operation: str, e: Any, told: str) -> LakeupsertError:
+        """SQS's word, as what the operator does next."""
+        code = _code(e)
+        what = (
+            f"SQS refused {operation} for the queue {self.name!r}: {code}: {e.response['Error'].get('Message')}. {told}"
+        )
+        if code in _MISSING:
+            where = f"region {self._client.meta.region_name}, {self._client.meta.endpoint_url}"
+            return ConfigurationError(
+                "no-such-queue",
+                f"There is no queue {self.name!r} in {where}, or these credentials may not see it. {told}",
+                next="create it with its dead-letter queue, or correct `queue`, AWS_DEFAULT_REGION or the credentials",
+            )
+        if code in _CREDENTIALS:
+            return ConfigurationError(
+                "bad-credentials",
+                what,
+                next="renew the credentials of this machine (`aws sts get-caller-identity` shows whose they are)",
+            )
+        if "AccessDenied" in code:
+            action = operation.removesuffix("Batch")
+            return ConfigurationError(
+                "queue-not-permitted",
+                what,
+                next=f"allow these credentials `sqs:{action}` on it and its dead-letter queue",
+            )
+        status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if code in _LATER or status >= 500:
+            return TryAgainError("queue-busy", what, next="run the same command again")
+        return ConfigurationError(
+            "queue-unusable", what, next="correct what that says of the queue, or AWS_ENDPOINT_URL_SQS"
+        )
+
+    def _failed(self, e: Exception, told: str) -> LakeupsertError:
+        """A request that got no answer, or could not even be made."""
+        from botocore import exceptions
+
+        what = f"The queue {self.name!r} in SQS: {e}. {told}"
+        if isinstance(e, exceptions.ConnectionError | exceptions.HTTPClientError):
+            return TryAgainError(
+                "queue-unreachable",
+                what,
+                next="see that the network leads there (AWS_ENDPOINT_URL_SQS, AWS_DEFAULT_REGION), then run the same "
+                "command again",
+            )
+        if isinstance(
+            e, exceptions.NoCredentialsError | exceptions.PartialCredentialsError | exceptions.CredentialRetrievalError
+        ):
+            return ConfigurationError(
+                "bad-credentials", what, next="give this machine a role or a profile (AWS_PROFILE), or log in"
+            )
+        return ConfigurationError(
+            "queue-unusable", what, next="correct AWS_DEFAULT_REGION, AWS_PROFILE or AWS_ENDPOINT_URL_SQS"
+        )
+
+
+def _body(message: Message) -> str:
+    """JSON without U+FFFE and U+FFFF, which SQS does not take; a reader finds the same text."""
+    return _NOT_IN_SQS.sub(lambda c: f"\\u{ord(c[0]):04x}", message.encode())
+
+
+def _code(e: Any) -> str:
+    """Without the prefix that the older protocol gives it."""
+    return str(e.response["Error"].get("Code", "")).rpartition(".")[2]
+
+
+def _receives(letter: Mapping[str, Any]) -> int:
+    return int(letter["Attributes"]["ApproximateReceiveCount"])
+
+
+def _visibility(seconds: float) -> int:
+    return min(LONGEST_LEASE_SECONDS, ceil(seconds))

@@ -1,0 +1,101 @@
+"""Real servers on loopback, each with a folder and a port of its own; they end with the block that began them."""
+
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lakeupsert.testing.processes import wait_until
+
+HOST = "127.0.0.1"
+PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
+"""What `make servers` gets."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs; ``env`` is what boto3 needs to use it, ``root`` where an S3 server keeps buckets as plain folders."""
+
+    port: int
+    env: Mapping[str, str]
+    root: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+
+def require(path: Path, how: str) -> Path:
+    """The server's program; where it is missing, CI fails and everybody else skips the test, told ``how`` to get it."""
+    if not path.exists():
+        reason = f"{path.name} is not there: {how}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str, str] = {}) -> Iterator[None]:
+    """Run a server that listens on ``port``; the block begins when it takes connections."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **env}
+        )
+    try:
+
+        def listens() -> bool:
+            assert process.poll() is None, f"{command[0]} ended by itself: {log.read_text(errors='replace')[-2000:]}"
+            with socket.socket() as probe:
+                return probe.connect_ex((HOST, port)) == 0
+
+        wait_until(listens, f"{command[0]} takes connections at port {port}")
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def elasticmq() -> Iterator[Server]:
+    """SQS in memory, with SQS's limits; knows no wrong credentials."""
+    jars = require(PROGRAMS / "elasticmq", "`make servers` gets it (Maven)")
+    port = free_port()
+    options = {
+        "rest-sqs.bind-hostname": HOST,
+        "rest-sqs.bind-port": port,
+        "rest-sqs.sqs-limits": "strict",
+        "rest-stats.enabled": "false",
+        "node-address.host": HOST,
+        "node-address.port": port,
+    }
+    settings = [f"-D{name}={value}" for name, value in options.items()]
+    command = ["java", "-Xmx256m", *settings, "-cp", f"{jars}/*", "org.elasticmq.server.Main"]
+    env = _aws(port)
+    env["AWS_ENDPOINT_URL_SQS"] = env.pop("AWS_ENDPOINT_URL")  # beside another server for S3
+    with tempfile.TemporaryDirectory(prefix="elasticmq-") as folder, serve(command, port, Path(folder) / "log"):
+        yield Server(port, env)
+
+
+def _aws(port: int) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": f"http://{HOST}:{port}",
+        "AWS_ACCESS_KEY_ID": "access",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
