@@ -231,12 +231,8 @@ def opened(
         StoreUnavailableError: the disk or mount failed.
     """
     try:
-        with store.open(name) as source:
-            if part is None:
-                yield source
-            else:
-                source.seek(part[0])
-                yield pa.BufferReader(source.read_buffer(part[1]))
+        with store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source:
+            yield source
     except (NotFoundError, pa.ArrowInvalid, OSError) as e:
         if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
             raise StoreUnavailableError(

@@ -3,8 +3,11 @@
 import os
 import socket
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,21 @@ import pytest
 from lakeupsert.testing.processes import wait_until
 
 HOST = "127.0.0.1"
+PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
+"""What `make servers` gets."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """One that runs; ``env`` is what boto3 needs to use it, ``root`` where an S3 server keeps buckets as plain folders."""
+
+    port: int
+    env: Mapping[str, str]
+    root: Path | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
 
 
 def require(path: Path, how: str) -> Path:
@@ -49,3 +67,38 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def moto() -> Iterator[Server]:
+    """S3 and SQS in memory; knows no wrong credentials."""
+    port = free_port()
+    command = [sys.executable, "-m", "lakeupsert.testing.motoserver", "-H", HOST, "-p", str(port)]
+    with tempfile.TemporaryDirectory(prefix="moto-") as folder, serve(command, port, Path(folder) / "log"):
+        yield Server(port, _aws(port))
+
+
+@contextmanager
+def versitygw() -> Iterator[Server]:
+    """S3 over a folder, with signatures that are checked; objects are plain files, so a test can damage them."""
+    program = require(PROGRAMS / "versitygw", "`make servers` builds it (Go)")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="versitygw-") as folder:
+        root = Path(folder) / "buckets"
+        root.mkdir()
+        env = {"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret"}
+        command = [program, "--port", f"{HOST}:{port}", "posix", root]
+        with serve(command, port, Path(folder) / "log", env):
+            yield Server(port, _aws(port), root)
+
+
+def _aws(port: int) -> dict[str, str]:
+    return {
+        "AWS_ENDPOINT_URL": f"http://{HOST}:{port}",
+        "AWS_ACCESS_KEY_ID": "access",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
