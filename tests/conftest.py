@@ -48,7 +48,7 @@ def versitygw() -> Iterator[servers.Server]:
 
 
 @pytest.fixture(params=["moto", "versitygw"])
-def s3(request: pytest.FixtureRequest) -> servers.Server:
+def s3_server(request: pytest.FixtureRequest) -> servers.Server:
     """Each S3 server in turn."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 

@@ -209,7 +209,8 @@ def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any
     part = None if file.at is None else (file.at, file.bytes)
     with (
         opened(store, file.name, part) as source,
-        pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as parquet,  # adopted files have them
+        # Adopted files have INT96. Buffered first, a row group is one read, and on an object store one request.
+        pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=True) as parquet,
     ):
         groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
         total = sum(g.total_byte_size for g in groups)

@@ -14,7 +14,7 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import islice
@@ -22,16 +22,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
+import botocore.exceptions as errors
 import pyarrow as pa
 from botocore.config import Config
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionError,
-    FlexibleChecksumError,
-    HTTPClientError,
-    IncompleteReadError,
-)
+from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from lakeupsert import clock
@@ -54,10 +48,6 @@ ATTEMPTS = 4
 """Of every request but a create, with boto3's exponential pauses; of a create that met another (409), with ours."""
 TAIL_BYTES = 256 << 10
 """Read when an object is opened: its size, its etag, a Parquet footer; and all of it where it is small."""
-AHEAD_BYTES = 8 << 20
-"""Read at once where an object is read on from where the last read ended, or nearly."""
-GAP_BYTES = 1 << 20
-"""What is cheaper to read than to ask again behind it: a request's latency in bytes."""
 PART_BYTES = 16 << 20
 MULTIPART_BYTES = 64 << 20
 """Objects up to this size are one put from memory; greater ones go in parts, of which a few are on their way at once."""
@@ -79,9 +69,15 @@ _CREDENTIALS = {
     "InvalidToken",
     "SignatureDoesNotMatch",
     "TokenRefreshRequired",
-    "UnrecognizedClientException",
+    "XAdminUserNotFound",  # versitygw
 }
-_NETWORK = (ConnectionError, FlexibleChecksumError, HTTPClientError, IncompleteReadError, ResponseParserError)
+_NETWORK = (
+    errors.ConnectionError,
+    errors.FlexibleChecksumError,
+    errors.HTTPClientError,
+    errors.IncompleteReadError,
+    ResponseParserError,
+)
 _UNTOUCHED = "What was committed before is untouched."
 
 _counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
@@ -110,7 +106,9 @@ class S3Store:
         self.bucket, _, prefix = address.partition("://")[2].partition("/")
         self._prefix = f"{prefix.strip('/')}/".lstrip("/")
         if not self.bucket:
-            raise ConfigurationError("bad-setting", f"{address} names no bucket.", next="write it as s3://bucket/prefix")
+            raise ConfigurationError(
+                "bad-setting", f"{address} names no bucket.", next="write it as s3://bucket/prefix"
+            )
         self.requests = Requests()
         self._conditions_hold = False
 
@@ -175,7 +173,9 @@ class S3Store:
                     break
                 clock.sleep(clock.jitter(0.2 * 2**attempt))
             else:
-                raise self._unreachable(batch[0], f"{failed[batch[0]]['Code']} in each of {ATTEMPTS} attempts to delete it")
+                raise self._unreachable(
+                    batch[0], f"{failed[batch[0]]['Code']} in each of {ATTEMPTS} attempts to delete it"
+                )
 
     def open(self, name: str, etag: str | None = None) -> Any:
         return pa.PythonFile(_Reader(self, name, etag), "r")
@@ -193,12 +193,14 @@ class S3Store:
                 clock.sleep(clock.jitter(0.1 * 2**attempt))
             except StoreUnavailableError as e:
                 raise UnknownOutcomeError(e.message) from e
-        raise UnknownOutcomeError(f"{self.uri(name)}: other requests for it were under way in each of {ATTEMPTS} attempts")
+        raise UnknownOutcomeError(
+            f"{self.uri(name)}: other requests for it were under way in each of {ATTEMPTS} attempts"
+        )
 
     def _list(self, prefix: str, page: int) -> Iterator[ObjectInfo]:
         more: dict[str, str] = {}
         while True:
-            asked = {"Prefix": self._prefix + prefix, "MaxKeys": page, **more}
+            asked: dict[str, Any] = {"Prefix": self._prefix + prefix, "MaxKeys": page, **more}
             answer = self._call("list", "list_objects_v2", **asked)
             for found in answer.get("Contents", ()):
                 name = found["Key"].removeprefix(self._prefix)
@@ -216,7 +218,7 @@ class S3Store:
         for attempt in range(ATTEMPTS):
             try:
                 answer = self._call("get", "get_object", name, **asked)
-                with answer["Body"] as body:
+                with closing(answer["Body"]) as body:
                     data = body.read()
                 size = answer.get("ContentRange", "").rpartition("/")[2]
                 return data, int(size or len(data)), answer["ETag"].strip('"')
@@ -249,8 +251,10 @@ class S3Store:
         finally:
             _counted.reset(before)
         proof = {"list_objects_v2": "IsTruncated", "put_object": "ETag", "get_object": "ETag", "head_object": "ETag"}
-        if proof.get(operation, "ResponseMetadata") not in answer:
-            raise self._unreachable(name or "", f"the answer to {operation} is not one of S3; is a proxy or a web server there?")
+        if proof.get(operation, "ResponseMetadata") not in answer or _is_page(answer):
+            raise self._unreachable(
+                name or "", f"the answer to {operation} is not one of S3; is a proxy or a web server there?"
+            )
         return answer
 
     def _failure(self, error: ClientError, operation: str, name: str) -> Exception:
@@ -258,7 +262,7 @@ class S3Store:
         answer = error.response
         code, message = answer["Error"].get("Code", ""), answer["Error"].get("Message", "")
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
-        if "html" in answer["ResponseMetadata"].get("HTTPHeaders", {}).get("content-type", ""):
+        if _is_page(answer):
             told = f"{operation} was answered with a web page ({status}); is a proxy or a web server there?"
             return self._unreachable(name, told)
         if status == 412:
@@ -295,6 +299,8 @@ class S3Store:
                 also = ", and kms:GenerateDataKey and kms:Decrypt on the bucket's key"
             elif grant == "s3:GetObject":
                 also = f" and s3:ListBucket on {self.bucket}, without which an object that is not there is refused too"
+            if code == "403":  # a HEAD has no body to tell more
+                also += "; or correct its credentials"
             return ConfigurationError(
                 "not-permitted",
                 f"Not permitted: {operation} of {where}: {said}. {_UNTOUCHED}",
@@ -317,8 +323,8 @@ class S3Store:
 class _Reader(io.RawIOBase):
     """One object as it was when it was opened, by as few requests as a columnar file allows.
 
-    Its end comes with the opening. A read elsewhere asks for just its bytes; one that goes on where the last ended, or
-    nearly, for what comes behind it as well. Arrow makes one call at a time.
+    Its end comes with the opening, and every other read is one request: Arrow's Parquet reader asks for all that it needs of
+    a row group at once, the readers of text for a block. Arrow makes one call at a time.
     """
 
     def __init__(self, store: S3Store, name: str, etag: str | None) -> None:
@@ -327,7 +333,6 @@ class _Reader(io.RawIOBase):
         with suppress(_RangeError):  # of an empty object no byte can be asked for
             self._tail, self._size, self._etag = store._read(name, f"bytes=-{TAIL_BYTES}", etag)
         self._place = 0
-        self._start, self._data = 0, b""
 
     def readable(self) -> bool:
         return True
@@ -344,24 +349,13 @@ class _Reader(io.RawIOBase):
 
     def read(self, size: int = -1) -> Any:
         end = self._size if size < 0 else min(self._size, self._place + size)
-        found = self._bytes(self._place, max(end, self._place))
-        self._place += len(found)
-        return found
-
-    def _bytes(self, start: int, end: int) -> Any:
-        tail = self._size - len(self._tail)
-        if start >= tail:
-            return memoryview(self._tail)[start - tail : end - tail]
-        held = self._start + len(self._data)
-        if not self._start <= start <= end <= held:
-            on = self._start <= start <= held + GAP_BYTES and held > 0
-            kept = self._data[start - self._start :] if self._start <= start < held else b""
-            begin = start + len(kept)
-            stop = min(max(end, begin + AHEAD_BYTES) if on else end, max(tail, end))
-            wanted = f"bytes={begin}-{stop - 1}"
-            self._data = kept + self._store._read(self._name, wanted, self._etag)[0]
-            self._start = start
-        return memoryview(self._data)[start - self._start : end - self._start]
+        start, tail = self._place, self._size - len(self._tail)
+        self._place = max(end, start)
+        kept = memoryview(self._tail)[max(start - tail, 0) : max(end - tail, 0)]
+        if start >= min(end, tail):
+            return kept
+        asked = self._store._read(self._name, f"bytes={start}-{min(end, tail) - 1}", self._etag)[0]
+        return asked + kept
 
 
 class _Upload(io.RawIOBase):
@@ -463,6 +457,12 @@ def _clients(process: int, environment: tuple[tuple[str, str], ...]) -> tuple[An
 
 def _is_amazons(endpoint: str) -> bool:
     return (urlsplit(endpoint).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _is_page(answer: dict[str, Any]) -> bool:
+    """Whether a web server answered, or a proxy's page to sign in at; S3 names each answer in a header of its own."""
+    headers = answer["ResponseMetadata"]["HTTPHeaders"]
+    return "html" in headers.get("content-type", "") and not any(name.startswith("x-amz") for name in headers)
 
 
 def _count(**sent: Any) -> None:

@@ -87,7 +87,7 @@ def versitygw() -> Iterator[Server]:
         root = Path(folder) / "buckets"
         root.mkdir()
         env = {"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret"}
-        command = [program, "--port", f"{HOST}:{port}", "posix", root]
+        command: list[str | Path] = [program, "--port", f"{HOST}:{port}", "--keep-alive", "posix", root]
         with serve(command, port, Path(folder) / "log", env):
             yield Server(port, _aws(port), root)
 
