@@ -160,7 +160,8 @@ def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, 
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
         # A file that is still being written is no broken file: it would be set aside for good.
-        return Survey(file.path, unreadable=e.reason) if _is_unchanged(store, file) else Survey(file.path, changed=True)
+        unchanged = _is_unchanged(store, file.path, file.etag)
+        return Survey(file.path, unreadable=e.reason) if unchanged else Survey(file.path, changed=True)
 
 
 def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int, configured: str = "auto") -> Any:
@@ -260,32 +261,37 @@ def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: Ro
     except NotFoundError as e:
         raise ChangedFileError(file.path) from e
     except UnreadableFileError:
-        _check_unchanged(store, file)
+        _check_unchanged(store, file.path, file.etag)
         raise
     if not store.pinned:
-        _check_unchanged(store, file)
+        _check_unchanged(store, file.path, file.etag)
 
 
-def content_hash(store: ObjectStore, path: str) -> str:
-    """SHA-256 of a whole object, in hexadecimal digits. Raises ChangedFileError where it vanished."""
+def content_hash(store: ObjectStore, path: str, etag: str | None = None) -> str:
+    """SHA-256 of a whole object, in hexadecimal digits.
+
+    Raises ChangedFileError where it vanished, or may have been another one than ``etag`` says.
+    """
     sha256 = hashlib.sha256()
     try:
-        with store.open(path) as source:
+        with store.open(path, etag) as source:
             while read := source.read(blocks.BLOCK_BYTES):
                 sha256.update(read)
     except NotFoundError as e:
         raise ChangedFileError(path) from e
+    if etag is not None and not store.pinned:
+        _check_unchanged(store, path, etag)
     return sha256.hexdigest()
 
 
-def _is_unchanged(store: ObjectStore, file: LandingInput) -> bool:
-    found = store.head(file.path)
-    return found is not None and found.etag == file.etag
+def _is_unchanged(store: ObjectStore, path: str, etag: str) -> bool:
+    found = store.head(path)
+    return found is not None and found.etag == etag
 
 
-def _check_unchanged(store: ObjectStore, file: LandingInput) -> None:
-    if not _is_unchanged(store, file):
-        raise ChangedFileError(file.path)
+def _check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
+    if not _is_unchanged(store, path, etag):
+        raise ChangedFileError(path)
 
 
 def _required(spec: TableSpec) -> frozenset[str]:
