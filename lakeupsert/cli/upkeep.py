@@ -1,7 +1,5 @@
 """The commands around the nights: begin from what exists, and keep the table well."""
 
-from pathlib import Path
-
 import click
 
 from lakeupsert.cli import output
@@ -28,9 +26,7 @@ def adopt(call: Call, path: str | None) -> Answer:
     """
     if path is not None and call.table is None:
         config = call.config()
-        named = [
-            name for name, table in config.tables.items() if place(path) == place(table.processed)
-        ]
+        named = [name for name, table in config.tables.items() if place(path) == place(table.processed)]
         if not named:
             raise ConfigurationError(
                 "no-table-there",

@@ -47,7 +47,8 @@ class _FaultyTable(OpenTable):
 class Lake:
     """One table `t` below ``root``: key (k, l), partition column d, ordering column ts, operation column op.
 
-    Its zones are folders there, unless ``settings`` give other stores for them, and a queue. ``settings`` replace or add to those. ``points`` sees every call of the processed zone's store and of the queue.
+    Its zones are folders there. ``settings`` replace or add to those: zones in another store come with a queue. ``points``
+    sees every call of the stores and of the queue.
     """
 
     rules = Rules(key=("k", "l"), order_by=("ts",), partition="d", delete_column="op", delete_values=("D",))

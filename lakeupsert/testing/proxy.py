@@ -53,10 +53,12 @@ class Rule:
     header: str = ""
 
 
-def refuse(status: int, code: str, method: str = ".*", path: str = "", *, times: int | None = None) -> Rule:
+def refuse(
+    status: int, code: str, method: str = ".*", path: str = "", *, times: int | None = None, chance: float = 1.0
+) -> Rule:
     """A rule that answers with an error of S3."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by rule</Message></Error>".encode()
-    return Rule("answer", method, path, times=times, status=status, body=body)
+    return Rule("answer", method, path, times=times, chance=chance, status=status, body=body)
 
 
 @dataclass(frozen=True)
