@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint test-crash test-big bench month lock
+.PHONY: help setup demo test lint servers test-crash test-big bench month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -32,7 +32,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## a season of real receipts through the whole flow, checked row by row; DEMO_ARGS="--nights 30"
 	@$(BIN)/lakeupsert demo $(DEMO_ARGS)
 
-test: setup ## all tests but those of `make test-crash` and `make test-big`
+# CI has every server; elsewhere the tests of those that were not got are skipped, and say so.
+test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
 	@$(BIN)/pytest -m "not crash and not big"
 
 lint: setup ## style, types, and the direction of imports
@@ -40,6 +41,11 @@ lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+
+servers: build/servers/versitygw ## the servers that tests run against; versitygw needs Go, and minutes
+
+build/servers/versitygw:
+	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
 
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash

@@ -236,6 +236,8 @@ def _check_values(path: Path, where: str, settings: TableSettings) -> None:
             "bad-setting", f"{path}: {where}: {setting} is {found!r}; {expected}.", next=f"correct {setting} in {where}"
         )
 
+    if settings.queue == "auto" and is_remote(settings.processed):
+        refuse("queue", "auto", "`processed` is not on this machine, and such a table must name its queue")
     if len(settings.partition_by) > 1:
         refuse("partition_by", list(settings.partition_by), "this version takes one partition column")
     if isinstance(settings.quarantine_limit, str) and not re.fullmatch(r"\d+(\.\d+)?%", settings.quarantine_limit):
@@ -255,10 +257,10 @@ def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
     """Two tables in one place would merge each other's rows; a table inside its landing zone would append itself."""
     queue_by: dict[str, str] = {}
     for name, settings in tables.items():
-        landing, processed = _place(settings.landing), _place(settings.processed)
-        queue = _place(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"
+        landing, processed = place(settings.landing), place(settings.processed)
+        queue = place(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"
         for other, others in tables.items():
-            elsewhere = _place(others.processed)
+            elsewhere = place(others.processed)
             if _overlap(landing, elsewhere):
                 raise ConfigurationError(
                     "overlapping-zones",
@@ -287,12 +289,19 @@ def _overlap(place: str, other: str) -> bool:
     return place.startswith(other) or other.startswith(place)
 
 
-def _place(address: str) -> str:
-    """What is compared to tell places apart: where links lead, and with a slash at the end."""
-    parts = urlsplit(address) if "://" in address else None
-    if parts is None or parts.scheme in ("file", "sqlite"):
-        address = os.path.realpath(unquote(parts.path) if parts else address)
+def place(address: str) -> str:
+    """What is compared to tell places apart: where links lead, one name for each scheme, and a slash at the end."""
+    scheme, _, rest = address.rpartition("://")
+    if scheme in ("", "file", "sqlite"):
+        address = os.path.realpath(unquote(urlsplit(address).path) if scheme else address)
+    elif scheme == "s3a":
+        address = f"s3://{rest}"
     return address.rstrip("/") + "/"
+
+
+def is_remote(address: str) -> bool:
+    """Whether it is on no file system of this machine."""
+    return "://" in address and not address.startswith("file:")
 
 
 def _absolute(path: Path, address: str) -> str:

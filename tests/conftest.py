@@ -46,6 +46,8 @@ def _in_memory() -> Iterator[Path]:
 
 folder = pytest.fixture(_in_memory)
 module_folder = pytest.fixture(_in_memory, scope="module")
+
+
 @pytest.fixture(scope="session")
 def elasticmq() -> Iterator[servers.Server]:
     with servers.elasticmq() as server:
@@ -66,5 +68,39 @@ def new_sqs_queue() -> Callable[..., str]:
         attributes = {"RedrivePolicy": policy, "VisibilityTimeout": str(visibility_seconds)}
         sqs.create_queue(QueueName=name, Attributes=attributes)
         return name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[servers.Server]:
+    with servers.moto() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def versitygw() -> Iterator[servers.Server]:
+    with servers.versitygw() as server:
+        yield server
+
+
+@pytest.fixture(params=["moto", "versitygw"])
+def s3_server(request: pytest.FixtureRequest) -> servers.Server:
+    """Each S3 server in turn."""
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def new_bucket(monkeypatch: pytest.MonkeyPatch) -> Callable[[servers.Server], str]:
+    """Makes an empty bucket and lets this test's boto3 use that server; returns the bucket's name."""
+
+    def make(server: servers.Server) -> str:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        bucket = f"b-{clock.new_id()[:12]}"
+        import boto3
+
+        boto3.client("s3").create_bucket(Bucket=bucket)
+        return bucket
 
     return make

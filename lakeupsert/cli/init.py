@@ -14,7 +14,7 @@ import click
 from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.output import block, columns, count, toml_key, toml_value
-from lakeupsert.config import FILE_NAME
+from lakeupsert.config import FILE_NAME, is_remote
 from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
     folder = Path(path).expanduser().resolve()
     if target.exists() and not dry_run:
         raise _exists(target)
-    if folder in target.resolve().parents:
+    if not is_remote(path) and folder in target.resolve().parents:
         raise ConfigurationError(
             "configuration-in-landing",
             f"{target} would lie in {folder}, among the data.",
@@ -59,7 +59,8 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
     text = _file_text(found, path, target.parent)
     call.table = found.table
     what = f"`lakeupsert adopt {shlex.quote(path)}`" if found.hive else "`lakeupsert run`"
-    steps = f"correct {', '.join(found.open)} in it, then {what}" if found.open else what
+    left = [*found.open, *(["queue"] if is_remote(found.processed) else [])]
+    steps = f"correct {', '.join(left)} in it, then {what}" if left else what
     result = {
         "written": None if dry_run else str(target),
         "proposed": {
@@ -139,6 +140,8 @@ def _file_text(found: "Proposal", path: str, folder: Path) -> str:
     for zone, address in zones.items():
         note = "  # a guess: correct it" if zone == guessed else ""
         lines.append(f"{zone} = {toml_value(_near(address, folder))}{note}")
+    if is_remote(found.processed):
+        lines += ["", "# A table that is not on this machine names its queue.", '# queue = ""']
     for setting in ("key", "partition_by", "order_by", "landing_dates"):
         choice = found.settings[setting]
         lines += ["", *_comments(choice.evidence)]

@@ -1,13 +1,12 @@
 """The commands around the nights: begin from what exists, and keep the table well."""
 
-from pathlib import Path
-
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.commands import main, workers_option
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.shared import merge
+from lakeupsert.config import place
 from lakeupsert.errors import ConfigurationError
 
 
@@ -27,9 +26,7 @@ def adopt(call: Call, path: str | None) -> Answer:
     """
     if path is not None and call.table is None:
         config = call.config()
-        named = [
-            name for name, table in config.tables.items() if Path(path).resolve() == Path(table.processed).resolve()
-        ]
+        named = [name for name, table in config.tables.items() if place(path) == place(table.processed)]
         if not named:
             raise ConfigurationError(
                 "no-table-there",

@@ -164,21 +164,13 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
                 begins = given.row_groups is None or given.row_groups[0] == 0
-                yield FileRead(given.path, rows_read, _hash(job, given) if begins else None)
+                content = content_hash(job.landing, given.path, given.etag) if begins else None
+                yield FileRead(given.path, rows_read, content)
             except UnreadableFileError as e:
                 yield FileFailed(given.path, changed=False, reason=e.reason)
             except ChangedFileError:
                 yield FileFailed(given.path, changed=True, reason="it changed or vanished while it was read")
     yield from quarantine.report()
-
-
-def _hash(job: AppendJob, given: LandingInput) -> str:
-    """The content's hash; ChangedFileError where it may be that of another content than the rows came from."""
-    found = content_hash(job.landing, given.path)
-    now = job.landing.head(given.path)
-    if now is None or now.etag != given.etag:
-        raise ChangedFileError(given.path)
-    return found
 
 
 def quarantine_files(job: AppendJob, unreadable: dict[str, str]) -> Iterator[Report]:

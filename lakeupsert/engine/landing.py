@@ -150,7 +150,7 @@ def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, 
     if kind is None:
         return Survey(file.path, unreadable=f"Its name ends in none of {', '.join(_ENDINGS)}, and `format` is auto.")
     try:
-        with store.open(file.path) as source:
+        with store.open(file.path, file.etag) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
                 return Survey(file.path, schema, True, row_groups=footer.num_row_groups, rows=footer.num_rows)
@@ -160,7 +160,8 @@ def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, 
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
         # A file that is still being written is no broken file: it would be set aside for good.
-        return Survey(file.path, unreadable=e.reason) if _is_unchanged(store, file) else Survey(file.path, changed=True)
+        unchanged = _is_unchanged(store, file.path, file.etag)
+        return Survey(file.path, unreadable=e.reason) if unchanged else Survey(file.path, changed=True)
 
 
 def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int, configured: str = "auto") -> Any:
@@ -251,9 +252,8 @@ def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: Ro
     kind = format_of(file.path, configured)
     if kind is None:
         raise UnreadableFileError(file.path, "Its name does not tell its format.")
-    _check_unchanged(store, file)
     try:
-        with store.open(file.path) as source:
+        with store.open(file.path, file.etag) as source:
             opened = _OPEN[kind](source, file, _required(rules.spec))
             for block in opened.blocks:
                 if len(block.places) or block.malformed:
@@ -261,31 +261,37 @@ def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: Ro
     except NotFoundError as e:
         raise ChangedFileError(file.path) from e
     except UnreadableFileError:
-        _check_unchanged(store, file)
+        _check_unchanged(store, file.path, file.etag)
         raise
-    _check_unchanged(store, file)
+    if not store.pinned:
+        _check_unchanged(store, file.path, file.etag)
 
 
-def content_hash(store: ObjectStore, path: str) -> str:
-    """SHA-256 of a whole object, in hexadecimal digits. Raises ChangedFileError where it vanished."""
+def content_hash(store: ObjectStore, path: str, etag: str | None = None) -> str:
+    """SHA-256 of a whole object, in hexadecimal digits.
+
+    Raises ChangedFileError where it vanished, or may have been another one than ``etag`` says.
+    """
     sha256 = hashlib.sha256()
     try:
-        with store.open(path) as source:
+        with store.open(path, etag) as source:
             while read := source.read(blocks.BLOCK_BYTES):
                 sha256.update(read)
     except NotFoundError as e:
         raise ChangedFileError(path) from e
+    if etag is not None and not store.pinned:
+        _check_unchanged(store, path, etag)
     return sha256.hexdigest()
 
 
-def _is_unchanged(store: ObjectStore, file: LandingInput) -> bool:
-    found = store.head(file.path)
-    return found is not None and found.etag == file.etag
+def _is_unchanged(store: ObjectStore, path: str, etag: str) -> bool:
+    found = store.head(path)
+    return found is not None and found.etag == etag
 
 
-def _check_unchanged(store: ObjectStore, file: LandingInput) -> None:
-    if not _is_unchanged(store, file):
-        raise ChangedFileError(file.path)
+def _check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
+    if not _is_unchanged(store, path, etag):
+        raise ChangedFileError(path)
 
 
 def _required(spec: TableSpec) -> frozenset[str]:

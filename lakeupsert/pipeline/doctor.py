@@ -75,6 +75,10 @@ def _permissions(table: OpenTable) -> Iterator[Finding]:
         store = open_store(getattr(table.settings, zone))
         if isinstance(store, LocalStore):
             yield _zone(table.name, zone, Path(store.root), rights)
+        else:
+            first = next(store.list("", limit=1), None)
+            read = first is not None and store.head(first.name) is not None
+            yield Finding("permissions", "ok", f"{zone}: {store.uri()} can be listed{' and read' if read else ''}")
 
 
 def _zone(table: str, zone: str, root: Path, rights: int) -> Finding:
@@ -133,8 +137,8 @@ def _store(table: OpenTable) -> Iterator[Finding]:
             "store",
             "problem",
             f"{store.uri()}: {wrong}",
-            "do not run lakeupsert on this store, where one writer's commit can replace another's: put `processed` on a "
-            "local file system, or on NFS with hard links",
+            "do not run lakeupsert on this store, where one writer's commit can replace another's: put `processed` on Amazon "
+            "S3 or a server that keeps its conditions, a local file system, or NFS with hard links",
         )
 
 

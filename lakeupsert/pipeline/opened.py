@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.queue import WorkQueue, open_queue
-from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, open_store
+from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.table.chain import FORMAT, Link, newer_format
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
@@ -144,7 +145,8 @@ class OpenTable:
                 entries = tuple(header(link.body) for link in self.entries(first - 1, last))
                 found = Headers(format=FORMAT, first=first, entries=entries)
                 if write:
-                    self.store.create(name, msgspec.json.encode(found))
+                    with suppress(UnknownOutcomeError):  # the next append finds it, or makes it
+                        self.store.create(name, msgspec.json.encode(found))
             self._headers += found.entries
         return self._headers[: high + 1]
 

@@ -175,7 +175,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
         append_read=sum(f.size * TIMES_READ.get(format_of(f.path, table.settings.format) or "", 2) for f in files),
         append_written=round(sum(i.bytes for i in incoming.values())),
         requests=_requests(head, len(nights), sizes.objects if files else 0, partitions),
-        landing_requests={"list": 1, "get": 3 * len(files), "head": 3 * len(files)},
+        landing_requests={"list": 1, "get": 3 * len(files), "head": 0 if table.landing.pinned else 2 * len(files)},
         seconds=_seconds(
             table, nights, batches, landing_bytes, sum(p.bytes_read + p.bytes_written for p in partitions)
         ),

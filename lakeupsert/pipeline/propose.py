@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from itertools import combinations
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
@@ -197,11 +197,12 @@ def _hive_column(names: Sequence[str], rows: Sample) -> str | None:
 
 def _beside(root: str, word: str, other: str) -> str:
     """Where the other zone would be: `/lake/landing/sales` and `/lake/processed/sales`, or beside it by another name."""
-    path = Path(root)
+    scheme, mark, rest = root.rpartition("://")
+    path = PurePosixPath(rest)
     if path.name == word:
-        return str(path.with_name(other))
+        return f"{scheme}{mark}{path.with_name(other)}"
     if path.parent.name == word:
-        return str(path.parent.with_name(other) / path.name)
+        return f"{scheme}{mark}{path.parent.with_name(other) / path.name}"
     return f"{root}-{other}"
 
 

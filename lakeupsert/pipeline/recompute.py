@@ -1,7 +1,7 @@
 """What a snapshot should show, computed anew from what landed, by other programs than the ones that made it.
 
 Reads     the ledger's list of files, quarantine files (for which rows were refused), the landing files, adopted files
-Writes    nothing but a temporary folder, where DuckDB puts what does not fit into memory
+Writes    nothing but temporary files: what does not fit into DuckDB's memory, one landing file of a remote store at a time
 Repeat    safe
 
 Parquet is read by DuckDB, CSV and JSON lines by Python's own readers, and every value is converted by DuckDB's CAST to the
@@ -11,6 +11,7 @@ type that the spec gives its column. DuckDB's window finds the winners, and comp
 import csv
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakeupsert.config import is_remote
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.landing import content_hash, format_of
@@ -28,7 +30,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import reader_schema, to_arrow
 from lakeupsert.read.view import View, plain_path
-from lakeupsert.storage import NotFoundError
+from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalar
 from lakeupsert.table.ledger import LandingFile, LedgerEntry, counting
@@ -38,6 +40,7 @@ from lakeupsert.table.spec import TableSpec
 
 BLOCK_ROWS = 50_000
 """Rows of a text file that go to DuckDB at once."""
+COPIED_BYTES = 16 << 20
 _MARKED = "\ue000{}\ue000"
 """A number of JSON, as it was written: Python's own would lose digits, also within lists and objects."""
 _DELETED, _NTH, _PLACE = "_lakeupsert_delete", "_lakeupsert_nth", "_lakeupsert_place"
@@ -172,24 +175,27 @@ class _Inputs:
         if entry.kind == "create":
             for partition in partitions:
                 for file in entry.touched[partition].files:
-                    self._load_parquet(entry, self._table.store.uri(file.name), [], partition)
+                    with _on_disk(self._table.store, file.name) as path:
+                        self._load_parquet(entry, path, [], partition)
             return
         refused, unreadable = self._refused(entry)
         for landed in entry.files:
             if landed.path in unreadable:
                 continue
-            uri, places = self._table.landing.uri(landed.path), refused.get(landed.path, [])
-            kind = format_of(landed.path, self._table.settings.format)
-            if kind == "parquet":
-                self._load_parquet(entry, uri, places, None)
-                continue
-            read = _csv_rows if kind == "csv" else _json_rows
-            rows = read(plain_path(uri), frozenset(places))
-            while block := list(islice(rows, BLOCK_ROWS)):
-                names = list(dict.fromkeys(name for row in block for name in row))
-                came = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
-                self._db.register("came", pa.table({**came, _PLACE: pa.array(range(len(block)))}))
-                self._insert(entry, "came", names, None, text=True, place=_PLACE)
+            with _on_disk(self._table.landing, landed.path) as path:
+                self._load_landed(entry, landed, path, refused.get(landed.path, []))
+
+    def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
+        kind = format_of(landed.path, self._table.settings.format)
+        if kind == "parquet":
+            self._load_parquet(entry, path, refused, None)
+            return
+        rows = (_csv_rows if kind == "csv" else _json_rows)(path, frozenset(refused))
+        while block := list(islice(rows, BLOCK_ROWS)):
+            names = list(dict.fromkeys(name for row in block for name in row))
+            came = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
+            self._db.register("came", pa.table({**came, _PLACE: pa.array(range(len(block)))}))
+            self._insert(entry, "came", names, None, text=True, place=_PLACE)
 
     def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """Positions that were refused, by landing file, and files that were as a whole."""
@@ -206,8 +212,8 @@ class _Inputs:
                     places.setdefault(path, []).append(place)
         return places, unreadable
 
-    def _load_parquet(self, entry: LedgerEntry, uri: str, refused: Sequence[int], adopted: str | None) -> None:
-        source = f"read_parquet({_text(plain_path(uri))}, file_row_number = true, hive_partitioning = false)"
+    def _load_parquet(self, entry: LedgerEntry, path: str, refused: Sequence[int], adopted: str | None) -> None:
+        source = f"read_parquet({_text(path)}, file_row_number = true, hive_partitioning = false)"
         names = [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
         if refused:
             self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
@@ -361,6 +367,18 @@ def import_duckdb() -> Any:
             next="pip install 'lakeupsert[reconcile]'",
         ) from e
     return duckdb
+
+
+@contextmanager
+def _on_disk(store: ObjectStore, name: str) -> Iterator[str]:
+    """The path of an object for those that open files themselves: its own, or while the block runs that of a copy."""
+    if not is_remote(store.uri(name)):
+        yield plain_path(store.uri(name))
+        return
+    with tempfile.NamedTemporaryFile(prefix="lakeupsert-") as copy, store.open(name) as source:
+        shutil.copyfileobj(source, copy, COPIED_BYTES)
+        copy.flush()
+        yield copy.name
 
 
 @contextmanager

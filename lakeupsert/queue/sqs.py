@@ -344,7 +344,7 @@ class SqsQueue:
                 from botocore.exceptions import BotoCoreError
             except ImportError as e:
                 raise ConfigurationError(
-                    "no-boto3",
+                    "extra-missing",
                     f"The queue {self.name!r} is in SQS, and boto3 is not installed. {_NOTHING}",
                     next="pip install 'lakeupsert[aws]'",
                 ) from e

@@ -43,6 +43,14 @@ class ObjectInfo:
     modified: float = field(compare=False)  # S3's HEAD and LIST round it differently
 
 
+def parts_of(name: str) -> list[str]:
+    """The parts of an object's name. Raises ValueError where it could mean another object, or none, on some store."""
+    parts = name.split("/") if name else []
+    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+        raise ValueError(f"not an object name: {name!r}")
+    return parts
+
+
 class Requests:
     """How often each kind of call reached the store; safe between threads."""
 
@@ -76,8 +84,12 @@ class ObjectStore(Protocol):
     def uri(self, name: str = "") -> str:
         """The address of an object, for messages and for engines that open it themselves."""
 
-    def get(self, name: str) -> bytes:
-        """The whole object. Raises NotFoundError."""
+    @property
+    def pinned(self) -> bool:
+        """Whether an opened object can only be read as it was when it was opened; else a reader looks at its etag again."""
+
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        """The whole object, or so many bytes from a place in it on. Raises NotFoundError."""
 
     def head(self, name: str) -> ObjectInfo | None:
         """Size and etag, or None where nothing has this name."""
@@ -100,5 +112,9 @@ class ObjectStore(Protocol):
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; a name that is not there is no error."""
 
-    def open(self, name: str) -> Any:
-        """A seekable Arrow input (``pyarrow.NativeFile``). Raises NotFoundError."""
+    def open(self, name: str, etag: str | None = None) -> Any:
+        """A seekable Arrow input (``pyarrow.NativeFile``).
+
+        Raises NotFoundError, also where the object has another etag than the one given; where the store is `pinned`, also
+        while it is read, as soon as it is another object.
+        """

@@ -24,6 +24,7 @@ from lakeupsert.storage.base import (
     Requests,
     StoreUnavailableError,
     UnknownOutcomeError,
+    parts_of,
 )
 
 SCRATCH = "_lakeupsert/tmp"
@@ -32,6 +33,8 @@ SCRATCH = "_lakeupsert/tmp"
 
 class LocalStore:
     """See `lakeupsert.storage.base.ObjectStore` for what each method promises."""
+
+    pinned = False  # a file can be written in place while it is read
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(root)
@@ -45,11 +48,13 @@ class LocalStore:
     def uri(self, name: str = "") -> str:
         return Path(self._path(name)).as_uri()
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         self.requests.count("get")
+        start, size = part or (0, -1)
         try:
             with self._failures(name), open(self._path(name), "rb") as f:
-                return f.read()
+                f.seek(start)
+                return f.read(size)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as e:
             raise NotFoundError(name) from e
 
@@ -113,21 +118,22 @@ class LocalStore:
             with self._failures(name):
                 _remove(self._path(name))
 
-    def open(self, name: str) -> Any:
+    def open(self, name: str, etag: str | None = None) -> Any:
         self.requests.count("get")
         try:
             with self._failures(name):
-                return pa.OSFile(self._path(name), "rb")
+                file = pa.OSFile(self._path(name), "rb")
         except (FileNotFoundError, NotADirectoryError) as e:
             raise NotFoundError(name) from e
+        if etag is not None and _info(name, os.fstat(file.fileno())).etag != etag:
+            file.close()
+            raise NotFoundError(name)
+        return file
 
     # -- how
 
     def _path(self, name: str) -> str:
-        parts = name.split("/") if name else []
-        if any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise ValueError(f"not an object name: {name!r}")
-        return os.path.join(self.root, *parts)
+        return os.path.join(self.root, *parts_of(name))
 
     def _temporary(self) -> str:
         self._make_folder(self._scratch)

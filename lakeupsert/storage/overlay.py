@@ -25,14 +25,14 @@ class OverlayStore(LocalStore):
     def uri(self, name: str = "") -> str:
         return super().uri(name) if self._is_here(name) else self._below.uri(name)
 
-    def get(self, name: str) -> bytes:
-        return super().get(name) if self._is_here(name) else self._below.get(name)
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        return super().get(name, part) if self._is_here(name) else self._below.get(name, part)
 
     def head(self, name: str) -> ObjectInfo | None:
         return super().head(name) if self._is_here(name) else self._below.head(name)
 
-    def open(self, name: str) -> Any:
-        return super().open(name) if self._is_here(name) else self._below.open(name)
+    def open(self, name: str, etag: str | None = None) -> Any:
+        return super().open(name, etag) if self._is_here(name) else self._below.open(name, etag)
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         return self._below.list(prefix, limit=limit)

@@ -100,9 +100,13 @@ class FaultyStore:
     def uri(self, name: str = "") -> str:
         return self._store.uri(name)
 
-    def get(self, name: str) -> bytes:
+    @property
+    def pinned(self) -> bool:
+        return self._store.pinned
+
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         with self._at("get", name):
-            return self._store.get(name)
+            return self._store.get(name, part)
 
     def head(self, name: str) -> ObjectInfo | None:
         with self._at("head", name):
@@ -127,9 +131,9 @@ class FaultyStore:
             with self._at("delete", name):
                 self._store.delete([name])
 
-    def open(self, name: str) -> Any:
+    def open(self, name: str, etag: str | None = None) -> Any:
         with self._at("open", name):
-            return self._store.open(name)
+            return self._store.open(name, etag)
 
 
 class FaultyQueue:

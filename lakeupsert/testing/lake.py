@@ -49,7 +49,8 @@ class _FaultyTable(OpenTable):
 class Lake:
     """One table `t` below ``root``: key (k, l), partition column d, ordering column ts, operation column op.
 
-    ``settings`` replace or add to those. ``points`` sees every call of the processed zone's store and of the queue.
+    Its zones are folders there. ``settings`` replace or add to those: zones in another store come with a queue. ``points``
+    sees every call of the stores and of the queue.
     """
 
     rules = Rules(key=("k", "l"), order_by=("ts",), partition="d", delete_column="op", delete_values=("D",))
@@ -107,10 +108,9 @@ class Lake:
 
     def land(self, path: str, rows: Sequence[Row], refused: Sequence[Row] = ()) -> None:
         """Write one JSON-lines landing file, at its end rows that must go to quarantine; the name must be new."""
-        target = self.root / "landing" / path
-        target.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({c: _text(v) for c, v in row.items()}) + "\n" for row in (*rows, *refused)]
-        target.write_text("".join(lines), encoding="utf-8")
+        with open_store(self.settings.landing).write(path) as sink:
+            sink.write("".join(lines).encode())
         self.landed[path], self.refused[path] = list(rows), list(refused)
 
     def entries(self) -> list[tuple[int, Any]]:

@@ -3,6 +3,7 @@
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,29 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
     finally:
         process.terminate()
         process.wait()
+
+
+@contextmanager
+def moto() -> Iterator[Server]:
+    """S3 and SQS in memory; knows no wrong credentials."""
+    port = free_port()
+    command = [sys.executable, "-m", "lakeupsert.testing.motoserver", "-H", HOST, "-p", str(port)]
+    with tempfile.TemporaryDirectory(prefix="moto-") as folder, serve(command, port, Path(folder) / "log"):
+        yield Server(port, _aws(port))
+
+
+@contextmanager
+def versitygw() -> Iterator[Server]:
+    """S3 over a folder, with signatures that are checked; objects are plain files, so a test can damage them."""
+    program = require(PROGRAMS / "versitygw", "`make servers` builds it (Go)")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="versitygw-") as folder:
+        root = Path(folder) / "buckets"
+        root.mkdir()
+        env = {"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret"}
+        command: list[str | Path] = [program, "--port", f"{HOST}:{port}", "--keep-alive", "posix", root]
+        with serve(command, port, Path(folder) / "log", env):
+            yield Server(port, _aws(port), root)
 
 
 @contextmanager

@@ -224,6 +224,22 @@ def test_two_tables_on_one_processed_path_are_refused(file: Path, other: str) ->
     assert "'sales' and 'returns'" in error.message
 
 
+def test_schemes_of_s3_are_one_place(file: Path) -> None:
+    queues = '"s3://lake/t"\nqueue = "1.sqlite"', '"s3a://lake/t/"\nqueue = "2.sqlite"'
+    assert refused(file, two_tables(*queues)).code == "shared-processed"
+    text = REQUIRED.replace('"landing"', '"s3a://lake/t/in"').replace(
+        '"processed"', '"s3://lake/t"\nqueue = "1.sqlite"'
+    )
+    assert refused(file, text).code == "overlapping-zones"
+
+
+def test_remote_table_without_a_queue_is_refused(file: Path) -> None:
+    error = refused(file, REQUIRED.replace('"processed"', '"s3://lake/processed"'))
+    assert "queue" in error.next
+    file.write_text(REQUIRED.replace('"processed"', '"file:///lake/processed"'))
+    assert load(str(file), {}).tables["sales"].queue == "auto"
+
+
 def test_two_tables_on_one_queue_are_refused(file: Path) -> None:
     error = refused(file, two_tables('"p1"\nqueue = "q.sqlite"', f'"p2"\nqueue = "sqlite://{file.parent}/q.sqlite"'))
     assert error.code == "shared-queue"

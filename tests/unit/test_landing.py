@@ -733,8 +733,8 @@ class CountingStore(LocalStore):
         super().__init__(root)
         self.read = read
 
-    def open(self, name: str) -> Any:
-        source, read = super().open(name), self.read
+    def open(self, name: str, etag: str | None = None) -> Any:
+        source, read = super().open(name, etag), self.read
 
         class Counting:
             def __enter__(self) -> Any:
@@ -903,26 +903,32 @@ def test_json_duplicate_name_keeps_the_last(landing: Landing) -> None:
 
 
 class TouchingStore(LocalStore):
-    """Replaces (or removes) a file when its ``at``-th head is taken."""
+    """Replaces (or removes) a file before the call ``at``."""
 
-    def __init__(self, root: Path, at: int, content: bytes | None) -> None:
+    def __init__(self, root: Path, at: str, content: bytes | None) -> None:
         super().__init__(root)
-        self.at, self.content, self.heads = at, content, 0
+        self.at, self.content = at, content
 
     def head(self, name: str) -> Any:
-        self.heads += 1
-        if self.heads == self.at:
+        self.touch("head", name)
+        return super().head(name)
+
+    def open(self, name: str, etag: str | None = None) -> Any:
+        self.touch("open", name)
+        return super().open(name, etag)
+
+    def touch(self, call: str, name: str) -> None:
+        if call == self.at:
             path = Path(self.root) / name
             path.unlink()
             if self.content is not None:
                 path.write_bytes(self.content)
-        return super().head(name)
 
 
-@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize("at", ["open", "head"])
 @pytest.mark.parametrize("content", [None, b"id\n"])
 def test_file_that_changes_while_it_is_read_is_left_to_the_next_batch(
-    landing: Landing, at: int, content: bytes | None
+    landing: Landing, at: str, content: bytes | None
 ) -> None:
     for name, before in {"a.csv": csv_of("1,2026-01-02,2026-03-01,1,n"), "a.parquet": table_of(good())}.items():
         file = landing.put(name, before)

@@ -1,0 +1,248 @@
+"""A table whose zones are on S3: nights, upkeep and commands as on a local disk, on each server."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert.cli import main
+from lakeupsert.errors import TryAgainError
+from lakeupsert.testing.faults import Fault, Killed
+from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
+from lakeupsert.testing.servers import Server
+
+NewBucket = Callable[[Server], str]
+NIGHTS = [
+    [row("a", 0, 1, 1), row("b", 0, 1, 1), row("a", 1, 1, 1), row("c", 1, 5, 1)],
+    [row("a", 0, 2, 2), row("b", 0, 2, 2, op="D"), row("c", 1, 4, 2), row("d", 2, 1, 2)],
+    [row("b", 0, 1, 3), row("e", 0, 1, 3), row("c", 1, 6, 3)],
+]
+
+
+def new_lake(root: Path, bucket: str, **settings: Any) -> Lake:
+    zones = {"landing": f"s3://{bucket}/landing", "processed": f"s3a://{bucket}/processed"}
+    return Lake(root, **zones, queue=str(root / "queue.sqlite"), **settings)
+
+
+@pytest.fixture
+def lake(s3_server: Server, new_bucket: NewBucket, tmp_path: Path) -> Lake:
+    return new_lake(tmp_path, new_bucket(s3_server))
+
+
+def test_nights_equal_the_model(lake: Lake) -> None:
+    for number, rows in enumerate(NIGHTS):
+        lake.land(f"{number}.jsonl", rows, refused=[{**row("x", 1, 1), "v": "no number"}])
+        lake.run()
+        lake.check()
+    lake.land("last.jsonl", [row("z", 0, 9)])
+    lake.table.append(host="local")
+    assert "z" in {r["k"] for r in lake.rows("latest")}
+    lake.finish_and_check()
+
+
+def test_night_costs_few_requests(lake: Lake) -> None:
+    """Beside the heads of the chains: three reads for a landing file; list, get, two reads, put and create for a partition to
+    merge; list and get to publish it."""
+    lake.land("0.jsonl", NIGHTS[0])
+    lake.run()
+    lake.land("1.jsonl", NIGHTS[1])
+    lake.reopen()
+    old, new = 2, 1  # partitions that the night touches
+    assert counted(lake, lambda: lake.table.append(host="local")) == {
+        "list": 2 + 1,
+        "get": 4 + 3,
+        "put": 1,
+        "create": 1 + 1,  # before its first one a process sees whether conditions hold
+    }
+    assert counted(lake, lambda: lake.table.dedupe()) == {
+        "list": 2 + old + new,
+        "get": 3 + 3 * old + new,
+        "put": old + new,
+        "create": old + new,
+    }
+    assert counted(lake, lambda: lake.table.publish()) == {"list": 4 + old + new, "get": 3 + old + new, "create": 1}
+
+
+def counted(lake: Lake, step: Callable[[], object]) -> Counter[str]:
+    stores = lake.table._table.store, lake.table._table.landing
+    before = sum((Counter(store.requests.as_dict()) for store in stores), Counter[str]())
+    step()
+    return sum((Counter(store.requests.as_dict()) for store in stores), Counter[str]()) - before
+
+
+def test_upkeep_and_proof(lake: Lake) -> None:
+    for number, rows in enumerate(NIGHTS):
+        lake.land(f"{number}.jsonl", rows)
+        lake.run()
+    proved = lake.table.reconcile(deep=True)
+    assert proved.proof
+    assert all(p.balanced for p in proved.proof)
+    assert not proved.gone
+    lake.table.restore(0, dry=False)
+    lake.finish_and_check()
+    lake.table.vacuum(dry=False)
+    lake.check()
+
+
+# -- what goes wrong on the way
+
+
+@pytest.fixture
+def night(moto: Server, new_bucket: NewBucket, tmp_path: Path) -> Callable[[], Lake]:
+    """Makes a lake, in a new place each time, with one night landed."""
+    bucket, numbers = new_bucket(moto), count()
+
+    def land() -> Lake:
+        place = f"{bucket}/{next(numbers)}"
+        lake = new_lake(tmp_path / place, place)
+        lake.land("0.jsonl", NIGHTS[0])
+        return lake
+
+    return land
+
+
+def test_night_that_dies_at_a_write_is_finished_by_the_next(night: Callable[[], Lake]) -> None:
+    writes = ("create", "put")
+    lake = night()
+    lake.points.arm(-1, Fault.BEFORE, writes)
+    lake.run()
+    for number, call in enumerate(lake.points.seen):
+        for fault in (Fault.KILL_BEFORE, Fault.KILL_AFTER):
+            lake = night()
+            lake.points.arm(number, fault, writes)
+            with pytest.raises(Killed):
+                lake.run()
+            lake.points.disarm()
+            lake.reopen()
+            try:
+                lake.finish_and_check()
+            except Exception as e:
+                e.add_note(f"{call}: {fault.value}")
+                raise
+
+
+def test_night_whose_answers_are_lost_goes_on(
+    moto: Server, night: Callable[[], Lake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fault_proxy(moto) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
+        lake = night()
+        proxy.log.clear()
+        lake.run()
+        writes = sum(event.method == "PUT" for event in proxy.log)
+        for number in range(writes):
+            lake = night()
+            proxy.log.clear()
+            proxy.rules = (Rule("lose", "PUT", skip=number, times=1),)
+            lake.run()
+            assert proxy.struck("lose") == 1
+            proxy.rules = ()
+            lake.finish_and_check()
+            assert [n for n, e in lake.entries() if e.kind == "batch"] == [1], "the batch was appended again"
+
+
+def test_one_answer_in_ten_is_lost(moto: Server, night: Callable[[], Lake], monkeypatch: pytest.MonkeyPatch) -> None:
+    with fault_proxy(moto, seed=1) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
+        lake = night()
+        proxy.rules = (Rule("lose", chance=0.1), refuse(503, "SlowDown", chance=0.1))
+        for number, rows in enumerate(NIGHTS[1:], 1):
+            lake.land(f"{number}.jsonl", rows)
+            with contextlib.suppress(TryAgainError):
+                lake.run()
+        assert proxy.struck("lose") > 5
+        proxy.rules = ()
+        lake.finish_and_check()
+
+
+# -- commands
+
+COMMANDS = [
+    "plan",
+    "run --host local",
+    "status",
+    "history",
+    "files",
+    "doctor",
+    "explain k=a l=0",
+    "reconcile --deep",
+    "compact --full",
+    "restore 0 --yes",
+    "run --host local",
+    "vacuum --yes",
+    "export --output out.parquet",
+]
+
+
+def configure(bucket: str) -> None:
+    Path("lakeupsert.toml").write_text(
+        f"""[tables.t]
+        landing = "s3://{bucket}/landing"
+        processed = "s3a://{bucket}/processed"
+        queue = "queue.sqlite"
+        key = ["k", "l"]
+        partition_by = ["d"]
+        order_by = ["ts"]
+        delete = {{column = "op", values = ["D"]}}
+        schema = {{k = "string", l = "int", d = "date", ts = "timestamp_ntz", v = "bigint", op = "string"}}
+        """
+    )
+
+
+def test_every_command_takes_a_table_on_s3(
+    s3_server: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bucket = new_bucket(s3_server)
+    new_lake(tmp_path, bucket).land("0.jsonl", NIGHTS[0])
+    proposed = command("init", f"s3://{bucket}/landing", "--dry-run")["proposed"]
+    assert (proposed["landing"], proposed["processed"]) == (f"s3://{bucket}/landing", f"s3://{bucket}/processed")
+    configure(bucket)
+    for line in COMMANDS:
+        command(*line.split())
+    assert pq.read_table("out.parquet").num_rows == 4
+
+
+def test_existing_folder_is_adopted(
+    s3_server: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bucket = new_bucket(s3_server)
+    lake = new_lake(tmp_path, bucket)
+    with lake.table._table.store.write("d=2020-01-01/part-0.parquet") as sink:
+        pq.write_table(pa.table({"k": ["a"], "l": pa.array([0], pa.int32()), "ts": [row("a", 0, 1)["ts"]]}), sink)
+    configure(bucket)
+    assert command("adopt", f"s3://{bucket}/processed")["rows"] == 1
+
+
+def test_spark_tasks_append_to_s3(
+    moto: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bucket = new_bucket(moto)
+    lake = new_lake(tmp_path, bucket)
+    lake.land("0.jsonl", NIGHTS[0])
+    configure(bucket)
+    # A process of its own, since Spark's workers have the environment with which its JVM began.
+    program = "from lakeupsert.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, "run", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["result"]["requests"]["put"] >= 3
+    lake.check()
+
+
+def command(*args: str) -> Any:
+    result = CliRunner().invoke(main, [*args, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)["result"]
