@@ -250,7 +250,10 @@ class Table:
     ) -> ReprocessResult:
         """Settle every partition that was adopted and that no merge has touched since."""
         snapshot = self._table.last_snapshot()
-        heads = self._table.heads(snapshot.body.partitions if snapshot else ())
+        shown = snapshot.body.partitions if snapshot else {}
+        heads = self._table.heads(shown)
+        if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
+            publish(self._table, also=ahead)  # what a compact that died had settled, and nobody would show
         unsettled = {p for p, head in heads.items() if not all(b.settled for b in head.body.buckets)}
         return self.reprocess(unsettled.__contains__, workers=workers, stop=stop, progress=progress)
 

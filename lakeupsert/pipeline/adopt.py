@@ -65,10 +65,11 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     footings = _footings(table, [found for files in folders.values() for found in files])
     spec = _planned(table, footings, list(folders))
     _refuse_null_keys(table, footings)
-    known = table.head_spec()  # of an attempt that came this far and no further
-    if known is not None and known.body.arrow_schema == spec.arrow_schema:
-        spec = known.body
-    elif known is not None or table.objects.specs.append(spec, None).result != "won":
+    table.objects.specs.append(spec, None)
+    known = table.head_spec()  # perhaps of an attempt that came this far and no further, or of one beside this
+    if table.objects.ledger.head() is not None:
+        raise _already(table)
+    if known is None or known.body.arrow_schema != spec.arrow_schema:
         raise DamagedTableError(
             "spec-in-the-way",
             f"{table.store.uri(HOME)} holds a spec without a ledger, which an attempt left that found other columns.",

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
@@ -17,8 +19,10 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.reconcile import prove
 from lakeupsert.queue import WorkQueue
+from lakeupsert.read.view import View
 from lakeupsert.storage import ObjectStore, open_store
 from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.types import named_type
 from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
 from lakeupsert.testing.model import Row, Rules, counts_at, expected
 
@@ -69,6 +73,7 @@ class Lake:
         self.settings = TableSettings(**{**zones, **usual, **settings})
         self.landed: dict[str, list[Row]] = {}
         self.refused: dict[str, list[Row]] = {}
+        self.adopted: dict[str, list[Row]] = {}
         self.passes: Callable[[Row, LedgerEntry], bool] = lambda row, entry: False
         self.table = Table("t", self.settings)
         self.points = Points()
@@ -86,7 +91,8 @@ class Lake:
         self.table.close()
         shutil.copytree(self.root, root)
         other = type(self)(root, **self.given)
-        other.landed, other.refused, other.passes = dict(self.landed), dict(self.refused), self.passes
+        other.landed, other.refused, other.adopted = dict(self.landed), dict(self.refused), dict(self.adopted)
+        other.passes = self.passes
         return other
 
     def mend(self, mended: Callable[[Row], bool], **settings: Any) -> None:
@@ -113,14 +119,38 @@ class Lake:
             sink.write("".join(lines).encode())
         self.landed[path], self.refused[path] = list(rows), list(refused)
 
+    def lay(self, name: str, rows: Sequence[Row]) -> None:
+        """Write plain Parquet for `Table.adopt`, a file of that name into each partition's folder; no row is an operation."""
+        columns = {c: named_type(type_, c) for c, type_ in self.settings.schema.items() if c not in ("d", "op")}
+        for day in {row["d"] for row in rows}:
+            target = self.root / "processed" / f"d={day}" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            of_day = [row for row in rows if row["d"] == day]
+            pq.write_table(pa.Table.from_pylist(of_day, pa.schema(list(columns.items()))), target)
+            self.adopted[f"d={day}/{name}"] = of_day
+
     def entries(self) -> list[tuple[int, Any]]:
         """Number and body of every ledger entry."""
         ledger = self.table._table.objects.ledger
         head = ledger.head()
         return [(link.number, link.body) for link in ledger.between(-1, head.number)] if head else []
 
-    def expected(self, up_to: int) -> list[dict[str, Any]]:
-        return expected(self.rules, self.entries(), self.landed, up_to, self.refused, self.passes)
+    def expected(self, up_to: int, unsettled: Collection[str] = ()) -> list[dict[str, Any]]:
+        return expected(
+            self.rules, self.entries(), self.landed, up_to, self.refused, self.passes, self.adopted, unsettled
+        )
+
+    def expected_in(self, view: View) -> list[dict[str, Any]]:
+        return self.expected(view.snapshot.batch, self.unsettled_in(view))
+
+    def unsettled_in(self, view: View) -> set[str]:
+        """Partitions of which it shows the very files that were adopted; a batch that counts must have settled the others."""
+        entries = dict(self.entries())
+        merged = {p for n in counts_at(entries, view.snapshot.batch) for p in entries[n].touched}
+        adopted = {p: [f.name for f in touched.files] for p, touched in entries[0].touched.items()}
+        unsettled = {p for p, names in adopted.items() if [f.name for f in view.files(only=p)] == names}
+        assert not unsettled & merged, f"a batch was merged, and {unsettled & merged} are as they were adopted"
+        return unsettled
 
     def rows(self, snapshot: int | str = "published") -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = self.table.to_arrow(snapshot).read_all().to_pylist()
@@ -147,7 +177,8 @@ class Lake:
             assert not wrong, f"it does not balance: {wrong}"
         for link in self.table.snapshots():
             assert not link.body.lagging
-            assert self.rows(link.number) == self.expected(link.body.batch), f"snapshot {link.number} is wrong"
+            expected = self.expected_in(self.table.view(link.number))
+            assert self.rows(link.number) == expected, f"snapshot {link.number} is wrong"
 
     def named_files(self) -> set[str]:
         """Every data file that some version of the table names, those of batches that are not merged yet too."""

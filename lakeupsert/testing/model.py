@@ -1,6 +1,6 @@
 """A lake as a dict: what the ledger's batches must become, said in a few lines that share nothing with the product."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,16 +33,36 @@ def expected(
     up_to: int,
     refused: Mapping[str, Sequence[Row]] | None = None,
     passes: Callable[[Row, LedgerEntry], bool] = lambda row, entry: False,
+    adopted: Mapping[str, Sequence[Row]] | None = None,
+    unsettled: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """The table's rows after the ledger entries up to number ``up_to``, by partition and key.
 
     ``landed`` has the rows of every landing file that was ever written, by path; the ledger tells which batch took which.
     ``refused`` has those at the ends of these files that went to quarantine, but where one ``passes`` in a batch, be it a
     replay or not. A batch is expected to have one quarantine file.
+    ``adopted`` has the rows of the files that the table began with, by name: they are batch 0, and always count. Partitions
+    that are ``unsettled`` show these files one after the other as they are.
     """
     ledger = dict(entries)
     best: dict[tuple[Any, ...], tuple[Rank, Row]] = {}
     quarantined: dict[str, Sequence[Row]] = {}
+
+    def came(row: Row, batch: int, file: int, place: int) -> None:
+        key = (row[rules.partition], *(row[c] for c in rules.key))
+        ranked = rank(row, rules, batch, file, place)
+        if key not in best or best[key][0] < ranked:
+            best[key] = ranked, row
+
+    as_they_are: list[Row] = []
+    for partition, touched in ledger[0].touched.items():
+        files = [(adopted or {})[f.name] for f in touched.files]
+        if partition in unsettled:
+            as_they_are += [row for rows in files for row in rows]
+            continue
+        for file, rows in enumerate(files):
+            for place, row in enumerate(rows):
+                came(row, 0, file, place)
     for number in counts_at(ledger, up_to):
         entry = ledger[number]
         tried = [(landed[f.path], (refused or {}).get(f.path, ())) for f in entry.files]
@@ -51,13 +71,11 @@ def expected(
         quarantined |= {f.name: stay for f in entry.quarantine}
         for file, (good, doubtful) in enumerate(tried):
             for place, row in enumerate([*good, *(row for row in doubtful if passes(row, entry))]):
-                key = (row[rules.partition], *(row[c] for c in rules.key))
-                ranked = rank(row, rules, number, file, place)
-                if key not in best or best[key][0] < ranked:
-                    best[key] = ranked, row
+                came(row, number, file, place)
     live = [row for _, row in best.values() if str(row.get(rules.delete_column or "")) not in rules.delete_values]
-    rows = [{c: v for c, v in row.items() if c != rules.delete_column} for row in live]
-    return sorted(rows, key=lambda row: (row[rules.partition], *(row[c] for c in rules.key)))
+    live.sort(key=lambda row: [row[c] for c in rules.key])
+    shown = sorted((*live, *as_they_are), key=lambda row: row[rules.partition])
+    return [{c: v for c, v in row.items() if c != rules.delete_column} for row in shown]
 
 
 def counts_at(entries: Mapping[int, LedgerEntry], number: int) -> list[int]:

@@ -54,8 +54,8 @@ class Strike:
 class LakeProcess:
     """A process, and session, of its own that does one step after the other on a lake as it is told.
 
-    Steps are `append`, `dedupe`, `publish`, `run` of `Table`, with their options (host local unless told otherwise), and
-    those of `STEPS`. Leaving the block kills the process and whatever it started.
+    Steps are `append`, `dedupe`, `publish`, `run`, `vacuum` of `Table`, with their options (host local unless told
+    otherwise), and those of `STEPS`. Leaving the block kills the process and whatever it started.
     """
 
     def __init__(self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver") -> None:
@@ -239,7 +239,7 @@ def _watch(lake: Lake, until: int) -> list[tuple[int, int, Any]]:
 
 
 STEPS: dict[str, Callable[..., Any]] = {
-    **{name: partial(_of_table, name) for name in ("append", "dedupe", "publish", "run")},
+    **{name: partial(_of_table, name) for name in ("append", "dedupe", "publish", "run", "vacuum")},
     "repeat": _repeat,
     "watch": _watch,
 }

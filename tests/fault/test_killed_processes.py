@@ -12,12 +12,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import datetime, timedelta
+from fnmatch import fnmatch
 from pathlib import Path
 from sqlite3 import connect
 from typing import Any, Literal
 
 import pytest
 
+from lakeupsert import clock
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.dedupe import UNANSWERED
 from lakeupsert.queue import QueueStats
@@ -187,6 +190,94 @@ def test_lake_survives_processes_that_work_at_once_and_die(folder: Path, seed: i
         lake.check()
     assert died > 4
     finish_and_check(lake)
+
+
+# ---------------------------------------------------------------- vacuum
+
+
+class NineDaysAgo(clock.Source):
+    def now(self) -> datetime:
+        return super().now() - timedelta(days=9)
+
+
+def littered(root: Path) -> Lake:
+    """Nine days ago: nights, attempts that died, a vacuum that expired snapshots, and a reprocess. Today: nights again, attempts
+    that died, a batch that nobody has merged, and nothing deleted yet."""
+    lake = Lake(root, keep_snapshots=2)
+
+    def night(number: int) -> None:
+        rows = [
+            row(k, day, number, number, op="D" if k == "b" and number == 3 else None) for k in "ab" for day in (0, 1)
+        ]
+        lake.land(f"{number}.jsonl", rows)
+
+    def nights_and_deaths(numbers: range) -> None:
+        for number in numbers:
+            night(number)
+            kill(lake, "append", Strike("create _lakeupsert/ledger"))
+            lake.table.append(host="local")
+            kill(lake, "dedupe", Strike("create _lakeupsert/partitions"))
+            lake.reopen()
+            lake.run()
+
+    with clock.use(NineDaysAgo()):
+        nights_and_deaths(range(1, 5))
+        lake.table.tag("second", 1)
+        lake.table.vacuum(dry=False)
+        lake.table.reprocess(source="landing", host="local")
+    for path in root.rglob("*"):
+        then = path.stat().st_mtime - timedelta(days=9).total_seconds()
+        os.utime(path, (then, then))
+    nights_and_deaths(range(5, 7))
+    night(7)
+    lake.table.append(host="local")
+    return lake
+
+
+def objects(lake: Lake) -> set[str]:
+    return {found.name for found in lake.table._table.store.list("") if "/queue.sqlite" not in found.name}
+
+
+@pytest.mark.crash
+def test_vacuum_killed_again_and_again_loses_nothing_and_leaves_no_garbage(folder: Path) -> None:
+    """Fifty times, at calls drawn from all that it makes."""
+    first = littered(folder / "first")
+    before, named = objects(first), first.named_files()
+    whole = first.copy(folder / "whole")
+    whole.points.arm(NEVER, Fault.BEFORE)
+    garbage = {g.name for g in whole.table.vacuum(dry=False).garbage}
+    calls, kept = len(whole.points.seen), [link.number for link in whole.table.snapshots()]
+    assert garbage == before - objects(whole)
+    for kind in ("d=*/base-*", "_lakeupsert/data/*.pack"):
+        found = {name for name in garbage if fnmatch(name, kind)}
+        assert found & named, f"{kind} that is superseded or merged"
+        assert found - named, f"{kind} of an attempt that died"
+        assert {name for name in before - garbage if fnmatch(name, kind)} - named, f"{kind} of one that may be at work"
+    for kind in ("partitions/*/v*", "snapshots/v*", "units/*"):
+        assert any(fnmatch(name, f"_lakeupsert/{kind}") for name in garbage), kind
+
+    chance = random.Random(1)
+    for _ in range(50):
+        lake = first.copy(folder / "killed")
+        struck: list[Strike] = []
+        while not struck or chance.random() < 0.5:
+            struck.append(Strike("", chance.randrange(calls), chance.choice(["before", "after"])))
+            with LakeProcess(lake) as process:
+                try:
+                    process.do("vacuum", strike=struck[-1], dry=False)
+                    assert struck[1:], "what was counted came to no end"
+                except Died as e:
+                    assert e.code == KILLED
+            lake.reopen()
+            lake.check()
+        lake.table.vacuum(dry=False)
+        lake.check()
+        assert objects(lake) & before == before - garbage, f"{struck} of {whole.points.seen}"
+        assert [link.number for link in lake.table.snapshots()] == kept
+        assert not lake.table.vacuum().garbage
+        lake.finish_and_check()
+        lake.table.close()
+        shutil.rmtree(lake.root)
 
 
 # ---------------------------------------------------------------- Spark

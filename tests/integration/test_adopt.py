@@ -16,7 +16,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake
+from lakeupsert.testing.lake import Lake, row
 
 DAYS = 545
 ROWS_A_DAY = 40
@@ -295,6 +295,31 @@ def test_of_two_adopts_at_once_the_one_that_commits_says_what_is_in_the_table(tm
     assert [r["order_id"] for r in one.rows()] == ["a", "b"]
     one.table.vacuum(dry=False)
     assert late.exists()
+
+
+def test_of_two_adopts_at_once_no_one_is_told_to_delete_the_table(tmp_path: Path) -> None:
+    """The other does it all between the first one's look and its spec."""
+    _small(tmp_path)
+    one, other = (Lake(tmp_path, **_settings(tmp_path)) for _ in range(2))
+    one.points.amid(0, other.table.adopt, "create _lakeupsert/spec")
+    with pytest.raises(ConfigurationError) as refused:
+        one.table.adopt()
+    assert refused.value.code == "already-a-table"
+
+
+def test_a_compact_finishes_one_that_died_before_it_published(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.lay("f.parquet", [row("a", 0, 1, 1), row("a", 0, 1, 2)])
+    lake.table.adopt()
+    lake.points.arm(0, Fault.KILL_BEFORE, "create _lakeupsert/snapshots")
+    with pytest.raises(Killed):
+        lake.table.compact()
+    lake.points.disarm()
+    lake.reopen()
+    assert [r["v"] for r in lake.rows()] == [1, 2]
+    lake.table.compact()
+    assert [r["v"] for r in lake.rows()] == [2]
+    lake.check()
 
 
 def _settings(root: Path) -> dict[str, Any]:

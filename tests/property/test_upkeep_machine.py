@@ -10,11 +10,18 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.errors import TryAgainError
+from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
@@ -33,6 +40,9 @@ records = st.builds(
     op=st.sampled_from([None, "D"]),
 )
 nights = st.lists(records, min_size=1, max_size=3)
+adopted = st.builds(
+    row, k=st.sampled_from(["a", "b"]), day=st.integers(0, 2), ts=st.sampled_from([None, 1]), v=st.integers(0, 9)
+)
 calls = st.one_of(st.tuples(st.integers(0, 40), st.just("")), st.tuples(st.integers(0, 2), st.just("create")))
 SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
 LARGE = 1 << 40
@@ -118,6 +128,49 @@ class UpkeepMachine(RuleBasedStateMachine):
         finally:
             self.lake.points.disarm()
 
+    @initialize(
+        files=st.one_of(st.just([]), st.lists(st.lists(adopted, min_size=1, max_size=4), min_size=1, max_size=2)),
+        strike=strikes,
+        call=calls,
+    )
+    def adopt(self, files: list[list[Any]], strike: Any, call: Any) -> None:
+        """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
+        for number, rows in enumerate(files):
+            self.lake.lay(f"{number}.parquet", rows)
+        if not files:
+            return
+        if strike is not None:
+            self.struck(strike, lambda: self.adopt_unless_done(self.lake))
+        beside = Lake(self.root, **self.lake.given)
+        number, kind = call
+        self.lake.points.amid(number, lambda: self.adopt_unless_done(beside), kind)
+        self.adopt_unless_done(self.lake)
+        self.lake.points.disarm()
+        beside.table.close()
+        _, entry = self.lake.entries()[0]
+        assert {f.name for touched in entry.touched.values() for f in touched.files} == set(self.lake.adopted)
+
+    def adopt_unless_done(self, lake: Lake) -> None:
+        try:
+            lake.table.adopt()
+        except ConfigurationError as e:
+            assert e.code == "already-a-table"
+            assert lake.entries()
+
+    @precondition(lambda self: self.lake.entries())
+    @rule()
+    def adopt_what_is_a_table(self) -> None:
+        before = self.everything()
+        self.adopt_unless_done(self.lake)
+        assert self.everything() == before
+
+    @rule(strike=strikes)
+    def compact(self, strike: Any) -> None:
+        self.lake.table.run(host="local")
+        if self.lake.entries():
+            self.struck(strike, self.lake.table.compact)
+            assert strike is not None or not self.lake.unsettled_in(self.lake.table.view())
+
     def land(self, rows: list[Any]) -> None:
         self.number += 1
         self.lake.land(f"{self.number:03d}.jsonl", rows)
@@ -179,7 +232,9 @@ class UpkeepMachine(RuleBasedStateMachine):
     @rule()
     def read_latest(self) -> None:
         """Whatever is half merged, not published or withdrawn."""
-        assert self.lake.rows("latest") == self.lake.expected(self.lake.entries()[-1][0])
+        view = self.lake.table.view("latest")
+        assert view.snapshot.batch == self.lake.entries()[-1][0]
+        assert to_arrow(view).read_all().to_pylist() == self.lake.expected_in(view)
 
     @precondition(lambda self: self.lake.table.snapshots())
     @rule(strike=strikes, data=st.data(), finish=st.booleans())
@@ -215,7 +270,7 @@ class UpkeepMachine(RuleBasedStateMachine):
     def begin_to_read(self, data: Any) -> None:
         numbers = [link.number for link in self.lake.table.snapshots()]
         view = self.lake.table.view(data.draw(st.sampled_from([*numbers, "latest"])))
-        self.readers.append(Reader(view, self.lake.expected(view.snapshot.batch)))
+        self.readers.append(Reader(view, self.lake.expected_in(view)))
 
     @precondition(lambda self: self.lake.table.snapshots())
     @rule(name=st.sampled_from(["x", "y"]), data=st.data())
@@ -228,16 +283,28 @@ class UpkeepMachine(RuleBasedStateMachine):
     def reprocess(self, source: Any, strike: Any, days: tuple[int, ...]) -> None:
         selected = {f"d=2020-01-{day:02d}" for day in days}
         again = self.lake.table.reprocess
-        self.struck(strike, lambda: again(selected.__contains__, source=source, host="local"))
+        try:
+            self.struck(strike, lambda: again(selected.__contains__, source=source, host="local"))
+        except RefusedError as e:
+            assert e.code == "source-gone"
+            assert source == "landing"
+            needed = {name for name in self.lake.adopted if name.partition("/")[0] in selected}
+            assert not needed <= self.lake.stored_files(), "all that was adopted is still there"
 
     @rule()
     def plan_then_run(self) -> None:
-        """Whatever is pending, the plan writes nothing, and the run merges what it said."""
-        before = self.everything()
-        planned = self.lake.table.plan()
+        """Whatever is pending, the plan writes nothing, and the run merges what it said, and what a reprocess that died left."""
+        before, anew = self.everything(), self.anew()
+        planned = {p.partition for p in self.lake.table.plan().partitions}
         assert self.everything() == before
         merged = {r.partition for r in self.lake.table.run(host="local").dedupe if r.status == "merged"}
-        assert {p.partition for p in planned.partitions} == merged
+        assert planned <= merged
+        assert all(self.anew()[p] != anew.get(p) for p in merged - planned)
+
+    def anew(self) -> dict[str, str | None]:
+        """Of each partition the reprocess that was done to it last."""
+        touched = {p for _, entry in self.lake.entries() for p in entry.touched}
+        return {p: head.body.reprocessed for p, head in self.lake.table._table.heads(touched).items()}
 
     def everything(self) -> dict[str, int]:
         return {str(p): p.stat().st_mtime_ns for p in self.root.rglob("*")}
@@ -249,7 +316,8 @@ class UpkeepMachine(RuleBasedStateMachine):
                 found = self.lake.table.reconcile()
                 assert not found.unbalanced
                 assert not found.batches
-                assert all(p.by_digest for p in found.proof)
+                unsettled = self.lake.unsettled_in(self.lake.table.view()) if self.lake.table.snapshots() else set()
+                assert {p.partition for p in found.proof if not p.by_digest} == unsettled
 
         self.struck(strike, balanced)
 
