@@ -42,11 +42,6 @@ lint: setup ## style, types, and the direction of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-servers: build/servers/versitygw ## the servers that tests run against; versitygw needs Go, and minutes
-
-build/servers/versitygw:
-	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
-
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
 
@@ -70,12 +65,16 @@ lock: ## resolve requirements.lock anew, with uv in an environment of its own
 	        --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        --output-file requirements.lock pyproject.toml -
 
-# ---- servers that the tests start; absent ones are skipped, but not in CI
+# Tests of a server that is not there are skipped, but fail in CI.
+servers: build/servers/versitygw build/servers/elasticmq ## the servers that tests run against; needs Go and Maven, and minutes
+
+build/servers/versitygw:
+	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v$(VERSITYGW_VERSION)
+
+VERSITYGW_VERSION := 1.8.0
 ELASTICMQ_VERSION := 1.7.1
 ELASTICMQ := org/elasticmq/elasticmq-server_2.13/$(ELASTICMQ_VERSION)/elasticmq-server_2.13-$(ELASTICMQ_VERSION)
 MVN = mvn --batch-mode --quiet --no-transfer-progress -Dmaven.repo.local=$(CURDIR)/build/maven
-
-servers: build/servers/elasticmq
 
 # A local repository of its own: what others find in ~/.m2 without its jars stops Spark's package resolution.
 build/servers/elasticmq:
