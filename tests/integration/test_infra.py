@@ -412,6 +412,16 @@ def test_every_state_of_the_state_machine_is_reached(aws: None) -> None:
     assert reached == states.keys()
 
 
+def test_the_guide_gives_parameters_and_asks_for_outputs_that_there_are() -> None:
+    text = (ROOT / "docs" / "AWS.md").read_text()
+    lake, service = template("lake.yaml"), template("service.yaml")
+    given = set(re.findall(r"\b([A-Z][a-z]+(?:[A-Z][a-z]+)*)=(?!=)", text))
+    asked = set(re.findall(r"\$\(output (lake|sales) (\w+)\)", text))
+    assert {"KmsKeyArn", "Image"} <= given <= lake["Parameters"].keys() | service["Parameters"].keys()
+    assert asked
+    assert asked <= {("lake", o) for o in lake["Outputs"]} | {("sales", o) for o in service["Outputs"]}
+
+
 def test_the_airflow_example_names_what_service_yaml_makes() -> None:
     """Parsed only: Airflow is no dependency of ours."""
     text = (AWS / "examples" / "airflow_dag.py").read_text()
