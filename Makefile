@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint servers test-crash test-big bench month lock
+.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-big bench month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -46,6 +46,16 @@ lint: setup ## style, types, and the direction of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# Not part of `lint`: installing takes a minute and a half. cfn-lint alone runs in `make test` too.
+lint-infra: build/infra/.installed ## the CloudFormation templates by cfn-lint and checkov, in an environment of their own
+	@build/infra/bin/cfn-lint infra/aws/*.yaml infra/aws/examples/*.yaml
+	@build/infra/bin/checkov --quiet --compact --skip-download --framework cloudformation --directory infra/aws
+
+build/infra/.installed: infra/requirements.txt
+	@python3 -m venv --clear build/infra
+	@build/infra/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r infra/requirements.txt
+	@touch $@
+
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
 
@@ -58,16 +68,18 @@ bench: setup ## one night against the plain Spark window; writes benchmarks/resu
 month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was, and its plan true? Ten minutes; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)
 
+COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
 # hatchling asks for as soon as an install is editable.
-lock: ## resolve requirements.lock anew, with uv in an environment of its own
+lock: ## resolve requirements.lock and infra/requirements.txt anew, with uv in an environment of its own
 	@python3 -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@build/lock/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")' \
-	    | build/lock/bin/uv pip compile --quiet --upgrade --all-extras --universal --python-version 3.11 \
-	        --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
-	        --output-file requirements.lock pyproject.toml -
+	    | $(COMPILE) --all-extras --output-file requirements.lock pyproject.toml -
+	@$(COMPILE) --output-file infra/requirements.txt infra/requirements.in
 
 VERSITYGW_VERSION := 1.8.0
 # Tests of a server that is not there are skipped, but fail in CI.

@@ -321,14 +321,14 @@ def _try(
         progress("committing")
         link = _commit(table, ground, job, entry)
     except RefusedError:
-        table.store.delete(written)  # the refused rows stay, for who has to find out
+        table.discard(written)  # the refused rows stay, for who has to find out
         raise
     except _FilesFailed:
-        table.store.delete([*written, *refused])
+        table.discard([*written, *refused])
         raise
     except _BeginAgain as e:
         if e.discard:
-            table.store.delete([*written, *refused])
+            table.discard([*written, *refused])
         raise
     return AppendResult(link.number, link.body, tuple(warnings))
 

@@ -281,7 +281,7 @@ def _commit(table: OpenTable, step: Step, output: MergeOutput, engine: str, seco
         # What changed the bucket makes us redo it; behind a fence what we wrote may be gone already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.task.start
         if fenced or _bucket(newer) != _bucket(head):
-            table.store.delete(set(output.names) - {f.name for f in (*step.task.base, *step.task.tombstones)})
+            table.discard(set(output.names) - {f.name for f in (*step.task.base, *step.task.tombstones)})
             return None
         head = newer  # something else was appended, such as a mark; what we read still stands
 

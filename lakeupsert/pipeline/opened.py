@@ -1,6 +1,7 @@
 """A table as the steps hold it: its settings, its chains and its queue; and what its ledger says is still to merge."""
 
 import json
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
-from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.queue import WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.table.chain import FORMAT, Link, newer_format
@@ -22,6 +23,8 @@ from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DeleteRule, TableSpec, create
 from lakeupsert.table.work import Work, read_work
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -219,6 +222,13 @@ class OpenTable:
         """Those that are marked failed, with the reason."""
         heads = {p: self.objects.partition(p).head() for p in partitions}
         return {p: head.body.failed.reason for p, head in heads.items() if head and head.body.failed}
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete files that no version names, nor can. What can't be deleted is left to `vacuum`, which alone may need to."""
+        try:
+            self.store.delete(names)
+        except LakeupsertError as e:
+            log.warning("files that no version names stay until the next vacuum: %s", e.message)
 
     def close(self) -> None:
         if "queue" in self.__dict__:

@@ -70,7 +70,7 @@ def replay(
         entry = _entry(job, replayed, reports)
         names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}
         if any(e.kind == "batch" and e.batch_id == job.batch_id for e in entries):
-            table.store.delete(names)
+            table.discard(names)
             raise ConfigurationError(
                 "batch-id-taken",
                 f"Batch id {batch_id!r} is that of another batch. Nothing was committed.",
@@ -78,7 +78,7 @@ def replay(
             )
         progress("committing")
         if planned and table.objects.specs.append(spec, spec_head).result != "won":
-            table.store.delete(names)
+            table.discard(names)
         else:
             outcome = table.objects.ledger.append(entry, head)
             if outcome.link is not None:
@@ -86,7 +86,7 @@ def replay(
                 announce(table, result)
                 return result
             if outcome.result == "lost":
-                table.store.delete(names)
+                table.discard(names)
         clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
     raise races_exhausted(table.store.uri(), ATTEMPTS)
 

@@ -126,7 +126,7 @@ def reprocess(
             _verify(table, number, reports, {p: made[p].get(number) for p in partitions})
         return _begun(table, plan, made, start)
     except (RefusedError, FencedError):  # nothing names these files
-        table.store.delete({f.name for of_partition in made.values() for t in of_partition.values() for f in t.files})
+        table.discard({f.name for of_partition in made.values() for t in of_partition.values() for f in t.files})
         raise
 
 
@@ -152,7 +152,7 @@ def _begun(
     head = table.objects.ledger.head()
     # Asked after the work object is there: a vacuum whose fence comes later finds it and keeps what it names.
     if start is not None and head and any(e.body.kind == "fence" for e in table.entries(start - 1, head.number)):
-        table.store.delete([name])
+        table.discard([name])
         raise FencedError(
             "fenced",
             "A vacuum ran while landing files were read again, and may have deleted what was made of them. No partition "

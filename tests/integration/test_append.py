@@ -13,8 +13,9 @@ import pytest
 
 from lakeupsert.engine import batch as engine_batch
 from lakeupsert.engine import local as engine_local
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import append as pipeline_append
+from lakeupsert.storage import LocalStore
 from lakeupsert.testing.lake import Lake, row
 
 
@@ -129,3 +130,19 @@ def test_base_files_of_nan_are_filtered_rightly_by_other_programs(lake: Lake) ->
     has_statistics = {group.column(i).path_in_schema: group.column(i).is_stats_set for i in range(group.num_columns)}
     assert has_statistics == {"k": True, "l": True, "ts": True, "v": True, "x": False}
     assert duckdb.sql(f"select k from read_parquet('{file.path}') where x > 8").fetchall() == [("b",)]
+
+
+def test_who_may_not_delete_is_told_why_and_leaves_its_files_to_vacuum(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a role without that right: only vacuum needs it."""
+
+    def denied(store: LocalStore, names: Any) -> None:
+        raise ConfigurationError("not-permitted", "Not permitted.", next="grant it")
+
+    monkeypatch.setattr(LocalStore, "delete", denied)
+    lake.land("1.jsonl", [row("a", 0, 1)], [{**row("b", 0, 1), "k": None}])
+    with pytest.raises(RefusedError) as refused:
+        lake.table.append(host="local")
+    assert refused.value.code == "quarantine-limit"
+    assert "until the next vacuum" in caplog.text

@@ -1,0 +1,432 @@
+"""The CloudFormation templates: created under moto, then what was created is looked at.
+
+moto's CloudFormation makes queues, roles, policies, functions, their event source, buckets (with encryption alone), topics,
+log groups, repositories and state machines. What it does not make is taken out before (`NOT_IN_MOTO`) and looked at as it
+stands in the template: alarms, schedules, bucket policies, subscriptions. The EMR Serverless application is replaced by a
+topic, so that what names it can be created. Nothing here ran against AWS.
+"""
+
+import ast
+import json
+import re
+import runpy
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import boto3
+import cfnlint.api
+import moto
+import pytest
+import yaml
+
+from lakeupsert import Table
+
+ROOT = Path(__file__).parents[2]
+AWS = ROOT / "infra" / "aws"
+STACK = "sales"
+REGION = "eu-central-1"
+NOT_IN_MOTO = {
+    "AWS::CloudWatch::Alarm",
+    "AWS::S3::BucketPolicy",
+    "AWS::SNS::Subscription",
+    "AWS::Scheduler::Schedule",
+}
+NO_VALUE = {"Ref": "AWS::NoValue"}
+FUNCTIONS = {"append_nightly", "dedupe_worker", "reconcile", "reprocess"}
+KEY = "arn:aws:kms:eu-central-1:123456789012:key/11111111-2222-3333-4444-555555555555"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with CloudFormation's short forms, which become the long ones."""
+
+
+def _function(loader: Any, suffix: str, node: Any) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        value = loader.construct_scalar(node)
+    elif isinstance(node, yaml.SequenceNode):
+        value = loader.construct_sequence(node, deep=True)
+    else:
+        value = loader.construct_mapping(node, deep=True)
+    if suffix == "GetAtt":
+        value = value.split(".")
+    return {suffix if suffix in ("Ref", "Condition") else f"Fn::{suffix}": value}
+
+
+_Loader.add_multi_constructor("!", _function)
+
+
+def template(name: str) -> dict[str, Any]:
+    return yaml.load((AWS / name).read_text(), _Loader)
+
+
+def resources(name: str, type_: str) -> dict[str, Any]:
+    found = {k: r for k, r in template(name)["Resources"].items() if r["Type"] == type_}
+    assert found
+    return found
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """The configuration of a local table with one row landed."""
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.csv").write_text("id,day,record_timestamp\n1,2020-01-01,1\n")
+    file = tmp_path / "lakeupsert.toml"
+    file.write_text('[tables.t]\nlanding="landing"\nprocessed="processed/t"\nkey=["id"]\npartition_by=["day"]\n')
+    return file
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    with moto.mock_aws():
+        yield
+
+
+def decided(node: Any, conditions: Mapping[str, bool]) -> Any:
+    """``node`` with each `Fn::If` decided, as AWS does; moto would leave a None in lists for `AWS::NoValue`."""
+    if isinstance(node, dict) and "Fn::If" in node:
+        condition, yes, no = node["Fn::If"]
+        return decided(yes if conditions[condition] else no, conditions)
+    if isinstance(node, dict):
+        return {k: v for k, x in node.items() if (v := decided(x, conditions)) != NO_VALUE}
+    return [v for x in node if (v := decided(x, conditions)) != NO_VALUE] if isinstance(node, list) else node
+
+
+def create(name: str, **parameters: str) -> dict[str, str]:
+    """Create the template's stack under moto, without what that can't make; the stack's outputs."""
+    body = template(name)
+    # all of them ask whether a parameter is not empty
+    asked = {k: c["Fn::Not"][0]["Fn::Equals"][0]["Ref"] for k, c in body.get("Conditions", {}).items()}
+    body = decided(body, {condition: bool(parameters.get(parameter)) for condition, parameter in asked.items()})
+    body["Resources"] = {k: r for k, r in body["Resources"].items() if r["Type"] not in NOT_IN_MOTO}
+    for resource in body["Resources"].values():
+        if resource["Type"] == "AWS::EMRServerless::Application":
+            resource.update(Type="AWS::SNS::Topic", Properties={"TopicName": "application"})
+    client = boto3.client("cloudformation")
+    client.create_stack(
+        StackName=STACK,
+        TemplateBody=json.dumps(body),
+        Parameters=[{"ParameterKey": k, "ParameterValue": v} for k, v in parameters.items()],
+        Capabilities=["CAPABILITY_IAM"],
+    )
+    [made] = client.describe_stacks(StackName=STACK)["Stacks"]
+    assert made["StackStatus"] == "CREATE_COMPLETE"
+    return {o["OutputKey"]: o["OutputValue"] for o in made.get("Outputs", ())}
+
+
+def create_service(**parameters: str) -> dict[str, str]:
+    return create("service.yaml", LandingBucket="landing", LakeBucket="lake", Image="functions@sha256:1", **parameters)
+
+
+def attributes(queue: str) -> dict[str, str]:
+    sqs = boto3.client("sqs")
+    url = sqs.get_queue_url(QueueName=queue)["QueueUrl"]
+    return sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+
+
+def statements(role: str) -> list[dict[str, Any]]:
+    """All that a role may do, by its own policies and by those that it shares, as IAM has them."""
+    iam = boto3.client("iam")
+    documents = [
+        iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
+        for name in iam.list_role_policies(RoleName=role)["PolicyNames"]
+    ]
+    for attached in iam.list_attached_role_policies(RoleName=role)["AttachedPolicies"]:
+        policy = iam.get_policy(PolicyArn=attached["PolicyArn"])["Policy"]
+        version = iam.get_policy_version(PolicyArn=policy["Arn"], VersionId=policy["DefaultVersionId"])
+        documents.append(version["PolicyVersion"]["Document"])
+    # moto keeps a shared policy as Python writes it, which is YAML
+    return [s for d in documents for s in (yaml.safe_load(unquote(d)) if isinstance(d, str) else d)["Statement"]]
+
+
+def may(role: str, action: str, resource: str) -> bool:
+    def named(patterns: str | list[str], value: str) -> bool:
+        return any(fnmatchcase(value, p) for p in ([patterns] if isinstance(patterns, str) else patterns))
+
+    return any(
+        s["Effect"] == "Allow" and named(s["Action"], action) and named(s["Resource"], resource)
+        for s in statements(role)
+    )
+
+
+def created(type_: str) -> dict[str, str]:
+    """By logical name the physical one, of all resources of this type in the stack."""
+    answer = boto3.client("cloudformation").list_stack_resources(StackName=STACK)["StackResourceSummaries"]
+    return {r["LogicalResourceId"]: r["PhysicalResourceId"] for r in answer if r["ResourceType"] == type_}
+
+
+DATA = "arn:aws:s3:::lake/processed/sales/transaction_date=2020-01-01/base-1-0.parquet"
+LEDGER = "arn:aws:s3:::lake/processed/sales/_lakeupsert/ledger/v1.json"
+LANDED = "arn:aws:s3:::landing/2020-01-01/a.csv"
+
+
+@pytest.mark.parametrize("name", ["lake.yaml", "service.yaml", "examples/step_functions.yaml"])
+def test_cfn_lint_finds_nothing(name: str) -> None:
+    assert cfnlint.api.lint_file(AWS / name) == []
+
+
+def test_a_message_is_hidden_for_six_times_the_limit_of_the_function_that_has_it(aws: None) -> None:
+    create_service()
+    [source] = boto3.client("lambda").list_event_source_mappings()["EventSourceMappings"]
+    function = boto3.client("lambda").get_function(FunctionName=source["FunctionArn"])["Configuration"]
+    queue = attributes(source["EventSourceArn"].rpartition(":")[2])
+    assert function["FunctionName"] == f"{STACK}-dedupe_worker"
+    assert int(queue["VisibilityTimeout"]) == 6 * function["Timeout"]
+    assert source["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
+    # moto keeps no ScalingConfig
+    [declared] = resources("service.yaml", "AWS::Lambda::EventSourceMapping").values()
+    assert declared["Properties"]["ScalingConfig"] == {"MaximumConcurrency": {"Ref": "Concurrency"}}
+
+
+def test_dead_letters_outlive_the_queue_and_leave_a_worker_its_five_tries(aws: None) -> None:
+    outputs = create_service()
+    queue, dead = attributes(f"{STACK}-work"), attributes(f"{STACK}-work-dead")
+    policy = json.loads(queue["RedrivePolicy"])
+    assert outputs["Queue"] == f"sqs://{STACK}-work"
+    assert policy["deadLetterTargetArn"] == dead["QueueArn"]
+    assert int(policy["maxReceiveCount"]) == 5 + 1
+    assert int(dead["MessageRetentionPeriod"]) > int(queue["MessageRetentionPeriod"])
+
+
+@pytest.mark.parametrize(("key", "algorithm"), [("", "AES256"), (KEY, "aws:kms")])
+def test_buckets_are_encrypted(aws: None, key: str, algorithm: str) -> None:
+    outputs = create("lake.yaml", KmsKeyArn=key)
+    for output in ("LandingBucket", "LakeBucket"):
+        found = boto3.client("s3").get_bucket_encryption(Bucket=outputs[output])
+        [rule] = found["ServerSideEncryptionConfiguration"]["Rules"]
+        default = rule["ApplyServerSideEncryptionByDefault"]
+        assert (default["SSEAlgorithm"], default.get("KMSMasterKeyID", "")) == (algorithm, key)
+
+
+def test_buckets_are_private_versioned_and_outlive_their_stack() -> None:
+    for bucket in resources("lake.yaml", "AWS::S3::Bucket").values():
+        properties = bucket["Properties"]
+        block = properties["PublicAccessBlockConfiguration"]
+        assert block == dict.fromkeys(
+            ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True
+        )
+        assert properties["VersioningConfiguration"] == {"Status": "Enabled"}
+        assert (bucket["DeletionPolicy"], bucket["UpdateReplacePolicy"]) == ("Retain", "Retain")
+
+
+def test_no_lifecycle_rule_can_delete_or_move_a_current_object() -> None:
+    harmless = {
+        "Id",
+        "Status",
+        "AbortIncompleteMultipartUpload",
+        "NoncurrentVersionExpiration",
+        "ExpiredObjectDeleteMarker",
+    }
+    for bucket in resources("lake.yaml", "AWS::S3::Bucket").values():
+        for rule in bucket["Properties"]["LifecycleConfiguration"]["Rules"]:
+            assert rule.keys() <= harmless
+
+
+def test_the_lake_itself_refuses_commits_without_a_condition_and_nothing_else(config: Path) -> None:
+    """The bucket policy names the folders that hold chains: all that `create` commits, and none that `write` puts."""
+    policy = resources("lake.yaml", "AWS::S3::BucketPolicy")["LakeBucketPolicy"]["Properties"]["PolicyDocument"]
+    [rule] = [s for s in policy["Statement"] if s["Sid"] == "CommitsOnlyIfAbsent"]
+    assert (rule["Effect"], rule["Principal"], rule["Action"]) == ("Deny", "*", "s3:PutObject")
+    assert rule["Condition"] == {"Null": {"s3:if-none-match": "true"}}
+    patterns = [r["Fn::Sub"].removeprefix("${LakeBucket.Arn}/") for r in rule["Resource"]]
+
+    Table.open(config).run(host="local")
+    made = [str(p.relative_to(config.parent)) for p in config.parent.glob("processed/**/*") if p.is_file()]
+    chains = [name for name in made if re.search(r"/v\d{20}", name)]
+    assert chains
+    assert {name for name in made if any(fnmatchcase(name, p) for p in patterns)} == set(chains)
+
+
+def test_only_vacuum_may_delete_and_it_no_old_version(aws: None) -> None:
+    create_service(SparkImage="spark@sha256:1", KmsKeyArn=KEY)
+    roles = created("AWS::IAM::Role")
+    assert len(roles) == len(FUNCTIONS) + len(("schedule", "spark", "vacuum"))
+    deletes = ("s3:DeleteObject", "s3:DeleteObjectVersion", "s3:DeleteBucket", "s3:PutLifecycleConfiguration")
+    found = {
+        (role, action)
+        for role, name in roles.items()
+        for action in deletes
+        for where in (DATA, LEDGER, LANDED, "arn:aws:s3:::lake", "arn:aws:s3:::landing")
+        if may(name, action, where)
+    }
+    assert found == {("VacuumRole", "s3:DeleteObject")}
+    assert not may(roles["VacuumRole"], "s3:DeleteObject", LANDED)
+    assert not may(roles["VacuumRole"], "s3:DeleteObject", "arn:aws:s3:::lake/lakeupsert.toml")
+
+
+def test_no_role_has_a_wildcard_but_where_aws_knows_no_resource(aws: None) -> None:
+    create_service(SparkImage="spark@sha256:1", KmsKeyArn=KEY)
+    wide = set()
+    for role, name in created("AWS::IAM::Role").items():
+        for statement in statements(name):
+            actions = statement["Action"]
+            assert not [a for a in ([actions] if isinstance(actions, str) else actions) if "*" in a], role
+            if statement["Resource"] == "*":
+                wide.add((role, actions))
+    assert wide == {("SparkRole", "logs:DescribeLogGroups"), ("SparkRole", "cloudwatch:PutMetricData")}
+
+
+def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
+    create_service(SparkImage="spark@sha256:1")
+    roles = created("AWS::IAM::Role")
+    queue, dead = attributes(f"{STACK}-work")["QueueArn"], attributes(f"{STACK}-work-dead")["QueueArn"]
+    lake, landing = "arn:aws:s3:::lake", "arn:aws:s3:::landing"
+    config, script = "arn:aws:s3:::lake/lakeupsert.toml", "arn:aws:s3:::lake/code/append.py"
+    all_of_them = {"AppendNightly", "DedupeWorker", "Reconcile", "Reprocess", "Spark", "Vacuum"}
+    calls: Mapping[tuple[str, str], set[str]] = {
+        ("s3:PutObject", DATA): all_of_them,
+        ("s3:PutObject", LEDGER): all_of_them,
+        ("s3:ListBucket", lake): all_of_them,
+        ("s3:GetObject", config): all_of_them,
+        ("s3:PutObject", config): set(),
+        ("s3:GetObject", script): {"Spark"},
+        ("s3:PutObject", script): set(),
+        ("s3:GetObject", LANDED): {"AppendNightly", "Reprocess", "Spark"},
+        ("s3:ListBucket", landing): {"AppendNightly", "Reprocess", "Spark"},
+        ("s3:PutObject", LANDED): set(),
+        ("sqs:SendMessage", queue): {"AppendNightly", "Reconcile", "Reprocess", "Spark"},
+        ("sqs:ReceiveMessage", queue): {"DedupeWorker"},
+        ("sqs:DeleteMessage", queue): {"DedupeWorker"},
+        ("sqs:ChangeMessageVisibility", queue): {"DedupeWorker"},
+        ("sqs:SendMessage", dead): {"DedupeWorker"},
+        ("sqs:ReceiveMessage", dead): {"Reconcile"},
+        ("sqs:DeleteMessage", dead): set(),
+        ("sqs:PurgeQueue", queue): set(),
+        ("kms:Decrypt", KEY): set(),
+    }
+    for (action, where), allowed in calls.items():
+        assert {r for r, name in roles.items() if may(name, action, where)} == {f"{a}Role" for a in allowed}, action
+
+
+def test_only_the_nightly_function_may_start_spark_and_only_with_its_role(aws: None) -> None:
+    create_service(SparkImage="spark@sha256:1")
+    roles = created("AWS::IAM::Role")
+    spark = boto3.client("iam").get_role(RoleName=roles["SparkRole"])["Role"]["Arn"]
+    starters = {
+        role for role, name in roles.items() for s in statements(name) if s["Action"] == "emr-serverless:StartJobRun"
+    }
+    passed = [s for name in roles.values() for s in statements(name) if s["Action"] == "iam:PassRole"]
+    assert starters == {"AppendNightlyRole"}
+    assert [s["Resource"] for s in passed] == [spark]
+    assert passed[0]["Condition"] == {"StringEquals": {"iam:PassedToService": "emr-serverless.amazonaws.com"}}
+    environment = boto3.client("lambda").get_function(FunctionName=f"{STACK}-append_nightly")["Configuration"][
+        "Environment"
+    ]
+    assert environment["Variables"]["LAKEUPSERT_EMR_ROLE"] == spark
+    assert environment["Variables"]["LAKEUPSERT_EMR_APPLICATION"]
+    assert environment["Variables"]["LAKEUPSERT_EMR_ENTRYPOINT"] == "s3://lake/code/append.py"
+
+
+def test_without_a_spark_image_nothing_of_spark_is_made(aws: None) -> None:
+    create_service()
+    environment = boto3.client("lambda").get_function(FunctionName=f"{STACK}-append_nightly")["Configuration"][
+        "Environment"
+    ]
+    assert not [name for name in environment["Variables"] if "EMR" in name]
+    assert "SparkRole" not in created("AWS::IAM::Role")
+
+
+def test_every_function_has_its_handler_its_configuration_and_logs_that_end(aws: None) -> None:
+    create_service()
+    made = {f["FunctionName"]: f for f in boto3.client("lambda").list_functions()["Functions"]}
+    assert made.keys() == {f"{STACK}-{name}" for name in FUNCTIONS}
+    for function in made.values():
+        assert function["Environment"]["Variables"]["LAKEUPSERT_CONFIG"] == "s3://lake/lakeupsert.toml"
+        assert function["Timeout"] <= 900
+    groups = boto3.client("logs").describe_log_groups()["logGroups"]
+    assert {g["logGroupName"] for g in groups} == {f"/aws/lambda/{name}" for name in made}
+    assert all(g["retentionInDays"] == 90 for g in groups)
+    # moto keeps no ImageConfig
+    declared = resources("service.yaml", "AWS::Lambda::Function").values()
+    commands = {f["Properties"]["ImageConfig"]["Command"][0] for f in declared}
+    assert commands == {f"lambdas.{name}.handler.handler" for name in FUNCTIONS}
+
+
+def test_the_night_begins_at_2_am_of_a_zone(aws: None) -> None:
+    schedules = resources("service.yaml", "AWS::Scheduler::Schedule")
+    night = schedules["AppendSchedule"]["Properties"]
+    assert night["ScheduleExpression"] == "cron(0 2 * * ? *)"
+    assert night["ScheduleExpressionTimezone"] == {"Ref": "TimeZone"}
+    create_service()
+    functions, role = created("AWS::Lambda::Function"), created("AWS::IAM::Role")["ScheduleRole"]
+    for schedule in schedules.values():
+        target, _ = schedule["Properties"]["Target"]["Arn"]["Fn::GetAtt"]
+        found = boto3.client("lambda").get_function(FunctionName=functions[target])["Configuration"]
+        assert may(role, "lambda:InvokeFunction", found["FunctionArn"])
+
+
+def test_every_alarm_tells_somebody_and_leads_to_a_section_of_the_runbook() -> None:
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+    alarms = resources("service.yaml", "AWS::CloudWatch::Alarm")
+    for name, alarm in alarms.items():
+        properties = alarm["Properties"]
+        [anchor] = re.findall(r"\$\{Runbook\}#(\S+)$", properties["AlarmDescription"]["Fn::Sub"])
+        assert anchor in anchors, name
+        assert properties["AlarmActions"] == [{"Ref": "Alarms"}]
+        assert properties["AlarmName"]["Fn::Sub"].partition("-")[2] in text
+    assert {f"{f.title().replace('_', '')}ErrorsAlarm" for f in FUNCTIONS} <= alarms.keys()
+
+
+def test_a_night_that_is_missing_alarms_though_nothing_is_measured() -> None:
+    alarm = resources("service.yaml", "AWS::CloudWatch::Alarm")["NightMissingAlarm"]["Properties"]
+    hours = template("service.yaml")["Parameters"]["NightMissingHours"]
+    assert alarm["TreatMissingData"] == "breaching"
+    assert alarm["Period"] == 3600
+    assert alarm["EvaluationPeriods"] == {"Ref": "NightMissingHours"}
+    assert hours["MinValue"] > 24
+    assert hours["MaxValue"] < 7 * 24  # beyond that CloudWatch takes none
+
+
+def test_the_spark_job_appends_and_tells_the_metric_that_the_alarm_waits_for(
+    aws: None, spark: Any, config: Path
+) -> None:
+    job = runpy.run_path(str(AWS / "spark" / "append.py"))
+    for _ in range(2):  # the second night finds nothing new, and has ended too
+        job["main"](str(config), STACK)
+    assert Table.open(config).status().dirty == 1
+    [told] = boto3.client("cloudwatch").list_metrics(Namespace="lakeupsert")["Metrics"]
+    alarm = resources("service.yaml", "AWS::CloudWatch::Alarm")["NightMissingAlarm"]["Properties"]
+    assert told["MetricName"] == alarm["MetricName"]
+    assert told["Dimensions"] == [{"Name": alarm["Dimensions"][0]["Name"], "Value": STACK}]
+
+
+def test_every_state_of_the_state_machine_is_reached(aws: None) -> None:
+    """Its language is checked by cfn-lint; moto makes the roles, and keeps no definition that is not a string."""
+    create("examples/step_functions.yaml", Service=STACK, SparkApplication="1", SparkRole="r", LakeBucket="lake")
+    [machine] = resources("examples/step_functions.yaml", "AWS::StepFunctions::StateMachine").values()
+    definition = machine["Properties"]["Definition"]
+    states, reached, waiting = definition["States"], set(), {definition["StartAt"]}
+    while waiting:
+        reached |= waiting
+        found = [s for name in waiting for s in (states[name], *states[name].get("Choices", ()))]
+        waiting = {s[k] for s in found for k in ("Next", "Default") if k in s} - reached
+    assert reached == states.keys()
+
+
+def test_the_guide_gives_parameters_and_asks_for_outputs_that_there_are() -> None:
+    text = (ROOT / "docs" / "AWS.md").read_text()
+    lake, service = template("lake.yaml"), template("service.yaml")
+    given = set(re.findall(r"\b([A-Z][a-z]+(?:[A-Z][a-z]+)*)=(?!=)", text))
+    asked = set(re.findall(r"\$\(output (lake|sales) (\w+)\)", text))
+    assert {"KmsKeyArn", "Image"} <= given <= lake["Parameters"].keys() | service["Parameters"].keys()
+    assert asked
+    assert asked <= {("lake", o) for o in lake["Outputs"]} | {("sales", o) for o in service["Outputs"]}
+
+
+def test_the_airflow_example_names_what_service_yaml_makes() -> None:
+    """Parsed only: Airflow is no dependency of ours."""
+    text = (AWS / "examples" / "airflow_dag.py").read_text()
+    tree = ast.parse(text)
+    chain = next(n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.RShift))
+    assert ast.unparse(chain) == "append >> drained >> publish >> vacuum"
+    assert "-reconcile" in text
+    assert template("service.yaml")["Parameters"]["SparkScriptKey"]["Default"] in text
