@@ -224,6 +224,8 @@ class S3Store:
                 return data, int(size or len(data)), answer["ETag"].strip('"')
             except _ConditionError as e:
                 raise NotFoundError(name) from e
+            except _RangeError:  # of an empty object no byte can be asked for, nor behind the end
+                return b"", 0, ""
             except _NETWORK as e:  # boto3 does not repeat a body that breaks off
                 broken = e
                 clock.sleep(clock.jitter(0.1 * 2**attempt))
@@ -277,9 +279,9 @@ class S3Store:
                 f"There is no bucket {self.bucket!r} for {self.uri(name)} ({operation}). {_UNTOUCHED}",
                 next="create it, or correct its name, or the region or endpoint where it is",
             )
-        if status == 409:
+        if code == "ConditionalRequestConflict":
             return _ConflictError(name)
-        if status >= 500 or status == 429 or code in ("RequestTimeout", "SlowDown"):
+        if status >= 500 or status in (409, 429) or code in ("RequestTimeout", "SlowDown"):
             return self._unreachable(name, f"{operation} was answered {status} {code}: {message}")
         return self._refused(operation, name, code, message)
 
@@ -329,9 +331,7 @@ class _Reader(io.RawIOBase):
 
     def __init__(self, store: S3Store, name: str, etag: str | None) -> None:
         self._store, self._name = store, name
-        self._tail, self._size, self._etag = b"", 0, etag
-        with suppress(_RangeError):  # of an empty object no byte can be asked for
-            self._tail, self._size, self._etag = store._read(name, f"bytes=-{TAIL_BYTES}", etag)
+        self._tail, self._size, self._etag = store._read(name, f"bytes=-{TAIL_BYTES}", etag)
         self._place = 0
 
     def readable(self) -> bool:
@@ -390,8 +390,8 @@ class _Upload(io.RawIOBase):
             return
         if self._held:
             self._send_part()
-        parts = [{"PartNumber": number, "ETag": part.result()} for number, part in enumerate(self._parts, 1)]
         try:
+            parts = [{"PartNumber": number, "ETag": part.result()} for number, part in enumerate(self._parts, 1)]
             self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
         except NotFoundError as e:
             # Repeated by the SDK after a lost answer, it finds no upload any more, and our object there.

@@ -143,6 +143,8 @@ class ObjectStoreContract:
     def test_get_of_a_part_is_those_bytes(self, store: ObjectStore) -> None:
         store.create("a", bytes(range(100)))
         assert store.get("a", (90, 5)) == bytes(range(90, 95))
+        assert store.get("a", (98, 5)) == bytes(range(98, 100))
+        assert store.get("a", (200, 5)) == b""
         with pytest.raises(NotFoundError):
             store.get("absent", (0, 1))
 

@@ -1,6 +1,7 @@
 """S3 keeps the object store's contract on each server, and what only S3 can do wrong is told apart."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,15 @@ def test_store_that_does_not_answer_as_s3_is_unavailable(
     assert raised.value.code == "store-unreachable"
 
 
+@pytest.mark.parametrize("verb", ["get", "head", "open", "list", "write"])
+def test_success_that_does_not_say_what_s3_says_is_not_believed(
+    store: ObjectStore, proxy: FaultProxy, verb: str
+) -> None:
+    proxy.rules = (Rule("answer", body=b"<ok/>", content_type="text/plain"),)
+    with pytest.raises(StoreUnavailableError):
+        VERBS[verb](store)
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_passing_failure_is_not_noticed(store: ObjectStore, proxy: FaultProxy, verb: str) -> None:
     for rule in (refuse(503, "SlowDown", times=1), Rule("lose", times=1), Rule("cut", "GET", times=1)):
@@ -363,6 +373,17 @@ def test_multipart_upload_goes_on_after_a_passing_failure(
     data = np.random.default_rng(1).bytes(12 << 20)
     write(store, "b", data)
     assert store.get("b") == data
+
+
+def test_multipart_upload_that_is_complete_and_forgotten_is_found(
+    store: ObjectStore, proxy: FaultProxy, small_parts: None
+) -> None:
+    again = replace(refuse(404, "NoSuchUpload", "POST", "uploadId="), skip=1)
+    proxy.rules = (Rule("lose", "POST", "uploadId=", times=1), again)
+    write(store, "b", bytes(12 << 20))
+    proxy.rules = (refuse(404, "NoSuchUpload", "POST", "uploadId="),)
+    with pytest.raises(StoreUnavailableError):
+        write(store, "c", bytes(12 << 20))
 
 
 @pytest.mark.parametrize("path", ["partNumber=2", "uploadId=.*(?<!partNumber)$"])
