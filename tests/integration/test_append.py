@@ -69,10 +69,10 @@ def test_file_replaced_after_its_rows_were_read_is_left_to_the_next_batch(
     lake.land("1.jsonl", [row("a", 0, 1)])
     real: Callable[..., str] = engine_batch.content_hash
 
-    def replaced(store: Any, path: str) -> str:
+    def replaced(store: Any, path: str, etag: str) -> str:
         monkeypatch.setattr(engine_batch, "content_hash", real)
         lake.land("1.jsonl", [row("a", 0, 1), row("b", 0, 1)])
-        return real(store, path)
+        return real(store, path, etag)
 
     monkeypatch.setattr(engine_batch, "content_hash", replaced)
     lake.land("0.jsonl", [row("z", 0, 1)])
