@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert.api import Table
-from lakeupsert.config import DeleteSettings, TableSettings
+from lakeupsert.config import DeleteSettings, TableSettings, is_remote
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.reconcile import prove
@@ -113,10 +113,15 @@ class Lake:
         return path
 
     def land(self, path: str, rows: Sequence[Row], refused: Sequence[Row] = ()) -> None:
-        """Write one JSON-lines landing file, at its end rows that must go to quarantine; the name must be new."""
+        """Write one JSON-lines landing file, at its end rows that must go to quarantine."""
         lines = [json.dumps({c: _text(v) for c, v in row.items()}) + "\n" for row in (*rows, *refused)]
-        with open_store(self.settings.landing).write(path) as sink:
-            sink.write("".join(lines).encode())
+        if is_remote(self.settings.landing):
+            with open_store(self.settings.landing).write(path) as sink:
+                sink.write("".join(lines).encode())
+        else:
+            target = Path(self.settings.landing) / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text("".join(lines), encoding="utf-8")
         self.landed[path], self.refused[path] = list(rows), list(refused)
 
     def lay(self, name: str, rows: Sequence[Row]) -> None:

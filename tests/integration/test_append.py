@@ -72,7 +72,6 @@ def test_file_replaced_after_its_rows_were_read_is_left_to_the_next_batch(
 
     def replaced(*file: Any) -> str:
         monkeypatch.setattr(engine_batch, "content_hash", real)
-        (lake.root / "landing/1.jsonl").unlink()
         lake.land("1.jsonl", [row("a", 0, 1), row("b", 0, 1)])
         return real(*file)
 

@@ -20,8 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
-from lakeupsert.engine import landing as engine_landing
 from lakeupsert.read.arrow import to_arrow
+from lakeupsert.storage import LocalStore
 
 HEADER = "id,transaction_date,record_timestamp,note\n"
 GOOD = "1,2020-01-01,2020-01-01T00:00:00,fine\n"
@@ -193,14 +193,16 @@ def while_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[
     """Something that happens to the landing zone after a file was opened and before it was read to the end."""
 
     def arrange(happens: Callable[[], None]) -> None:
-        acts = iter([happens])
-        real = engine_landing._check_unchanged
+        acts = iter([lambda: None, happens])  # the survey opens it first
+        real = LocalStore.open
 
-        def check(store: Any, file: Any) -> None:
-            real(store, file)
-            next(acts, lambda: None)()
+        def opening(store: LocalStore, name: str, etag: str | None = None) -> Any:
+            file = real(store, name, etag)
+            if name == "a.csv":
+                next(acts, lambda: None)()
+            return file
 
-        monkeypatch.setattr(engine_landing, "_check_unchanged", check)
+        monkeypatch.setattr(LocalStore, "open", opening)
 
     return arrange
 
