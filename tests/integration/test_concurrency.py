@@ -4,7 +4,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -53,7 +53,7 @@ class StampedLake(Lake):
     def land(self, path: str, rows: Sequence[Row], refused: Sequence[Row] = ()) -> None:
         super().land(path, [{c: v for c, v in given.items() if c != "ts"} for given in rows], refused)
 
-    def expected(self, up_to: int) -> list[dict[str, Any]]:
+    def expected(self, up_to: int, unsettled: Collection[str] = ()) -> list[dict[str, Any]]:
         entries = self.entries()
         stamp = {f.path: stamp_of(entry.received_at) for _, entry in entries for f in entry.files}
         landed = {
