@@ -361,8 +361,8 @@ def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda part
 
     It reads the heads of the partitions that are not published up to the ledger's head, and no others.
     """
-    head = table.objects.ledger.head()
     snapshot = table.last_snapshot()
+    head = table.ledger_head()
     if head is None:
         return 0
     wanted = {

@@ -115,8 +115,21 @@ class OpenTable:
         return [self._entries[number] for number in range(low + 1, high + 1)]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
-        """The newest ledger entry, or None where the table does not exist yet."""
+        """The newest ledger entry, or None where the table does not exist yet.
+
+        An error where the snapshot that was read before shows a later one: who appends would take the number of one that is
+        gone, and what came with it and after would be merged by nobody.
+        """
         head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
+        shown = self._snapshot.body.batch if self._snapshot else -1
+        if shown > (head.number if head else -1):
+            raise DamagedTableError(
+                "missing-version",
+                f"Readers are shown batch {shown}, and the ledger entry of that batch is not there: "
+                f"{self.store.uri(self.objects.ledger.name(shown))}. Something other than lakeupsert deleted it.",
+                next="restore that object from a backup or from the bucket's own versions; without one, `lakeupsert export "
+                "--output FOLDER/` still writes what readers are shown, for `lakeupsert adopt` of a new table",
+            )
         if head is not None:
             self._entries[head.number] = head
         return head

@@ -100,7 +100,11 @@ def _snapshot_of(
                 return None
             lagging.append(partition)
         partitions[partition] = Shown(
-            version=found.number, merged=found.body.merged, rows=found.body.rows, bytes=found.body.bytes
+            version=found.number,
+            merged=found.body.merged,
+            rows=found.body.rows,
+            bytes=found.body.bytes,
+            files=found.body.files,
         )
     entry = table.entries(batch - 1, batch)[0].body if batch else None
     spec_version = entry.spec_version if entry else 0

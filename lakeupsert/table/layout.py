@@ -28,6 +28,21 @@ _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
+_OURS = re.compile(
+    "(?:.*/)?(?:"
+    + "|".join(
+        rf"{kind}-(\d+)-[0-9a-f]{{32}}\.{ending}"
+        for kind, ending in {
+            "base": "parquet",
+            "appended": "pack",
+            "tombstones": r"parquet\.keys",
+            "quarantine": r"parquet\.rows",
+        }.items()
+    )
+    + ")"
+)
+
+
 class TableObjects:
     """The chains of one table, and names for its files."""
 
@@ -82,8 +97,8 @@ class TableObjects:
     @staticmethod
     def start_of(name: str) -> int | None:
         """The start in one of these names; None where it has none, as an adopted file."""
-        found = re.fullmatch(r"(?:.*/)?(?:base|appended|tombstones|quarantine)-(\d+)-[0-9a-f]{32}\..*", name)
-        return int(found[1]) if found else None
+        found = _OURS.fullmatch(name)
+        return int(found[found.lastindex]) if found and found.lastindex else None
 
     @staticmethod
     def new_work() -> str:
