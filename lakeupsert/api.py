@@ -49,13 +49,14 @@ class RunResult:
     """The three steps of a night; ``append`` is None where nothing was new.
 
     ``predicted``: what `dedupe` was expected to read and write, once the batch was committed; None where there was nothing
-    to merge, or a manifest that it takes is damaged.
+    to merge, or a manifest that it takes is damaged. ``planned``: what the limits were held against; None without limits.
     """
 
     append: AppendResult | None
     dedupe: list[PartitionResult]
     publish: PublishResult
     predicted: Predicted | None = None
+    planned: Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -174,9 +175,11 @@ class Table:
 
         Raises RefusedError before anything is written, where its `plan` has more bytes or cost than these allow.
         """
+        planned = None
         if max_bytes is not None or max_cost is not None:
             progress("planning")
-            refuse_above(self.plan(prices=prices), max_bytes, max_cost)
+            planned = self.plan(prices=prices)
+            refuse_above(planned, max_bytes, max_cost)
         self.send_missing()
         appended, refused = None, None
         try:
@@ -195,7 +198,7 @@ class Table:
             self.vacuum(dry=False, progress=progress)  # for readers that list folders
         if refused is not None:
             raise refused
-        return RunResult(appended, deduped, published, expected)
+        return RunResult(appended, deduped, published, expected, planned)
 
     def plan(
         self, *, selected: Callable[[str], bool] = lambda partition: True, prices: str | Path | None = None
