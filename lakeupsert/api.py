@@ -61,12 +61,14 @@ class RunResult:
 
 @dataclass(frozen=True)
 class ReprocessResult:
-    """``left`` are partitions that no worker has written anew; ``publish`` is None where nothing was to do, or dry."""
+    """``left`` are partitions that no worker has written anew, ``unseen`` those whose old files readers still see;
+    ``publish`` is None where nothing was to do, or dry."""
 
     plan: ReprocessPlan
     dedupe: list[PartitionResult] = field(default_factory=list)
     publish: PublishResult | None = None
     left: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 class Table:
@@ -242,7 +244,8 @@ class Table:
             if not left or not stats.visible + stats.leased or stop.wait(1.0):
                 break
         progress("publishing")
-        return ReprocessResult(plan, results, publish(self._table, also=plan.heads), tuple(left))
+        published = publish(self._table, also=plan.heads)
+        return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(self._table)))
 
     def compact(
         self,

@@ -115,7 +115,8 @@ def dedupe_partitions(
         steps: list[Step] = []
         for partition, batch in list(todo.items()):
             if partition not in heads:
-                heads[partition] = table.newest(partition, snapshot, from_landing=from_landing)
+                up_to = batch if work is None else None
+                heads[partition] = table.newest(partition, snapshot, from_landing=from_landing, up_to=up_to)
             head = heads.pop(partition)
             if work is None:
                 step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
