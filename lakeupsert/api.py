@@ -49,23 +49,26 @@ class RunResult:
     """The three steps of a night; ``append`` is None where nothing was new.
 
     ``predicted``: what `dedupe` was expected to read and write, once the batch was committed; None where there was nothing
-    to merge, or a manifest that it takes is damaged.
+    to merge, or a manifest that it takes is damaged. ``planned``: what the limits were held against; None without limits.
     """
 
     append: AppendResult | None
     dedupe: list[PartitionResult]
     publish: PublishResult
     predicted: Predicted | None = None
+    planned: Plan | None = None
 
 
 @dataclass(frozen=True)
 class ReprocessResult:
-    """``left`` are partitions that no worker has written anew; ``publish`` is None where nothing was to do, or dry."""
+    """``left`` are partitions that no worker has written anew, ``unseen`` those whose old files readers still see;
+    ``publish`` is None where nothing was to do, or dry."""
 
     plan: ReprocessPlan
     dedupe: list[PartitionResult] = field(default_factory=list)
     publish: PublishResult | None = None
     left: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 class Table:
@@ -174,9 +177,11 @@ class Table:
 
         Raises RefusedError before anything is written, where its `plan` has more bytes or cost than these allow.
         """
+        planned = None
         if max_bytes is not None or max_cost is not None:
             progress("planning")
-            refuse_above(self.plan(prices=prices), max_bytes, max_cost)
+            planned = self.plan(prices=prices)
+            refuse_above(planned, max_bytes, max_cost)
         self.send_missing()
         appended, refused = None, None
         try:
@@ -195,7 +200,7 @@ class Table:
             self.vacuum(dry=False, progress=progress)  # for readers that list folders
         if refused is not None:
             raise refused
-        return RunResult(appended, deduped, published, expected)
+        return RunResult(appended, deduped, published, expected, planned)
 
     def plan(
         self, *, selected: Callable[[str], bool] = lambda partition: True, prices: str | Path | None = None
@@ -239,7 +244,8 @@ class Table:
             if not left or not stats.visible + stats.leased or stop.wait(1.0):
                 break
         progress("publishing")
-        return ReprocessResult(plan, results, publish(self._table, also=plan.heads), tuple(left))
+        published = publish(self._table, also=plan.heads)
+        return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(self._table)))
 
     def compact(
         self,

@@ -13,7 +13,7 @@ from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.example import EXAMPLE
 from lakeupsert.cli.frame import Answer, Call, Program, common, json_option
-from lakeupsert.cli.planned import limits, planned
+from lakeupsert.cli.planned import limits, planned, unknown_time
 from lakeupsert.cli.shared import (
     append_warnings,
     each,
@@ -140,7 +140,7 @@ def run(
         return Answer(
             output.run_result(ran, requests),
             output.block(f"Table {table.name}", facts),
-            (*warnings, *waiting(ran.publish)),
+            (*warnings, *unknown_time(ran.planned, max_cost), *waiting(ran.publish)),
             told,
             trouble(call, table, ran.dedupe, ran.publish),
         )

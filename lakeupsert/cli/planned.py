@@ -1,8 +1,10 @@
 """What a plan says, for `plan` and for `run --dry-run`, and the options that both take."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,13 @@ def _bytes(context: click.Context, parameter: click.Parameter, text: str | None)
     if found is None:
         raise click.BadParameter(f"{text!r} is no size such as 50GB.")
     number, unit, binary = found.groups()
-    return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
+    return int(Decimal(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
+
+
+def _money(context: click.Context, parameter: click.Parameter, given: float | None) -> float | None:
+    if given is not None and math.isnan(given):  # no cost is above it, so it would limit nothing
+        raise click.BadParameter(f"{given} is no amount.")
+    return given
 
 
 def limits(command: Function) -> Function:
@@ -40,6 +48,7 @@ def limits(command: Function) -> Function:
         click.option(
             "--max-cost",
             type=click.FloatRange(min=0),
+            callback=_money,
             metavar="MONEY",
             help="Refuse a run that is planned to cost more, before it writes anything.",
         ),
@@ -79,7 +88,15 @@ def planned(
             "the new text files are too large to be read whole: partitions, rows and bytes are estimated from a part of "
             "them, and partitions that few rows name may be missing",
         )
+    warnings += unknown_time(plan, max_cost)
     return Answer(_result(plan), output.block(f"Table {table.name}", _facts(plan)), warnings, error=error)
+
+
+def unknown_time(plan: "Plan | None", max_cost: float | None) -> tuple[str, ...]:
+    """A warning where a limit was held against a cost that is not all of it."""
+    if plan is None or max_cost is None or plan.cost.compute is not None:
+        return ()
+    return ("no night before tells how long it takes, so --max-cost was held against requests and bytes alone",)
 
 
 def _result(plan: "Plan") -> dict[str, Any]:

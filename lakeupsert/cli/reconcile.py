@@ -34,6 +34,8 @@ def reconcile(call: Call, deep: bool, first: str | None, last: str | None, parti
     with call.open_table() as table, call.progress(table.name) as progress:
         found = table.reconcile(deep=deep, selected=selection(table, first, last, partitions), progress=progress)
         warnings = list(waiting(found.publish))
+        if not found.proof and (first or last or partitions):
+            warnings.append("readers have no partition that was asked for, so nothing was proved")
         by_counts = [p.partition for p in found.proof if not p.by_digest]
         if by_counts:
             warnings.append(
@@ -97,14 +99,15 @@ def _not_balanced(table: "Table", found: "ReconcileResult") -> LakeupsertError |
         )
     if not found.unbalanced:
         return None
+    from lakeupsert.table.layout import made_anew  # brings Arrow
+
     first, *others = found.unbalanced
-    value = first.partition.partition("=")[2]
     return RefusedError(
         "not-balanced",
         f"Table {table.name!r}: {first.partition}: {first.difference}."
         + (f" {output.count(len(others), 'other partition')} do not balance either." if others else ""),
-        next=f"run `lakeupsert reprocess --from {value} --to {value} --source landing`, which makes the partition anew from "
-        "what landed; or restore its files from a backup or from the bucket's own versions",
+        next=f"run `{made_anew(first.partition)}`, which makes the partition anew from what landed; or restore its files from "
+        "a backup or from the bucket's own versions",
         partition=first.partition,
     )
 

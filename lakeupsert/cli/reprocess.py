@@ -97,6 +97,7 @@ def _told(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
         "dedupe": output.dedupe_result(done.dedupe),
         "publish": output.publish_result(published) if published else None,
         "left": list(done.left),
+        "unseen": list(done.unseen),
     }
     if not plan.heads:
         return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no such partition")]))
@@ -125,13 +126,24 @@ def _trouble(call: Call, table: "Table", done: "ReprocessResult") -> LakeupsertE
     call.changed = call.changed or changed
     if failing := unmerged(done.dedupe):
         return failed(table, failing, changed)
-    if not done.left:
+    if done.left:
+        return RefusedError(
+            "not-reprocessed",
+            f"Table {table.name!r}: no worker has written {output.count(len(done.left), 'partition')} anew: "
+            f"{output.named(done.left)}. They are as they were.",
+            data_changed=changed,
+            next="`lakeupsert redrive` tells why where they are dead letters; else run the same command again",
+            partition=done.left[0],
+        )
+    if done.publish is None or not done.unseen:
         return None
+    held = failed(table, done.publish.failed) if done.publish.failed else None
+    why = held.message if held else f"Table {table.name!r}: batches after {done.publish.batch} are not published yet."
     return RefusedError(
-        "not-reprocessed",
-        f"Table {table.name!r}: no worker has written {output.count(len(done.left), 'partition')} anew: "
-        f"{output.named(done.left)}. They are as they were.",
+        "not-shown",
+        f"{why} So readers still see the old files of {output.count(len(done.unseen), 'partition')}, written anew with "
+        f"newer batches in: {output.named(done.unseen)}.",
         data_changed=changed,
-        next="`lakeupsert redrive` tells why where they are dead letters; else run the same command again",
-        partition=done.left[0],
+        next=held.next if held else "`lakeupsert run` merges what nobody else is merging, and publishes",
+        partition=done.unseen[0],
     )

@@ -89,20 +89,23 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
             "partitions": list(plan.partitions),
             "entry": plan.entry,
         }
-        facts = [
-            ("back to", f"snapshot {plan.snapshot} (batch {plan.batch})"),
-            ("withdraws", _batches(plan.withdrawn)),
-            ("brings back", _batches(plan.brought_back)),
-            ("changes", output.count(len(plan.partitions), "partition")),
-        ]
-        if not plan.partitions:
-            return Answer(
-                result, output.block(f"Table {table.name}", [facts[0], ("", "nothing to do: it is so already")])
-            )
+        facts = [("back to", f"snapshot {plan.snapshot} (batch {plan.batch})")]
+        if plan.withdrawn or plan.brought_back:
+            facts += [
+                ("withdraws", _batches(plan.withdrawn)),
+                ("brings back", _batches(plan.brought_back)),
+                ("changes", output.count(len(plan.partitions), "partition")),
+            ]
+        elif plan.unpublished:
+            unseen = output.count(len(plan.unpublished), "partition")
+            facts.append(("", f"the ledger says so already, but readers still see {unseen} as before"))
+        else:
+            facts.append(("", "nothing to do: it is so already"))
+            return Answer(result, output.block(f"Table {table.name}", facts))
         if not yes:
             facts.append(("", f"nothing was changed; `lakeupsert restore {to} --yes` does it"))
             return Answer(result, output.block(f"Table {table.name}", facts))
-        call.changed = True
+        call.changed = call.changed or plan.entry is not None
         merged = merge(call, table, workers, engine=None, until_empty=True)
         text = f"{output.block(f'Table {table.name}', facts)}\n{merged.text}"
         return Answer(result, text, merged.warnings, error=merged.error)

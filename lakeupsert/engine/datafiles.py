@@ -2,7 +2,6 @@
 
 import errno
 import io
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
-from lakeupsert.table.layout import HOME, partition_of
+from lakeupsert.table.layout import HOME, made_anew, partition_of
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 
 ROW_GROUP_BYTES = 32 << 20
@@ -247,8 +246,7 @@ def opened(
         advice = "restore that object from a backup or from the bucket's own versions"
         stored = partition_of(name)
         if stored is not None:
-            again = f"lakeupsert reprocess --partition {shlex.quote(stored)} --source landing"
-            advice += f", or make the partition anew from its landing files: `{again}`"
+            advice += f", or make the partition anew from its landing files: `{made_anew(stored)}`"
         elif name.startswith(f"{HOME}/data/"):
             advice += (
                 ", or withdraw all batches that are not published and take their landing files again: "

@@ -118,7 +118,8 @@ def dedupe_partitions(
         steps: list[Step] = []
         for partition, batch in list(todo.items()):
             if partition not in heads:
-                heads[partition] = table.newest(partition, snapshot, from_landing=from_landing)
+                up_to = batch if work is None else None
+                heads[partition] = table.newest(partition, snapshot, from_landing=from_landing, up_to=up_to)
             head = heads.pop(partition)
             if work is None:
                 step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
@@ -364,8 +365,8 @@ def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda part
 
     It reads the heads of the partitions that are not published up to the ledger's head, and no others.
     """
-    head = table.objects.ledger.head()
     snapshot = table.last_snapshot()
+    head = table.ledger_head()
     if head is None:
         return 0
     wanted = {

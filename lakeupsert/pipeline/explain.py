@@ -157,8 +157,12 @@ def _values(name: str, spec: TableSpec, key: Mapping[str, Any]) -> dict[str, Any
     values = {}
     for column, value in key.items():
         type_ = spec.schema.field(column).type
-        values[column], bad = convert(pa.array([value]), type_)
-        if bad.any() or values[column].null_count:
+        try:
+            values[column], bad = convert(pa.array([value]), type_)
+            fits = not bad.any() and not values[column].null_count
+        except UnicodeEncodeError:  # a byte of the command line that is no UTF-8
+            fits = False
+        if not fits:
             raise ConfigurationError(
                 "unfit-value",
                 f"{value!r} is no {type_}, the type of the column {column!r}.",

@@ -119,8 +119,21 @@ class OpenTable:
         return [self._entries[number] for number in range(low + 1, high + 1)]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
-        """The newest ledger entry, or None where the table does not exist yet."""
+        """The newest ledger entry, or None where the table does not exist yet.
+
+        An error where the snapshot that was read before shows a later one: who appends would take the number of one that is
+        gone, and what came with it and after would be merged by nobody.
+        """
         head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
+        shown = self._snapshot.body.batch if self._snapshot else -1
+        if shown > (head.number if head else -1):
+            raise DamagedTableError(
+                "missing-version",
+                f"Readers are shown batch {shown}, and the ledger entry of that batch is not there: "
+                f"{self.store.uri(self.objects.ledger.name(shown))}. Something other than lakeupsert deleted it.",
+                next="restore that object from a backup or from the bucket's own versions; without one, `lakeupsert export "
+                "--output FOLDER/` still writes what readers are shown, for `lakeupsert adopt` of a new table",
+            )
         if head is not None:
             self._entries[head.number] = head
         return head
@@ -164,19 +177,29 @@ class OpenTable:
         return self._heads
 
     def newest(
-        self, partition: str, snapshot: Link[Snapshot] | None, *, from_landing: bool = False
+        self,
+        partition: str,
+        snapshot: Link[Snapshot] | None,
+        *,
+        from_landing: bool = False,
+        up_to: int | None = None,
     ) -> Link[Manifest] | None:
         """The newest version of a partition, None where there is none yet.
 
         An error where ``snapshot``, read before, shows a version that is gone: who appended behind those that are left
-        would drop its rows without a word. ``from_landing`` needs nothing of it, and gets a stand-in to append behind, so
-        that what is written takes its place.
+        would drop its rows without a word. Who needs nothing of it gets a stand-in to append behind, so that what is
+        written takes its place: a rebuild ``from_landing``, and a merge ``up_to`` a batch with a restore on its way, which
+        begins from the version that the restore names.
         """
         head = self.objects.partition(partition).head()
         if snapshot is None or not snapshot.body.lost(partition, head):
             return head
         shown = snapshot.body.partitions[partition]
-        if not from_landing:
+        restored = up_to is not None and any(
+            link.body.restored is not None and partition in link.body.touched
+            for link in self.entries(shown.merged, up_to)
+        )
+        if not from_landing and not restored:
             raise self.objects.missing(partition, shown.version, f"Snapshot {snapshot.number}", lost=True)
         left = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
         return Link(
@@ -218,10 +241,18 @@ class OpenTable:
             self._works[name] = read_work(self.store, name)
         return self._works[name]
 
-    def failed(self, partitions: Iterable[str]) -> dict[str, str]:
-        """Those that are marked failed, with the reason."""
-        heads = {p: self.objects.partition(p).head() for p in partitions}
-        return {p: head.body.failed.reason for p, head in heads.items() if head and head.body.failed}
+    def failed(self, partitions: Iterable[str], snapshot: Link[Snapshot] | None) -> dict[str, str]:
+        """Those that are marked failed, or of which ``snapshot`` shows a version that is gone, with the reason."""
+        found = {}
+        for partition in partitions:
+            try:
+                head = self.newest(partition, snapshot)
+            except DamagedTableError as e:
+                found[partition] = str(e)
+            else:
+                if head is not None and head.body.failed is not None:
+                    found[partition] = head.body.failed.reason
+        return found
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete files that no version names, nor can. What can't be deleted is left to `vacuum`, which alone may need to."""

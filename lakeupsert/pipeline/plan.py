@@ -349,7 +349,8 @@ class _Night:
 
 
 def _last_batches(table: OpenTable, up_to: int) -> list[Link[LedgerEntry]]:
-    return [link for link in table.entries(max(0, up_to - NIGHTS), up_to) if link.body.kind == "batch"]
+    numbers = [number for number, entry in enumerate(table.headers(up_to)) if entry.kind == "batch"]
+    return [link for number in numbers[-NIGHTS:] for link in table.entries(number - 1, number)]
 
 
 def _nights(table: OpenTable) -> list[_Night]:

@@ -21,8 +21,8 @@ from lakeupsert.table.snapshot import Shown, Snapshot
 class PublishResult:
     """``snapshot`` is the number of the newest snapshot (None: there is none), ``batch`` its batch.
 
-    ``waiting`` are partitions whose newest batches are not in it, ``failed`` those among them that are marked failed,
-    with the reason.
+    ``waiting`` are partitions whose newest batches are not in it, ``failed`` those among them that are marked failed, or
+    whose shown version is gone, with the reason.
     """
 
     snapshot: int | None
@@ -62,7 +62,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         rows=body.rows if body else 0,
         lagging=body.lagging if body else (),
         waiting=tuple(behind),
-        failed=table.failed(behind),
+        failed=table.failed(behind, now),
     )
 
 
@@ -89,8 +89,15 @@ def _snapshot_of(
 ) -> Snapshot | None:
     partitions = dict(old.partitions) if old else {}
     lagging = []
-    for partition, wanted in {**anew, **table.unpublished(old, batch)}.items():
+    due = table.unpublished(old, batch)
+    for partition, wanted in {**anew, **due}.items():
         head = heads[partition]
+        if old is not None and old.lost(partition, head):  # what is left of its chain must not be shown instead
+            if partition in due:
+                if table.settings.on_failed_partition == "hold":
+                    return None
+                lagging.append(partition)
+            continue
         found = _version_at(table, partition, head, wanted)
         if found is None or found.body.merged != wanted:
             failed = head.body.failed if head else None
@@ -100,7 +107,11 @@ def _snapshot_of(
                 return None
             lagging.append(partition)
         partitions[partition] = Shown(
-            version=found.number, merged=found.body.merged, rows=found.body.rows, bytes=found.body.bytes
+            version=found.number,
+            merged=found.body.merged,
+            rows=found.body.rows,
+            bytes=found.body.bytes,
+            files=found.body.files,
         )
     entry = table.entries(batch - 1, batch)[0].body if batch else None
     spec_version = entry.spec_version if entry else 0

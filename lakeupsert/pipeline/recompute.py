@@ -113,7 +113,7 @@ def recompute(
             inputs.load(entries[number].body, [p for p in touched if p not in unknown])
         for partition in compared:
             progress(f"reading {partition} as readers see it")
-            db.register("reader", to_arrow(view, partition=partition))
+            db.register("reader", to_arrow(view, partition=partition).cast(_compared_schema(view.spec)))
             db.execute("INSERT INTO published SELECT * FROM reader")
         progress("comparing")
         differing = inputs.compared()
@@ -256,17 +256,23 @@ class _Inputs:
     def _types(self, spec: TableSpec) -> dict[str, str]:
         """DuckDB's type of each column."""
         types = {}
-        for column in reader_schema(spec):
-            try:
-                self._db.register("empty", pa.schema([column]).empty_table())
-                types[column.name] = self._db.execute("DESCRIBE SELECT * FROM empty").fetchall()[0][1]
-            except import_duckdb().Error as e:
+        for column in _compared_schema(spec):
+            type_ = self._type(column)
+            if type_ is None or "INTERVAL" in type_:  # a duration within a list or a struct
                 raise ConfigurationError(
                     "unfit-for-duckdb",
                     f"Column {column.name!r} is {column.type}, which DuckDB has no type for, so nothing was recomputed.",
                     next="run `lakeupsert reconcile` without --deep",
-                ) from e
+                )
+            types[column.name] = type_
         return types
+
+    def _type(self, column: Any) -> str | None:
+        try:
+            self._db.register("empty", pa.schema([column]).empty_table())
+            return str(self._db.execute("DESCRIBE SELECT * FROM empty").fetchall()[0][1])
+        except import_duckdb().Error:
+            return None
 
     def compared(self) -> dict[Any, Comparison]:
         """By partition value."""
@@ -399,6 +405,13 @@ def _from_text(value: str, type_: str) -> str:
     if type_.startswith(("STRUCT", "MAP")) or type_.endswith("]"):
         return f"TRY_CAST({value} AS JSON)"
     return value
+
+
+def _compared_schema(spec: TableSpec) -> Any:
+    """Readers' columns, durations as numbers of their unit: all that DuckDB finds in Parquet, and its INTERVAL ends at
+    microseconds."""
+    columns = reader_schema(spec)
+    return pa.schema([f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in columns])
 
 
 def _name(column: str) -> str:

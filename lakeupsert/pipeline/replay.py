@@ -42,7 +42,8 @@ def replay(
         TryAgainError: races or a silent store; nothing is lost, what was committed shows in the next call.
     """
     for attempt in range(ATTEMPTS):
-        head = table.objects.ledger.head()
+        table.last_snapshot()  # before the ledger, which then has what it shows
+        head = table.ledger_head()
         spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
         if head is None or spec_head is None:
             return None

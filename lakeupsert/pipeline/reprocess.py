@@ -29,6 +29,11 @@ from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.work import Rebuilt, Source, Work, write_work
 
 AT_ONCE = 16
+_WITHOUT_LANDING = (
+    "without landing files: if what is stored is whole, `--source stored` is enough; if it is damaged or gone, take it from a "
+    "backup, or go back with the whole table to a snapshot from before the partition last changed (`lakeupsert history`): "
+    "`lakeupsert restore ID --yes`"
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,12 @@ class ReprocessPlan:
 
         return [p for p in self.heads if is_left(p)]
 
+    def unseen(self, table: OpenTable) -> list[str]:
+        """Partitions that readers see as before: what replaces them has a newer batch in it, which is not published."""
+        snapshot = table.last_snapshot()
+        shown = snapshot.body.partitions if snapshot else {}
+        return [p for p, head in self.heads.items() if p in shown and shown[p].version <= head.number]
+
 
 @dataclass(frozen=True)
 class _Unfit:
@@ -76,8 +87,7 @@ class _Unfit:
             self.code,
             f"{self.where}, which {f'batch {self.batch} took' if self.batch else 'was adopted'}, {what}.{more} No partition "
             "was changed.",
-            next="put the file back as it was and run the same command again; `lakeupsert reprocess --source stored` "
-            "needs no landing files",
+            next=f"put the file back as it was and run the same command again; {_WITHOUT_LANDING}",
         )
 
 
@@ -276,6 +286,5 @@ def _verify(table: OpenTable, number: int, reports: Sequence[Report], made: Mapp
             "source-differs",
             f"The landing files of batch {number} are what they were, but are read in another way than then: {differs} "
             "No partition was changed.",
-            next="set `format` as it was then, or use the lakeupsert that wrote the batch; `lakeupsert reprocess "
-            "--source stored` needs no landing files",
+            next=f"set `format` as it was then, or use the lakeupsert that wrote the batch; {_WITHOUT_LANDING}",
         )

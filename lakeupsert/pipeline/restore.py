@@ -2,7 +2,7 @@
 
 Reads     the snapshot, the whole ledger, of each partition that changes the version that the snapshot names
 Writes    ONE ledger entry, which is the commit; then a message for each partition. Nothing is deleted or rewritten
-Repeat    safe: where what counts is what counted at the snapshot, there is nothing to do
+Repeat    safe: where what counts is what counted at the snapshot, no entry is written, and messages that are missing are sent
 
 The whole table goes back, never some partitions: a snapshot shows whole batches. Landing files of withdrawn batches count
 as taken; `append --again` loads them.
@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
+from lakeupsert.pipeline.dedupe import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.read.view import expired
@@ -31,6 +32,7 @@ class RestorePlan:
     Attributes:
         withdrawn, brought_back: batches that stop counting, and that count again, with their rows.
         partitions: those that change.
+        unpublished: where none changes, those that readers still see as they were: an earlier restore did not come to its end.
         entry: the ledger entry that did it; None as long as nothing was written.
     """
 
@@ -39,6 +41,7 @@ class RestorePlan:
     withdrawn: dict[int, int]
     brought_back: dict[int, int]
     partitions: tuple[str, ...]
+    unpublished: tuple[str, ...] = ()
     entry: int | None = None
 
 
@@ -64,9 +67,13 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
             withdrawn={n: entries[n].rows_appended for n in sorted(now - then)},
             brought_back={n: entries[n].rows_appended for n in sorted(then - now)},
             partitions=tuple(partitions),
+            unpublished=() if changed else tuple(table.unpublished(newest.body, head.number)),
         )
         versions = {p: _version(table, to, p) for p in partitions}
-        if dry or not changed:
+        if dry:
+            return plan
+        if not changed:
+            send_missing(table)
             return plan
         entry = LedgerEntry(
             kind="restore",
@@ -78,7 +85,11 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
         )
         link = table.objects.ledger.append(entry, head).link
         if link is not None:
-            table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
+            try:
+                table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
+            except LakeupsertError as e:
+                e.data_changed = True  # the restore is committed; a repeated one sends its messages again
+                raise
             return replace(plan, entry=link.number)
         clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
     raise races_exhausted(table.store.uri(), ATTEMPTS)

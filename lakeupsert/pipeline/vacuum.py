@@ -14,7 +14,7 @@ Snapshots that expired less than `superseded_retention` ago are kept for who rea
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -23,7 +23,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.storage import ObjectInfo
+from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import LedgerEntry, Restored, next_stamp
@@ -37,6 +37,8 @@ ORPHANS_KEPT = timedelta(hours=1)
 """Files that no version ever named are not looked at before: most are those of a merge at work, which a fence would undo."""
 ORPHANED_PACKS_KEPT = timedelta(days=1)
 """The same for those of `append`, which works on a whole night, where a merge works on a partition."""
+UNFINISHED_KEPT = timedelta(days=1)
+"""Objects that are not whole yet get no name later than that."""
 _CHAINS = f"{HOME}/partitions/"
 
 
@@ -71,9 +73,10 @@ class Vacuumed:
 def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
     """Keep `keep_snapshots` snapshots and those with a tag, and delete what only others need; ``dry`` only tells what."""
     table.existing_spec()
-    expired = _expire(table, dry)
+    table.last_snapshot()  # a ledger that ends before what it shows is found by it
+    expired, newest = _expire(table, dry)
     progress("looking for what nobody needs")
-    look = _Look(table)
+    look = _Look(table, newest)
     if dry or not look.garbage:
         return Vacuumed(expired, tuple(look.garbage), dry)
     progress("fencing off writers that began before")
@@ -82,7 +85,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     for partition in sorted({g.partition for g in look.garbage if g.partition is not None}):
         table.objects.partition(partition).extend(lambda head, p=partition: _fence(p, head))  # type: ignore[misc]
     progress("looking again")
-    look = _Look(table, look)
+    look = _Look(table, before=look)
     garbage = [g for g in look.garbage if look.fenced(g, fence)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
@@ -92,11 +95,13 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     return Vacuumed(expired, tuple(garbage), dry)
 
 
-def _expire(table: OpenTable, dry: bool) -> tuple[int, ...]:
-    """Say in the newest snapshot which are expired; their numbers."""
+def _expire(table: OpenTable, dry: bool) -> tuple[tuple[int, ...], Link[Snapshot] | None]:
+    """Say in the newest snapshot which are expired: their numbers, and with ``dry`` what that snapshot would be."""
     gone: list[int] = []
+    planned: Link[Snapshot] | None = None
 
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
+        nonlocal planned
         gone.clear()
         if head is None:
             return None
@@ -112,10 +117,13 @@ def _expire(table: OpenTable, dry: bool) -> tuple[int, ...]:
                 oldest = number
             elif number not in head.body.tags.values():
                 gone.append(number)
-        return msgspec.structs.replace(head.body, expired=oldest) if gone and not dry else None
+        body = msgspec.structs.replace(head.body, expired=oldest)
+        if gone and dry:
+            planned = replace(head, number=head.number + 1, body=body, written_at=clock.now().isoformat())
+        return body if gone and not dry else None
 
     table.objects.snapshots.extend(build)
-    return tuple(sorted(gone))
+    return tuple(sorted(gone)), planned
 
 
 def _ledger_fence(head: Link[LedgerEntry] | None, fence: int) -> LedgerEntry:
@@ -138,19 +146,22 @@ def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
 class _Look:
     """One look at the table: what is there, what is needed, and so what is garbage.
 
-    What the look ``before`` has read of the chains, which is immutable, is not read again.
+    ``planned`` is a snapshot that is looked at as if it were there. What the look ``before`` has read of the chains, which
+    is immutable, is not read again.
     """
 
-    def __init__(self, table: OpenTable, before: "_Look | None" = None) -> None:
+    def __init__(self, table: OpenTable, planned: Link[Snapshot] | None = None, before: "_Look | None" = None) -> None:
         self._table = table
         self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
-        ledger = table.objects.ledger.head()  # before the snapshots, so that it has whatever they show
         chain = table.objects.snapshots
         known: dict[int, Link[Snapshot]] = before._snapshots if before else {}
         links = {n: known.get(n) or chain.get(n) for n in chain.numbers()}
         self._snapshots: dict[int, Link[Snapshot]] = {n: link for n, link in links.items() if link is not None}
+        if planned is not None:
+            self._snapshots[planned.number] = planned
+        ledger = table.ledger_head()  # after the snapshots, so that it has whatever they show
         if ledger is None or not self._snapshots:
             return
         self._hold()
@@ -169,11 +180,14 @@ class _Look:
         )
         self._entries = table.entries(low - 1, ledger.number)
         chains = {f.removeprefix(_CHAINS) for f in self._objects if f.startswith(_CHAINS)}
-        folders = {f for f in self._objects if f and not f.startswith(HOME)}
-        for partition in sorted(chains | folders):
+        touched = {partition for link in self._entries for partition in link.body.touched}
+        for partition in sorted(chains | touched | self._newest.partitions.keys()):  # other folders are somebody else's
             self._look_at_partition(partition)
         self._look_at_packs(packs)
         self._look_at_snapshots()
+        for found in table.store.list(f"{SCRATCH}/"):
+            if self._is_older(found, UNFINISHED_KEPT):
+                self._add(found, "its writer died before it was whole", None, None)
 
     def fenced(self, garbage: Garbage, fence: int) -> bool:
         """Whether its writer can't commit any more, ``fence`` being the ledger's."""
@@ -207,7 +221,7 @@ class _Look:
         last = self._newest.partitions.get(partition)
         data = {**self._objects[partition], **self._objects[f"{HOME}/data/{partition}"]}
         # Most partitions of an old table: no older version, and no file but those that the newest snapshot shows.
-        if last and versions[:1] == [last.version] and sum(f.size for f in data.values()) == last.bytes:
+        if last and versions[:1] == [last.version] and len(data) == last.files:
             return
         head = self._head(partition)
         if self._newest.lost(partition, head):  # its files look like garbage, and a fence would take the number

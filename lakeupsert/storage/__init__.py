@@ -12,9 +12,10 @@ from lakeupsert.storage.base import (
     StoreUnavailableError,
     UnknownOutcomeError,
 )
-from lakeupsert.storage.local import LocalStore
+from lakeupsert.storage.local import SCRATCH, LocalStore
 
 __all__ = [
+    "SCRATCH",
     "LocalStore",
     "NotFoundError",
     "ObjectInfo",

@@ -28,7 +28,8 @@ from lakeupsert.storage.base import (
 )
 
 SCRATCH = "_lakeupsert/tmp"
-"""Where unfinished objects are: below the root, since link(2) can't cross file systems, and hidden from listings."""
+"""Where unfinished objects are: below the root, since link(2) can't cross file systems, and hidden from listings but of
+themselves. Those of writers that were killed stay until a vacuum."""
 
 
 class LocalStore:
@@ -175,8 +176,6 @@ class LocalStore:
         object has two names, and no listing is without end.
         """
         path = self._path(folder)
-        if path == self._scratch:
-            return
         try:
             with os.scandir(path) as scan:
                 # a folder sorts as "name/", as it does in the names of the objects below it
@@ -187,7 +186,7 @@ class LocalStore:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if key.endswith("/"):
                 link = entry.is_symlink()
-                if not link or not (linked or self._leads_inside(entry.path)):
+                if entry.path != self._scratch and not (link and (linked or self._leads_inside(entry.path))):
                     yield from self._walk(name, "", linked or link)
                 continue
             try:

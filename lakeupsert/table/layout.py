@@ -28,6 +28,21 @@ _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
+_OURS = re.compile(
+    "(?:.*/)?(?:"
+    + "|".join(
+        rf"{kind}-(\d+)-[0-9a-f]{{32}}\.{ending}"
+        for kind, ending in {
+            "base": "parquet",
+            "appended": "pack",
+            "tombstones": r"parquet\.keys",
+            "quarantine": r"parquet\.rows",
+        }.items()
+    )
+    + ")"
+)
+
+
 class TableObjects:
     """The chains of one table, and names for its files."""
 
@@ -43,13 +58,12 @@ class TableObjects:
     def missing(self, partition: str, version: int, named_by: str, *, lost: bool) -> DamagedTableError:
         """The error for a manifest that something names and that is not there; ``lost``: readers have no newer one."""
         where = self.store.uri(self.partition(partition).name(version))
-        again = f"lakeupsert reprocess --partition {shlex.quote(partition)} --source landing"
         backup = "restore that object from a backup or from the bucket's own versions"
         return DamagedTableError(
             "missing-version",
             f"{named_by} names version {version} of {partition}, and that manifest is not there: {where}. Something other "
             "than lakeupsert deleted it.",
-            next=f"run `{again}`, which makes the partition anew from what landed; or {backup}"
+            next=f"run `{made_anew(partition)}`, which makes the partition anew from what landed; or {backup}"
             if lost
             else f"{backup}; newer snapshots do not need it, and `lakeupsert run` publishes one where there is none",
             partition=partition,
@@ -82,8 +96,8 @@ class TableObjects:
     @staticmethod
     def start_of(name: str) -> int | None:
         """The start in one of these names; None where it has none, as an adopted file."""
-        found = re.fullmatch(r"(?:.*/)?(?:base|appended|tombstones|quarantine)-(\d+)-[0-9a-f]{32}\..*", name)
-        return int(found[1]) if found else None
+        found = _OURS.fullmatch(name)
+        return int(found[found.lastindex]) if found and found.lastindex else None
 
     @staticmethod
     def new_work() -> str:
@@ -105,6 +119,11 @@ def partition_of(name: str) -> str | None:
 def partition_text(partition: str) -> str:
     """The partition value's text back from its folder's name."""
     return unquote(partition.partition("=")[2])
+
+
+def made_anew(partition: str) -> str:
+    """The command that makes a partition anew from what landed, for messages."""
+    return f"lakeupsert reprocess --partition {shlex.quote(partition)} --source landing"
 
 
 def partition_scalar(spec: TableSpec, partition: str) -> Any:

@@ -117,6 +117,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def bytes(self) -> int:
         return sum(f.bytes for b in self.buckets for f in (*b.base, *b.deltas, *b.tombstones))
 
+    @property
+    def files(self) -> int:
+        """Tombstones that lie in the manifest itself are in none."""
+        return sum(bool(f.name) for b in self.buckets for f in (*b.base, *b.deltas, *b.tombstones))
+
 
 def added(digests: Iterable[str | None]) -> str | None:
     """The digest of all the rows that these are of; None where one is not known."""

@@ -8,12 +8,16 @@ from lakeupsert.table.manifest import Manifest
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition in a snapshot: its manifest version, and what that says in short."""
+    """One partition in a snapshot: its manifest version, and what that says in short.
+
+    ``files``: how many data files it has; -1 in snapshots of a lakeupsert that did not say.
+    """
 
     version: int
     merged: int
     rows: int
     bytes: int
+    files: int = -1
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,6 +42,7 @@ order_by = ["ts"]
 [tables.sales.schema]
 value = "int"
 """
+SKIPS = CONFIGURATION.replace('order_by = ["ts"]', 'order_by = ["ts"]\non_failed_partition = "skip"')
 DAYS = ("2020-01-01", "2020-01-02", "2020-01-03")
 DAMAGED = "day=2020-01-02"
 """The partition that breaks; no other may be touched by it."""
@@ -144,6 +145,34 @@ def test_deleted_manifest(lake: Path, lost: int) -> None:
     mended(since=lost - 1)
 
 
+@pytest.mark.parametrize("marked", [False, True], ids=["plain", "an older version is marked failed"])
+def test_deleted_manifest_under_skip(lake: Path, marked: bool) -> None:
+    """The other partitions are published, and the run says what is wrong with this one."""
+    Path("lakeupsert.toml").write_text(SKIPS)
+    if marked:
+        [file] = [Path(line) for line in done("files", "--where", "day = '2020-01-02'").split()]
+        data = file.read_bytes()
+        file.write_bytes(flipped(data))
+        land(3, "c")
+        assert call("run", *LOCAL).exit_code == 1
+        file.write_bytes(data)
+        done("run", *LOCAL)
+    manifest = min(Path(f"processed/_lakeupsert/partitions/{DAMAGED}").iterdir())
+    manifest.unlink()
+    land(4, "c")
+    for changes in (True, False):
+        error = json.loads(call("run", *LOCAL, "--json").stdout)["error"]
+        assert (error["code"], error["partition"], error["data_changed"]) == ("failed-partitions", DAMAGED, changes)
+        assert manifest.name in error["message"]
+    with contextlib.closing(Table.open("lakeupsert.toml")) as table:
+        assert table.snapshots()[0].body.lagging == (DAMAGED,)
+        others = table.to_arrow(where="day <> '2020-01-02'").read_all().to_pylist()
+        assert [row["value"] for row in others if row["id"] == "c"] == [4, 4]
+        assert DAMAGED in table.publish().failed
+    follow(error["next"])
+    mended()
+
+
 def test_vacuum_does_not_hide_a_deleted_manifest(lake: Path) -> None:
     """Its fence would take the number of the one that is gone, and the files of that look like garbage."""
     keeps_one = 'order_by = ["ts"]\nkeep_snapshots = 1\nsuperseded_retention = "0s"'
@@ -168,6 +197,52 @@ def test_damaged_data_file(lake: Path, damage: str) -> None:
     follow(told if damage == "cut" else failed)
     done("run", *LOCAL)
     mended(since=2)
+
+
+@pytest.mark.parametrize("broken", ["manifest", "data file"])
+def test_landing_was_purged(lake: Path, broken: str) -> None:
+    """Nothing makes the version anew; the table goes back to the one before, and takes again what is still there."""
+    manifest = min(Path(f"processed/_lakeupsert/partitions/{DAMAGED}").iterdir())
+    gone = manifest if broken == "manifest" else Path(done("files", "--where", "day = '2020-01-02'").strip())
+    gone.unlink()
+    Path("landing/1.csv").unlink()
+    code = "missing-version" if broken == "manifest" else "damaged-data-file"
+    advice = refused("export", "--output", "x.csv", code=code, exits=1, names=(gone.name,))
+    [again] = re.findall(r"`lakeupsert (reprocess [^`]+)`", advice)
+    told = refused(*shlex.split(again), *ON_HOST, code="source-gone", exits=1, names=("1.csv",))
+    [back] = re.findall(r"`lakeupsert (restore ID [^`]+)`", told)
+    done(*shlex.split(back.replace("ID", "0")))
+    assert _values() == {"a": 1, "b": 1, "c": 1}
+    done("reconcile")
+    done("append", "--again", *ON_HOST)
+    done("run", *LOCAL)
+    assert _values() == {"a": 1, "b": 2, "c": 1}
+    done("reconcile")
+    done("status")
+
+
+def _values() -> dict[str, int]:
+    """What readers see of each key, which is the same in each partition."""
+    with contextlib.closing(Table.open("lakeupsert.toml")) as table:
+        rows = table.to_arrow().read_all().to_pylist()
+    values = {(row["id"], row["value"]) for row in rows}
+    assert (len(rows), len(values)) == (9, 3)
+    return dict(values)
+
+
+def test_damaged_data_file_while_the_night_is_held(lake: Path) -> None:
+    """Another partition can't be merged, so what is made anew of this one, with the new night in it, is not shown."""
+    shown = {day: Path(done("files", "--where", f"day = '{day}'").strip()) for day in DAYS}
+    shown["2020-01-03"].write_bytes(flipped(shown["2020-01-03"].read_bytes()))
+    land(3, "c")
+    refused("run", *LOCAL, code="failed-partitions", exits=1, names=("day=2020-01-03",))
+    shown["2020-01-02"].write_bytes(flipped(shown["2020-01-02"].read_bytes()))
+    export = partial(refused, "export", "--where", "day = '2020-01-02'", "--output", "x.csv", "--overwrite")
+    [advised] = re.findall(r"`lakeupsert (reprocess [^`]+)`", export(code="damaged-data-file", exits=1))
+    again = (*shlex.split(advised), *ON_HOST)
+    told = refused(*again, code="not-shown", exits=1, names=(DAMAGED, "day=2020-01-03"))
+    assert follow(told)[0] == "reprocess --partition day=2020-01-03 --source landing"
+    mended(since=3)
 
 
 def test_poison_partition(lake: Path) -> None:

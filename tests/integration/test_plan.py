@@ -18,6 +18,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import plan as pipeline_plan
+from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.testing.lake import Lake, row
 
 SCHEMA = pa.schema([
@@ -269,6 +270,29 @@ def test_time_of_a_larger_night_grows_at_most_in_proportion(lake: Lake) -> None:
     assert 5 < plan.seconds < 35 * (plan.dedupe_read + plan.dedupe_written) / usual
 
 
+def test_entries_that_bring_no_batch_are_no_nights_to_learn_from(lake: Lake) -> None:
+    """Quiet days of vacuums, each with its fence: the habits of the last nights hold all the same."""
+    for night in range(3):
+        lake.land(f"{night}.jsonl", [row(f"{night}-{i}", i % 3, night, i * i) for i in range(500)])
+        lake.run()
+    lake.land("3.jsonl", [row(f"3-{i}", i % 3, 3, i * i) for i in range(500)])
+
+    def learned() -> Any:
+        lake.reopen()
+        plan = lake.table.plan()
+        return plan.append_written, plan.dedupe_written, plan.seconds, plan.cost.compute
+
+    def fence(head: Any) -> LedgerEntry:
+        return LedgerEntry(
+            kind="fence", batch_id=clock.new_id(), received_at=next_stamp(head.body), spec_version=0, fence=0
+        )
+
+    before = learned()
+    for _ in range(pipeline_plan.NIGHTS):
+        lake.table._table.objects.ledger.extend(fence)
+    assert learned() == before
+
+
 def test_damaged_version_that_a_restore_needs_keeps_no_other_partition_from_the_run(lake: Lake) -> None:
     for night in (1, 2):
         lake.land(f"{night}.jsonl", [row("a", 0, night), row("a", 1, night)])
@@ -404,7 +428,19 @@ def test_limit_on_the_command_line_ends_with_1_and_the_figures(here: Lake, comma
     assert f"{needed:,}" in error["message"]
     assert everything(here) == before
     answer("plan", "--max-bytes", "1MiB", "--max-cost", "3.50")
-    assert answer(*command, "--max-bytes", "much", code=2)["error"]["code"] == "usage"
+    answer("plan", "--max-bytes", "9" * 400 + "TB")
+    for wrong in (("--max-bytes", "much"), ("--max-cost", "nan"), ("--max-cost", "-1")):
+        assert answer(*command, *wrong, code=2)["error"]["code"] == "usage"
+
+
+def test_limit_of_cost_warns_while_the_time_is_unknown(lake: Lake) -> None:
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    config = str(lake.configure())
+    limited = ("--max-cost", "3.50", "--config", config)
+    for command in (["plan"], ["run", "--host", "local"]):
+        assert "--max-cost was held against requests and bytes alone" in answer(*command, *limited)["warnings"][0]
+    lake.land("2.jsonl", [row("a", 0, 2)])
+    assert not answer("run", "--host", "local", *limited)["warnings"]
 
 
 def test_plan_tells_people_in_a_few_lines(here: Lake) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -221,6 +224,37 @@ def test_all_types_and_formats_are_recomputed_without_a_false_alarm(tmp_path: Pa
     assert sum(p.rows_appended for p in found.proof) == 10
 
 
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_durations_are_compared_to_the_last_digit(tmp_path: Path, unit: str) -> None:
+    lake = Lake(tmp_path, schema={}, delete=None)
+    for night, spans in enumerate(([1, -3, 4], [86_400_000_001, 2, None])):
+        rows = {"k": ["a", "b", str(night)], "l": [0] * 3, "d": ["2020-01-01"] * 3}
+        columns = {"ts": pa.array([1 - night, 5, 5], pa.duration(unit)), "v": pa.array(spans, pa.duration(unit))}
+        pq.write_table(pa.table(rows | columns), tmp_path / f"landing/{night}.parquet")
+        lake.run()
+    assert not reconcile(lake, deep=True)
+
+    def one_more(rows: Any) -> Any:
+        at = rows.schema.get_field_index("v")
+        spans = pc.add(rows["v"].cast(pa.int64()), 1).cast(pa.duration(unit))
+        return rows.set_column(at, rows.schema.field(at), spans)
+
+    tamper(lake, "d=2020-01-01", one_more)
+    assert "3 different" in reconcile(lake, deep=True)["d=2020-01-01"]
+
+
+@pytest.mark.parametrize("type_", [pa.list_(pa.duration("us")), pa.float16()], ids=str)
+def test_column_that_duckdb_can_not_hold_is_no_alarm_but_an_error(tmp_path: Path, type_: Any) -> None:
+    lake = Lake(tmp_path, schema={}, delete=None)
+    rows = {"k": ["a"], "l": [0], "d": ["2020-01-01"], "ts": [1], "v": pa.nulls(1, type_)}
+    pq.write_table(pa.table(rows), tmp_path / "landing/1.parquet")
+    lake.run()
+    lake.configure()
+    error = call(lake, "reconcile", "--deep", code=2)["error"]
+    assert error["code"] == "unfit-for-duckdb"
+    assert f"'v' is {type_}" in error["message"]
+
+
 def test_stamped_rows_rank_by_their_batch_and_place(tmp_path: Path) -> None:
     """In folders that look like partitions, with the operation kept, and a partition column of text."""
     lake = Lake(
@@ -268,7 +302,7 @@ def test_deep_catches_one_row_lost_doubled_or_altered(lake: Lake, change: Any, s
     found = call(lake, "reconcile", "--deep", code=1)
     assert found["error"]["code"] == "not-balanced"
     assert found["error"]["partition"] == partition
-    assert "lakeupsert reprocess --from 2020-01-0" in found["error"]["next"]
+    assert f"lakeupsert reprocess --partition {partition} " in found["error"]["next"]
     assert [p["partition"] for p in found["result"]["proof"] if not p["balanced"]] == [partition]
 
 
@@ -289,6 +323,28 @@ def test_one_row_in_place_of_another_is_caught_by_the_digest(lake: Lake) -> None
         lambda rows: rows.set_column(0, rows.schema.field(0), pa.array(["0", *rows["k"].to_pylist()[1:]])),
     )
     assert "digest" in reconcile(lake)["d=2020-01-02"]
+
+
+def test_the_command_that_mends_it_names_any_partition(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, schema={}, partition_by=("shop",), delete=None)
+    line = {"k": "a", "l": 0, "shop": "it's a/b 100%", "ts": "2020-01-01", "v": 1}
+    (tmp_path / "landing/1.jsonl").write_text(json.dumps(line) + "\n")
+    lake.run()
+    lake.configure()
+    [file] = lake.table.files()
+    Path(file.path).write_bytes(b"damaged")
+    error = call(lake, "reconcile", code=1)["error"]
+    _, *command = shlex.split(re.findall(r"`(lakeupsert reprocess [^`]+)`", error["next"])[0])
+    assert call(lake, *command, "--host", "local")["result"]["partitions"] == [error["partition"]]
+    assert call(lake, "reconcile", "--deep")["ok"]
+
+
+@pytest.mark.parametrize("selected", [["--partition", "2020-01-09"], ["--from", "2020-01-09"]])
+def test_selection_that_no_partition_is_in_is_warned_of(lake: Lake, selected: list[str]) -> None:
+    found = call(lake, "reconcile", *selected)
+    assert found["result"]["proof"] == []
+    assert "nothing was proved" in found["warnings"][0]
+    assert not call(lake, "reconcile")["warnings"]
 
 
 def test_missing_tombstone_is_caught(lake: Lake) -> None:

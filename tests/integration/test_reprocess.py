@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
@@ -232,6 +233,21 @@ def test_a_damaged_base_file_is_mended_from_landing(lake: Lake) -> None:
     lake.land("5.jsonl", [row("a", 0, 9, 5)])
     lake.run()
     assert lake.rows() == lake.expected(4)
+
+
+@pytest.mark.parametrize("on_failed", ["hold", "skip"])
+def test_a_partition_whose_manifest_is_gone_does_not_lag_for_it(folder: Path, on_failed: str) -> None:
+    """A rebuild that was stopped leaves it as it is, and it lacks no batch."""
+    lake = Lake(folder / "lake", on_failed_partition=on_failed)
+    lake.land("1.jsonl", [row("a", 0, 1), row("b", 1, 1)])
+    lake.run()
+    objects, stop = lake.table._table.objects, threading.Event()
+    (lake.root / "processed" / objects.partition(FIRST).name(0)).unlink()
+    stop.set()
+    stopped = reprocess(lake, "landing", stop=stop)
+    assert (len(stopped.left), stopped.publish.snapshot, stopped.publish.lagging) == (2, 0, ())
+    reprocess(lake, "landing")
+    lake.finish_and_check()
 
 
 @pytest.mark.parametrize(
@@ -527,3 +543,21 @@ def test_the_command(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (refused["code"], refused["data_changed"]) == ("source-gone", False)
     lake.reopen()
     assert lake.rows() == rows
+
+
+def test_the_command_says_which_partitions_wait_for_others(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is merged already and written anew with the new batch in it; another one is not merged yet."""
+    lake.land("5.jsonl", [row("a", 0, 8, 5), row("c", 1, 8, 5)])
+    lake.table.append(host="local")
+    queue = lake.table._table.queue
+    leases = {lease.message.partition: lease for lease in queue.receive(10, 1000)}
+    queue.release(leases[FIRST])
+    lake.table.dedupe()
+    monkeypatch.chdir(lake.root)
+    lake.configure()
+    done = CliRunner().invoke(main, ["reprocess", "--partition", FIRST, "--json"])
+    answer = msgspec.json.decode(done.stdout)
+    assert (done.exit_code, answer["error"]["code"], answer["result"]["unseen"]) == (1, "not-shown", [FIRST])
+    assert "`lakeupsert run`" in answer["error"]["next"]
+    lake.finish_and_check()
+    shows_the_heads(lake)

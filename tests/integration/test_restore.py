@@ -8,7 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
-from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
+from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
 
@@ -69,6 +70,20 @@ def test_restore_ends_a_night_that_fails_under_hold(lake: Lake) -> None:
     assert not ran.publish.failed
     assert ran.publish.batch == 5
     assert values(lake) == []
+
+
+def test_restore_needs_nothing_of_a_manifest_that_is_gone(lake: Lake) -> None:
+    """Beside a batch that comes before anybody merged it; one alone is still not merged behind what is left."""
+    (lake.root / "processed" / lake.table._table.objects.partition("d=2020-01-01").name(2)).unlink()
+    lake.land("4.jsonl", [row("b", 0, 1, 4)])
+    lake.run()
+    assert "version 2" in lake.table.publish().failed["d=2020-01-01"]
+    lake.table.restore(1, dry=False)
+    lake.land("5.jsonl", [row("a", 0, 9, 5)])
+    lake.run()
+    assert values(lake) == [5]
+    assert lake.rows() == lake.expected(6)
+    assert all(p.balanced for p in lake.table.reconcile().proof)
 
 
 def test_restore_to_a_snapshot_that_lags_across_a_restore_is_refused(tmp_path: Path) -> None:
@@ -139,3 +154,28 @@ def test_the_command_is_dry_unless_it_is_told_yes(lake: Lake, monkeypatch: pytes
     assert "end" in run(main, ["history"]).stdout
     assert run(main, ["restore", "end", "--yes", "--workers", "1"]).exit_code == 0
     assert values(lake) == []
+
+
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.KILL_BEFORE])
+def test_a_restore_that_sent_no_message_is_finished_when_it_is_repeated(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    lake.points.arm(0, fault, "queue send")
+    with pytest.raises((LakeupsertError, Killed)) as ended:
+        lake.table.restore(0, dry=False)
+    assert isinstance(ended.value, Killed) or ended.value.data_changed, "the ledger has it"
+    lake.points.disarm()
+    lake.reopen()
+    assert values(lake) == []
+    monkeypatch.chdir(lake.root)
+    lake.configure()
+    lake.table.close()
+    run = CliRunner().invoke
+    told = run(main, ["restore", "0"]).stdout
+    assert ("nothing to do" in told, "readers still see 1 partition as before" in told) == (False, True), told
+    assert values(lake) == []
+    done = run(main, ["restore", "0", "--yes", "--workers", "1"])
+    assert (done.exit_code, values(lake)) == (0, [1]), done.output
+    assert len(lake.entries()) == 5, "the table was restored once"
+    assert "nothing to do" in run(main, ["restore", "0", "--yes"]).stdout
+    lake.finish_and_check()

@@ -304,7 +304,7 @@ def test_of_a_partition_that_rests_nothing_is_read(tmp_path: Path, time: Passing
     for _ in range(2):
         lake.table.vacuum(dry=False)
         time.passed += timedelta(days=8)
-    lake.land("many.jsonl", [row("a", day, 1, 1) for day in range(20)])
+    lake.land("many.jsonl", [row(k, day, 1, 1, op=op) for day in range(20) for k, op in (("a", None), ("b", "D"))])
     lake.run()
     for _ in range(2):
         lake.table.vacuum(dry=False)
@@ -382,3 +382,64 @@ def test_a_lost_manifest_stops_it_before_anything_goes(tmp_path: Path, time: Pas
         time.passed += timedelta(days=8)
     assert lake.stored_files() == before
     assert max(chain.numbers()) == 1
+
+
+def test_copies_that_an_operator_keeps_are_not_its_own(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 2, keep_snapshots=1)
+    folder = tmp_path / "processed/d=2020-01-01"
+    copies = [folder.with_name("d=2020-01-01.bak"), folder.parent / "backup/d=2020-01-01"]
+    for copy in copies:
+        shutil.copytree(folder, copy)
+    (kept,) = (f for f in folder.iterdir() if f.name.startswith("base-1"))
+    shutil.copy(kept, folder / f"{kept.name}.bak")
+    for _ in range(3):
+        lake.table.vacuum(dry=False)
+        time.passed += timedelta(days=8)
+    assert all(len(list(copy.iterdir())) == 2 for copy in copies)
+    assert (folder / f"{kept.name}.bak").exists()
+    assert sorted(p.name for p in (tmp_path / "processed/_lakeupsert/partitions").iterdir()) == [
+        "d=2020-01-01",
+        "d=2020-01-02",
+    ]
+
+
+def test_what_a_killed_writer_left_unfinished_goes(tmp_path: Path, time: PassingTime) -> None:
+    lake = nights(tmp_path, 1)
+    unfinished = tmp_path / "processed/_lakeupsert/tmp/unfinished"
+    unfinished.write_bytes(b"half of it")
+    assert not lake.table.vacuum(dry=False).garbage
+    time.passed += timedelta(hours=25)
+    assert 10 in [g.bytes for g in lake.table.vacuum(dry=False).garbage]
+    assert not unfinished.exists()
+
+
+def test_dry_it_names_what_it_would_delete(tmp_path: Path) -> None:
+    """With no retention, what expires now goes now."""
+    lake = nights(tmp_path, 3)
+    lake.table.close()
+    again = Lake(tmp_path, keep_snapshots=1, superseded_retention="0s")
+    told = {g.name for g in again.table.vacuum().garbage}
+    assert told
+    assert told == {g.name for g in again.table.vacuum(dry=False).garbage}
+
+
+def test_a_lost_ledger_entry_stops_every_writer(tmp_path: Path) -> None:
+    """Its number would be taken again, by a batch that nobody would merge."""
+    lake = nights(tmp_path, 2)
+    entry = tmp_path / "processed" / lake.table._table.objects.ledger.name(2)
+    lost = entry.read_bytes()
+    entry.unlink()
+    lake.land("3.jsonl", [row("c", 0, 3)])
+    for step in (
+        lambda: lake.table.run(host="local"),
+        lambda: lake.table.append(host="local"),
+        lambda: lake.table.append(replay_quarantine=True),
+        lambda: lake.table.vacuum(dry=False),
+    ):
+        lake.reopen()
+        with pytest.raises(DamagedTableError, match="batch 2") as refused:
+            step()
+        assert refused.value.code == "missing-version"
+    assert not entry.exists()
+    entry.write_bytes(lost)
+    lake.finish_and_check()

@@ -40,3 +40,9 @@ def test_error_is_in_the_operators_manual(code: str) -> None:
 def test_command_is_in_the_documentation_with_an_example(command: str) -> None:
     documentation = OPERATIONS + (ROOT / "README.md").read_text()
     assert re.search(rf"lakeupsert {command}\b", documentation)
+
+
+def test_architecture_has_one_room_for_each_question() -> None:
+    rows = (ROOT / "docs/ARCHITECTURE.md").read_text().partition("| question | room |")[2].splitlines()
+    questions = [row.split(" | ")[0] for row in rows if row.startswith("| ")]
+    assert len(questions) == len(set(questions)) > 5
