@@ -83,7 +83,7 @@ lock: ## resolve requirements.lock and infra/requirements.txt anew, with uv in a
 
 VERSITYGW_VERSION := 1.8.0
 # Tests of a server that is not there are skipped, but fail in CI.
-servers: build/servers/versitygw build/servers/elasticmq ## the servers that tests run against; needs Go and Maven, and minutes
+servers: build/servers/versitygw build/servers/elasticmq build/servers/hadoop-aws ## the servers that tests run against, and Spark's jars for S3; needs Go and Maven, and minutes
 
 build/servers/versitygw:
 	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v$(VERSITYGW_VERSION)
@@ -99,3 +99,8 @@ build/servers/elasticmq:
 	@$(MVN) --file build/maven/$(ELASTICMQ).pom dependency:copy-dependencies -DincludeScope=runtime \
 	    -DoutputDirectory=$(CURDIR)/$@.part
 	@cp build/maven/$(ELASTICMQ).jar $@.part && mv $@.part $@
+
+build/servers/hadoop-aws: tests/hadoop-aws.xml
+	@rm -rf $@ $@.part
+	@$(MVN) --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
+	@mv $@.part $@ && touch $@

@@ -20,7 +20,7 @@ os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession
 
-    session = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("lakeupsert-tests")
         .config("spark.driver.memory", "2g")
@@ -31,8 +31,12 @@ def spark() -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .getOrCreate()
+        .config("spark.jars", ",".join(map(str, servers.HADOOP_AWS.glob("*.jar"))))
     )
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in servers.CREDENTIALS.items():
+            environment.setenv(name, value)  # the JVM keeps what it began with
+        session = builder.getOrCreate()
     yield session
     session.stop()
 

@@ -1,7 +1,15 @@
-"""Reading a view with Spark: a native Parquet scan, so filters and columns are pushed down into it."""
+"""Reading a view with Spark: a native Parquet scan, so filters and columns are pushed down into it.
 
+A table on S3 is read through Hadoop's S3A, whose settings for the table's bucket come with the scan as its options: the
+session's own stay as they are, and go before them.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -38,13 +46,49 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
         "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
         "ignoreCorruptFiles": "false",
     }
+    if any(root.startswith("s3a:") for root in roots):
+        options |= _s3a_options(spark, urlsplit(view.objects.store.uri()).netloc)
     reader = spark.read.schema(schema).options(**options)
     # One scan a root: Spark takes the values of the partition column from below the base path, and refuses files elsewhere.
-    scans = [reader.option("basePath", root).parquet(*paths) for root, paths in roots.items()]
+    with _s3a_may_be_missing(spark):
+        scans = [reader.option("basePath", root).parquet(*paths) for root, paths in roots.items()]
     frame = reduce(DataFrame.union, scans)
     for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
         frame = frame.where(conjunct.expression)
     return frame.select(*[_quoted(name) for name in schema.names])
+
+
+def _s3a_options(spark: SparkSession, bucket: str) -> dict[str, str]:
+    """S3A's settings for the bucket, but those that the session has, for this bucket or all."""
+    from lakeupsert.storage.s3 import s3a_settings  # brings boto3
+
+    def given(*names: str) -> bool:
+        places = ("fs.s3a.", f"fs.s3a.bucket.{bucket}.")
+        asked = [f"{way}{place}{name}" for way in ("", "spark.hadoop.") for place in places for name in names]
+        return any(spark.conf.get(name, None) is not None for name in asked)
+
+    wanted = s3a_settings()
+    if given("access.key"):
+        wanted.pop("aws.credentials.provider", None)  # S3A's own chain begins with the key
+    return {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in wanted.items() if not given(name)}
+
+
+@contextmanager
+def _s3a_may_be_missing(spark: SparkSession) -> Iterator[None]:
+    try:
+        yield
+    except Exception as e:  # Py4J's or Spark Connect's
+        missing = re.search(r"(ClassNotFoundException|NoClassDefFoundError): .*(s3a|awssdk).*", str(e))
+        if not missing:
+            raise
+        asked = spark.sql("SELECT java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')")
+        hadoop = asked.collect()[0][0]
+        raise ConfigurationError(
+            "no-s3a",
+            f"Spark {spark.version} lacks what reads S3, which is no part of it: {missing[0]}.",
+            next=f"start the session with spark.jars.packages=org.apache.hadoop:hadoop-aws:{hadoop}, which is made for the "
+            f"Hadoop {hadoop} in this Spark; or read the table with to_arrow",
+        ) from e
 
 
 def _keep(spark: SparkSession, view: View) -> None:
@@ -127,8 +171,8 @@ def spark_type(type_: Any, column: str) -> s.DataType:
 
 
 def _hadoop_path(uri: str) -> str:
-    """Hadoop decodes nothing in an address, not even a `file:` one's."""
-    return "file:" + plain_path(uri) if uri.startswith("file:") else uri
+    """Hadoop decodes nothing in an address, not even a `file:` one's; to it `s3:` is something else, which is gone."""
+    return "file:" + plain_path(uri) if uri.startswith("file:") else re.sub("^s3:", "s3a:", uri)
 
 
 def _escaped(path: str) -> str:

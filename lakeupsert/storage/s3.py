@@ -420,8 +420,33 @@ class _Upload(io.RawIOBase):
         return self._store._call("put", operation, self._name, UploadId=self._id, **asked)
 
 
+def s3a_settings() -> dict[str, str]:
+    """What Hadoop's S3A has to be told to reach S3 as boto3 does here, by the last part of its settings' names.
+
+    Never a secret: S3A finds credentials by itself, but it looks into profiles and web identities only if it is told to.
+    """
+    here = os.getpid(), _environment()
+    once, _ = _clients(*here)
+    found: dict[str, str] = {}
+    if once.meta.region_name not in (None, "aws-global"):
+        found["endpoint.region"] = once.meta.region_name
+    if not _is_amazons(once.meta.endpoint_url):
+        found["endpoint"] = once.meta.endpoint_url
+    if (once.meta.config.s3 or {}).get("addressing_style") == "path":
+        found["path.style.access"] = "true"
+    credentials = _session(*here).get_credentials()
+    if credentials is not None and credentials.method not in ("env", "container-role", "iam-role"):
+        found["aws.credentials.provider"] = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+    return found
+
+
 def _environment() -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in sorted(os.environ.items()) if name.startswith("AWS_"))
+
+
+@lru_cache(maxsize=4)
+def _session(process: int, environment: tuple[tuple[str, str], ...]) -> boto3.Session:
+    return boto3.Session()
 
 
 @lru_cache(maxsize=4)
@@ -430,10 +455,9 @@ def _clients(process: int, environment: tuple[tuple[str, str], ...]) -> tuple[An
 
     Of one process: a fork would share connections. Of one environment, since that is where their settings come from.
     """
-    session = boto3.Session()
 
     def client(attempts: int, style: dict[str, str]) -> Any:
-        return session.client(
+        return _session(process, environment).client(
             "s3",
             config=Config(
                 retries={"mode": "standard", "total_max_attempts": attempts},

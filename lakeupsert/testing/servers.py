@@ -23,6 +23,10 @@ from lakeupsert.testing.processes import wait_until
 HOST = "127.0.0.1"
 PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
 """What `make servers` gets."""
+HADOOP_AWS = PROGRAMS / "hadoop-aws"
+"""Jars with which Spark reads S3."""
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
+"""Of every server here."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ def versitygw() -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="versitygw-") as folder:
         root = Path(folder) / "buckets"
         root.mkdir()
-        env = {"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret"}
+        access, secret = CREDENTIALS.values()
+        env = {"ROOT_ACCESS_KEY": access, "ROOT_SECRET_KEY": secret}
         command: list[str | Path] = [program, "--port", f"{HOST}:{port}", "--keep-alive", "posix", root]
         with serve(command, port, Path(folder) / "log", env):
             yield Server(port, _aws(port), root)
@@ -122,8 +127,7 @@ def elasticmq() -> Iterator[Server]:
 def _aws(port: int) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": f"http://{HOST}:{port}",
-        "AWS_ACCESS_KEY_ID": "access",
-        "AWS_SECRET_ACCESS_KEY": "secret",
+        **CREDENTIALS,
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
