@@ -56,7 +56,7 @@ month: setup ## sixty nights with their upkeep: does a night stay as cheap as it
 
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
 # hatchling asks for as soon as an install is editable.
-lock: ## resolve requirements.lock anew, with uv in an environment of its own
+lock: ## resolve requirements.lock anew, and of it what the functions' image needs, with uv in an environment of its own
 	@python3 -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@build/lock/bin/python -c 'import tomllib; \
@@ -64,6 +64,9 @@ lock: ## resolve requirements.lock anew, with uv in an environment of its own
 	    | build/lock/bin/uv pip compile --quiet --upgrade --all-extras --universal --python-version 3.11 \
 	        --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        --output-file requirements.lock pyproject.toml -
+	@build/lock/bin/uv pip compile --quiet --extra lambda --constraint requirements.lock --universal --python-version 3.11 \
+	    --generate-hashes --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	    --output-file lambdas/requirements.lock pyproject.toml
 
 # Tests of a server that is not there are skipped, but fail in CI.
 servers: build/servers/versitygw build/servers/elasticmq ## the servers that tests run against; needs Go and Maven, and minutes

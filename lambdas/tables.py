@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from lakeupsert import ConfigurationError, Table
 from lakeupsert.config import load
+from lakeupsert.storage import s3  # noqa: F401  boto3 is imported while the function begins, when it has the most processor
 
 
 @contextmanager

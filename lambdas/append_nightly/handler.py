@@ -38,8 +38,9 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 
 def append(table: Table, night: str) -> dict[str, Any]:
     files = table.new_files()
-    told = {"files": len(files), "bytes": sum(f.size for f in files), "batch": None, "job_run": None}
-    if told["bytes"] > int(os.environ["LAKEUPSERT_LOCAL_BYTES"]):
+    size = sum(f.size for f in files)
+    told = {"files": len(files), "bytes": size, "batch": None, "job_run": None}
+    if size > int(os.environ["LAKEUPSERT_LOCAL_BYTES"]):
         return {**told, "job_run": start_job(table.name, night, files)}  # its end is the job's to tell
     batch = table.append(host="local")
     metrics.add_metric(name="AppendFinished", unit=MetricUnit.Count, value=1)
