@@ -17,11 +17,10 @@ from lakeupsert import LakeupsertError, Table, clock
 from lambdas.append_nightly.spark import start_job
 from lambdas.tables import configured
 
-logger, metrics = Logger(), Metrics()
+logger, metrics = Logger(), Metrics(namespace="lakeupsert")
 
 
 @logger.inject_lambda_context
-@metrics.log_metrics
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     answer, failures = {}, []
     with configured() as tables:
@@ -44,4 +43,5 @@ def append(table: Table, night: str) -> dict[str, Any]:
         return {**told, "job_run": start_job(table.name, night, files)}  # its end is the job's to tell
     batch = table.append(host="local")
     metrics.add_metric(name="AppendFinished", unit=MetricUnit.Count, value=1)
+    metrics.flush_metrics()
     return {**told, "batch": batch.number if batch else None}
