@@ -151,6 +151,10 @@ def _remote(address: str) -> bytes:
     from lakeupsert.storage import NotFoundError, open_store  # brings Arrow, which local files need not wait for
 
     folder, _, name = address.rpartition("/")
+    if not name or folder.endswith("/"):
+        raise ConfigurationError(
+            "no-configuration", f"{address} names no file.", next=f"write such as {address.rstrip('/')}/{FILE_NAME}"
+        )
     try:
         return open_store(f"{folder}/").get(name)
     except NotFoundError as e:
