@@ -32,9 +32,5 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     with closing(Table.open(os.environ["LAKEUPSERT_CONFIG"], event["table"])) as table:
         selected = selection(table, event["from"], event["to"], ())
         done = table.reprocess(selected, source=event.get("source", "stored"), host="local", workers=0, stop=stop)
-    return {
-        "table": table.name,
-        "partitions": list(done.plan.heads),
-        "left": list(done.left),
-        "snapshot": done.publish.snapshot if done.publish else None,
-    }
+    answer = {"table": table.name, "partitions": list(done.plan.heads), "left": list(done.left)}
+    return {**answer, "snapshot": done.publish.snapshot if done.publish else None}

@@ -1,4 +1,4 @@
-"""A night as a job of EMR Serverless: infra/aws/spark/append.py on the application that the environment names."""
+"""A table's night: in this process, or as a job of EMR Serverless that runs infra/aws/spark/append.py."""
 
 import hashlib
 import os
@@ -7,11 +7,22 @@ from typing import Any
 
 import boto3
 
-from lakeupsert import ConfigurationError
+from lakeupsert import ConfigurationError, Table
+
+
+def append_or_start(table: Table, night: str) -> dict[str, Any]:
+    """What is new, in files and bytes, and the batch or the job run that has it."""
+    files = table.new_files()
+    size = sum(f.size for f in files)
+    told = {"files": len(files), "bytes": size, "batch": None, "job_run": None}
+    if size > int(os.environ["LAKEUPSERT_LOCAL_BYTES"]):
+        return {**told, "job_run": start_job(table.name, night, files)}
+    batch = table.append(host="local")
+    return {**told, "batch": batch.number if batch else None}
 
 
 def start_job(table: str, night: str, files: Sequence[Any]) -> str:
-    """The id of a run that appends the table's new files. A second call for the same night and files starts none."""
+    """The id of a job run on the application that the environment names; of the same night and files it is one run."""
     if "LAKEUPSERT_EMR_APPLICATION" not in os.environ:
         raise ConfigurationError(
             "no-spark",
