@@ -73,13 +73,14 @@ COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-
 
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
 # hatchling asks for as soon as an install is editable.
-lock: ## resolve requirements.lock and infra/requirements.txt anew, with uv in an environment of its own
+lock: ## resolve requirements.lock, what of it the functions' image needs, and infra/requirements.txt anew, with uv
 	@python3 -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@build/lock/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")' \
 	    | $(COMPILE) --all-extras --output-file requirements.lock pyproject.toml -
 	@$(COMPILE) --output-file infra/requirements.txt infra/requirements.in
+	@$(COMPILE) --extra lambda --constraint requirements.lock --output-file lambdas/requirements.lock pyproject.toml
 
 VERSITYGW_VERSION := 1.8.0
 # Tests of a server that is not there are skipped, but fail in CI.

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings, load
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.landing import LandingInput
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.adopt import Adopted, adopt
-from lakeupsert.pipeline.append import AppendResult, append
-from lakeupsert.pipeline.dedupe import PartitionResult, drain, send_missing
+from lakeupsert.pipeline.append import AppendResult, append, new_files
+from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, send_missing
 from lakeupsert.pipeline.doctor import Finding, doctor
 from lakeupsert.pipeline.explain import Explanation, explain
 from lakeupsert.pipeline.latest import latest
@@ -30,6 +32,7 @@ from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import drain_in_processes
+from lakeupsert.queue import SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.view import View, ViewFile, choose, no_files
@@ -42,6 +45,9 @@ from lakeupsert.table.work import Source
 
 HostName = Literal["spark", "local"]
 EngineName = Literal["arrow", "spark"]
+
+OTHERS_SECONDS = 10.0
+"""How often one who only waits for other workers looks at the partitions that are left: two requests for each."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,10 @@ class Table:
         """How often each kind of call reached the processed zone's store through this object and its workers."""
         return self._table.store.requests.as_dict()
 
+    def exists(self) -> bool:
+        """Whether anything was ever appended or adopted."""
+        return self._table.head_spec() is not None
+
     def adopt(self, progress: Callable[[str], None] = lambda text: None) -> Adopted:
         """Make a table of the Hive-partitioned Parquet folder that `processed` is; no file is rewritten."""
         return adopt(self._table, progress)
@@ -117,6 +127,10 @@ class Table:
                 )
             return replay(self._table, batch_id=batch_id, progress=progress)
         return append(self._table, _host(host), batch_id=batch_id, received=received, again=again, progress=progress)
+
+    def new_files(self) -> tuple[LandingInput, ...]:
+        """The landing files that the next `append` would take."""
+        return new_files(self._table)
 
     def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:
         """Send a message for every selected partition that the ledger is ahead of; how many were sent."""
@@ -155,6 +169,24 @@ class Table:
         return drain_in_processes(
             self._table, workers, until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress
         )
+
+    def dedupe_received(
+        self, records: Sequence[Mapping[str, Any]], *, workers: int, seconds_left: Callable[[], float]
+    ) -> list[Mapping[str, Any]]:
+        """Phase two for the records of an event of AWS Lambda's SQS source; those that were given back to the queue.
+
+        All others were acked or buried. Engine arrow, in ``workers`` threads, as long as ``seconds_left`` is above 0. It
+        tries to publish where it leaves the queue empty.
+        """
+        queue = self._table.queue
+        assert isinstance(queue, SqsQueue), f"records of SQS are not of {queue}"
+        with queue.received(records) as leases:
+            back = drain_received(self._table, ArrowEngine(), leases, workers=workers, seconds_left=seconds_left)
+        stats = queue.stats()
+        if not back and not stats.visible + stats.leased:
+            self.publish()
+        tokens = {lease.token for lease in back}
+        return [record for record in records if record["receiptHandle"] in tokens]
 
     def publish(self) -> PublishResult:
         """Show readers the newest batch that is whole in every partition."""
@@ -226,7 +258,8 @@ class Table:
         """Write the selected partitions anew at the batch that each has, and publish them; no row changes.
 
         From what is ``stored``, or from the ``landing`` files of all their batches; with ``dry`` it tells what that takes.
-        It goes through the queue, and waits for partitions that other workers have taken.
+        It goes through the queue, and waits for partitions that other workers have taken; with 0 ``workers`` they take all,
+        and it waits until ``stop`` for them.
         """
         self._table.existing_spec()
         stop = stop or threading.Event()
@@ -236,6 +269,10 @@ class Table:
             return ReprocessResult(plan)
         results: list[PartitionResult] = []
         while True:
+            if not workers:
+                if not (left := plan.left(self._table)) or stop.wait(OTHERS_SECONDS):
+                    break
+                continue
             results += self.dedupe(
                 workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to write")
             )
@@ -304,14 +341,16 @@ class Table:
         self,
         *,
         deep: bool = False,
+        counted: bool = True,
         selected: Callable[[str], bool] = lambda partition: True,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReconcileResult:
         """Send lost messages again, publish what is whole, and prove that every row that came is accounted for.
 
+        Without ``counted`` there is no proof, and no data file is read.
         With ``deep`` DuckDB computes the published rows anew from what landed, and all columns are compared.
         """
-        return reconcile(self._table, deep=deep, selected=selected, progress=progress)
+        return reconcile(self._table, deep=deep, counted=counted, selected=selected, progress=progress)
 
     def explain(self, key: Mapping[str, Any], partition: str | None = None) -> Explanation:
         """Every version of a key that the table knows, where it is, and why the winner won."""

@@ -100,24 +100,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Config:
-    """Read ``path``, or else the first `lakeupsert.toml` upward from the working directory."""
+    """Read ``path``, which may be an address such as `s3://lake/lakeupsert.toml`; by default the first `lakeupsert.toml`
+    upward from the working directory."""
     if path and "://" in path:
-        raise ConfigurationError(
-            "unknown-store",
-            "A remote --config can't be read yet: this version of lakeupsert takes the path of a local file.",
-            next=f"copy the file here and name it, or run where a {FILE_NAME} is",
-        )
-    found = Path(path).expanduser().absolute() if path else _search()
+        found, content = path, _remote(path)
+    else:
+        file = Path(path).expanduser().absolute() if path else _search()
+        found, content = str(file), _local(file)
     try:
-        document = tomllib.loads(found.read_text(encoding="utf-8"))
-    except FileNotFoundError as e:
-        raise ConfigurationError("no-configuration", f"There is no {found}.", next="give the file with --config") from e
-    except OSError as e:
-        raise ConfigurationError(
-            "unreadable-configuration",
-            f"{found} can't be read: {e.strerror}.",
-            next="give a readable file with --config",
-        ) from e
+        document = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigurationError(
             "unreadable-configuration", f"{found} is not TOML: {e}.", next="correct that line"
@@ -140,7 +131,36 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
             "no-table", f"{found} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"
         )
     _refuse_overlaps(found, tables)
-    return Config(path=str(found), tables=tables, origins=origins)
+    return Config(path=found, tables=tables, origins=origins)
+
+
+def _local(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError as e:
+        raise ConfigurationError("no-configuration", f"There is no {file}.", next="give the file with --config") from e
+    except OSError as e:
+        raise ConfigurationError(
+            "unreadable-configuration",
+            f"{file} can't be read: {e.strerror}.",
+            next="give a readable file with --config",
+        ) from e
+
+
+def _remote(address: str) -> bytes:
+    from lakeupsert.storage import NotFoundError, open_store  # brings Arrow, which local files need not wait for
+
+    folder, _, name = address.rpartition("/")
+    if not name or folder.endswith("/"):
+        raise ConfigurationError(
+            "no-configuration", f"{address} names no file.", next=f"write such as {address.rstrip('/')}/{FILE_NAME}"
+        )
+    try:
+        return open_store(f"{folder}/").get(name)
+    except NotFoundError as e:
+        raise ConfigurationError(
+            "no-configuration", f"There is no {address}.", next="put it there, or correct its address"
+        ) from e
 
 
 def _search() -> Path:
@@ -157,7 +177,7 @@ def _search() -> Path:
 
 
 def _overlay(
-    path: Path, given: dict[str, Any], name: str, environment: Mapping[str, str]
+    path: str, given: dict[str, Any], name: str, environment: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Settings with ``LAKEUPSERT__TABLES__<NAME>__<SETTING>[__<PART>]`` laid over, and the variables behind each.
 
@@ -178,7 +198,7 @@ def _overlay(
     return merged, variables
 
 
-def _part(path: Path, name: str, given: dict[str, Any], part: str) -> dict[str, Any]:
+def _part(path: str, name: str, given: dict[str, Any], part: str) -> dict[str, Any]:
     """``[tables.NAME.PART]``, empty where it is not there."""
     found = given.get(part, {})
     if not isinstance(found, dict):
@@ -190,7 +210,7 @@ def _part(path: Path, name: str, given: dict[str, Any], part: str) -> dict[str, 
     return found
 
 
-def _settings(path: Path, name: str, given: dict[str, Any]) -> TableSettings:
+def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
     where = f"[tables.{name}]"
     for part, type_ in (("", TableSettings), ("delete", DeleteSettings)):
         known = {f.name for f in msgspec.structs.fields(type_)}
@@ -219,7 +239,7 @@ def _settings(path: Path, name: str, given: dict[str, Any]) -> TableSettings:
     )
 
 
-def _check_values(path: Path, where: str, settings: TableSettings) -> None:
+def _check_values(path: str, where: str, settings: TableSettings) -> None:
     """Refuse what no type shows. Addresses are checked first, so that no credential gets into a later message."""
     for setting in ("landing", "processed", "queue"):
         address = getattr(settings, setting)
@@ -253,7 +273,7 @@ def _check_values(path: Path, where: str, settings: TableSettings) -> None:
             refuse(setting, list(names), "a column is named twice")
 
 
-def _refuse_overlaps(path: Path, tables: dict[str, TableSettings]) -> None:
+def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:
     """Two tables in one place would merge each other's rows; a table inside its landing zone would append itself."""
     queue_by: dict[str, str] = {}
     for name, settings in tables.items():
@@ -304,13 +324,20 @@ def is_remote(address: str) -> bool:
     return "://" in address and not address.startswith("file:")
 
 
-def _absolute(path: Path, address: str) -> str:
+def _absolute(path: str, address: str) -> str:
     if urlsplit(address).scheme and "://" in address:
         return address
-    return os.path.normpath(path.parent / Path(address).expanduser())
+    local = Path(address).expanduser()
+    if "://" in path and not local.is_absolute():
+        raise ConfigurationError(
+            "relative-path",
+            f"{path} says {address!r}, and a path relative to an address leads nowhere.",
+            next="write such as s3://bucket/prefix, or an absolute path",
+        )
+    return os.path.normpath(Path(path).parent / local)
 
 
-def _unknown(path: Path, where: str, key: str, known: set[str]) -> ConfigurationError:
+def _unknown(path: str, where: str, key: str, known: set[str]) -> ConfigurationError:
     return ConfigurationError(
         "unknown-setting",
         f"{path}: {where or 'the file'} has an unknown key {key!r}.{_did_you_mean(key, known)}",

@@ -18,6 +18,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,6 +30,7 @@ from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Lease, Message
+from lakeupsert.queue.base import ALONE_FROM
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Digests, Failed, Manifest, added
@@ -47,6 +49,11 @@ IDLE_SECONDS = 1.0
 """How long a waiting worker leaves an empty queue alone before it looks again."""
 WAIT_SECONDS = 5.0
 """How long a waiting worker lets a queue's server wait for a message. Longer: a worker that is told to stop takes longer."""
+AWAY_SECONDS = 300.0
+"""How long Lambda leaves messages alone when the store is away, as it would ask for them again at once. Longer: a night
+waits longer after a short outage. Shorter: an outage may use up all tries, and `reconcile` sends them again only then."""
+LOOK_SECONDS = 0.2
+"""How often one who waits for threads looks at the time that is left."""
 UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
 
@@ -402,15 +409,73 @@ def drain(
             stop.wait(IDLE_SECONDS)
             continue
         with _extended(table, leases):
-            results += _work(table, engine, leases, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+            results += _work(table, engine, leases, [], retry_seconds=0.0 if until_empty else RETRY_SECONDS)
         if progress is not None:
             stats = table.queue.stats()
             progress(stats.visible + stats.leased)
     return results
 
 
-def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_seconds: float) -> Iterator[PartitionResult]:
-    """What became of the partitions of these messages; every lease is acked, released or buried, also where this fails."""
+def drain_received(
+    table: OpenTable, engine: Engine, leases: Sequence[Lease], *, workers: int, seconds_left: Callable[[], float]
+) -> list[Lease]:
+    """Work on messages that were received elsewhere, in threads, each at one partition; the leases that were given back.
+
+    Nothing is extended: whoever received them hid them for longer than ``seconds_left``. When that is at or below 0, what
+    is not done is given back, visible at once. A merge under way then goes on alone, as any late worker's does.
+    What was received often comes last and alone, as it may kill this process, and the others with it.
+    A partition that fails goes back, or is marked failed and buried, as in `drain`; where the store is away, for a while.
+    """
+    of_partition: dict[tuple[str | None, str], list[Lease]] = {}
+    for lease in leases:
+        of_partition.setdefault((lease.message.work, lease.message.partition), []).append(lease)
+    together = [x for x in of_partition.values() if max(lease.receives for lease in x) < ALONE_FROM]
+    alone = [x for x in of_partition.values() if x not in together]
+    back: list[Lease] = []
+    failures: list[BaseException] = []
+
+    def release(of_it: Sequence[Lease]) -> None:
+        back.extend(of_it)
+        for lease in of_it:
+            table.queue.release(lease)
+
+    def work(of_it: Sequence[Lease]) -> None:
+        if seconds_left() <= 0:
+            release(of_it)
+            return
+        for _ in _work(table, engine, of_it, back, RETRY_SECONDS, AWAY_SECONDS):
+            pass
+
+    for at_once, groups in ((workers, together), (1, alone)):
+        pool = ThreadPoolExecutor(at_once, thread_name_prefix="dedupe")
+        begun = {pool.submit(work, of_it): of_it for of_it in groups}
+        pending = set(begun)
+        while pending and seconds_left() > 0:
+            _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
+        pool.shutdown(wait=False, cancel_futures=True)
+        for future, of_it in begun.items():
+            if future.cancelled() or not future.done():
+                release(of_it)
+            elif (failure := future.exception()) is not None:
+                failures.append(failure)
+    if failures:
+        raise failures[0]
+    return back
+
+
+def _work(
+    table: OpenTable,
+    engine: Engine,
+    leases: Sequence[Lease],
+    back: list[Lease],
+    retry_seconds: float,
+    away_seconds: float = 0.0,
+) -> Iterator[PartitionResult]:
+    """What became of the partitions of these messages; every lease is acked, released or buried, also where this fails.
+
+    Those that are released are put into ``back``: after a failure of their partition for ``retry_seconds``, after one that
+    ends the work for ``away_seconds``.
+    """
     unanswered = set(leases)
 
     def answer(call: Callable[..., bool], answered: Sequence[Lease], *arguments: object) -> None:
@@ -449,6 +514,7 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
                     # What to do about it is told once, by who ends up with a failed partition.
                     reason, *_ = (result.error or "").partition("\n")
                     log.warning("partition failed, will be tried again: %s: %s", result.partition, reason)
+                    back += of_it
                     answer(queue.release, of_it, retry_seconds)
                 else:
                     if work is None:
@@ -456,8 +522,9 @@ def _work(table: OpenTable, engine: Engine, leases: Sequence[Lease], retry_secon
                     answer(queue.bury, of_it, result.error or "")
                     yield result
     finally:
+        back += unanswered
         for lease in unanswered:
-            queue.release(lease)
+            queue.release(lease, away_seconds)
 
 
 def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None) -> Iterator[PartitionResult]:

@@ -111,7 +111,7 @@ class SqsQueue:
             if not found:
                 break
             [letter] = found
-            token, receives = letter["ReceiptHandle"], _receives(letter)
+            token, receives = letter["ReceiptHandle"], _receives(letter["Attributes"])
             try:
                 lease = Lease(Message.decode(letter["Body"]), receives, token)
             except MessageError as e:
@@ -123,6 +123,25 @@ class SqsQueue:
                 return [lease]
             leases.append(lease)
         return leases
+
+    @contextmanager
+    def received(self, records: Iterable[Mapping[str, Any]]) -> Iterator[list[Lease]]:
+        """Leases of messages that AWS Lambda received for us: ``records`` of an event of its SQS source.
+
+        Those that can't be read go to the dead letters when the block ends, so that they keep nobody from the others.
+        """
+        dead = self._dead
+        leases: list[Lease] = []
+        unreadable: list[tuple[str, str, int, str]] = []
+        for record in records:
+            body, token, receives = record["body"], record["receiptHandle"], _receives(record["attributes"])
+            try:
+                leases.append(Lease(Message.decode(body), receives, token))
+            except MessageError as e:
+                unreadable.append((body, token, receives, e.message))
+        yield leases
+        for letter in unreadable:
+            self._bury(dead, *letter)
 
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
         return self._hide(lease.token, lease_seconds)
@@ -428,8 +447,8 @@ def _code(e: Any) -> str:
     return str(e.response["Error"].get("Code", "")).rpartition(".")[2]
 
 
-def _receives(letter: Mapping[str, Any]) -> int:
-    return int(letter["Attributes"]["ApproximateReceiveCount"])
+def _receives(attributes: Mapping[str, str]) -> int:
+    return int(attributes["ApproximateReceiveCount"])
 
 
 def _visibility(seconds: float) -> int:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.errors import TryAgainError
+from lakeupsert.storage import open_store
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
@@ -212,6 +213,26 @@ def test_every_command_takes_a_table_on_s3(
     for line in COMMANDS:
         command(*line.split())
     assert pq.read_table("out.parquet").num_rows == 4
+
+
+def test_configuration_lies_on_s3_too(
+    s3_server: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bucket = new_bucket(s3_server)
+    new_lake(tmp_path, bucket).land("0.jsonl", NIGHTS[0])
+    address = f"s3://{bucket}/conf/lakeupsert.toml"
+    for missing in (address, f"s3://{bucket}"):
+        result = CliRunner().invoke(main, ["status", "--config", missing, "--json"])
+        assert result.exit_code == 2
+        assert missing in json.loads(result.stdout)["error"]["message"]
+    configure(bucket)
+    text = Path("lakeupsert.toml").read_text().replace('"queue.sqlite"', f'"{tmp_path}/queue.sqlite"')
+    Path("lakeupsert.toml").unlink()
+    with open_store(f"s3://{bucket}/conf").write("lakeupsert.toml") as sink:
+        sink.write(text.encode())
+    assert command("run", "--host", "local", "--config", address)["publish"]["rows"] == 4
+    assert command("config", "--config", address)["path"] == address
 
 
 def test_existing_folder_is_adopted(

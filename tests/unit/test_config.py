@@ -200,10 +200,23 @@ def test_folder_given_as_configuration_is_refused(tmp_path: Path) -> None:
     assert raised.value.code == "unreadable-configuration"
 
 
-def test_remote_configuration_is_refused_until_it_lands() -> None:
-    with pytest.raises(ConfigurationError, match="local file") as raised:
-        load("s3://lake/lakeupsert.toml", {})
-    assert raised.value.code == "unknown-store"
+def test_configuration_at_an_address_takes_no_relative_path(file: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"{file.as_uri()} says 'landing'") as raised:
+        load(file.as_uri(), {})
+    assert raised.value.code == "relative-path"
+    file.write_text(REQUIRED.replace('"landing"', '"/lake/landing"').replace('"processed"', '"/lake/processed"'))
+    found = load(file.as_uri(), {})
+    assert (found.path, found.tables["sales"].landing) == (file.as_uri(), "/lake/landing")
+
+
+@pytest.mark.parametrize(
+    ("address", "code"),
+    [("abfss://lake/lakeupsert.toml", "unknown-store"), ("file:///no/lakeupsert.toml", "no-configuration")],
+)
+def test_configuration_at_an_address_where_none_is_read_is_refused(address: str, code: str) -> None:
+    with pytest.raises(ConfigurationError, match=address.partition(":")[0]) as raised:
+        load(address, {})
+    assert raised.value.code == code
 
 
 def test_file_without_a_table_is_refused(file: Path) -> None:

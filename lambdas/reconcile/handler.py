@@ -1,0 +1,33 @@
+"""By a schedule: send messages that got lost, mark what died, publish what is whole; on request, prove it.
+
+Reads     an event that may have `"prove": true`
+Writes    what `lakeupsert reconcile` writes. The proof reads keys and order of every row, so not every hour makes one
+Answers   of each table what `lakeupsert reconcile --json` tells, and how many partitions wait; the proof where asked for
+Repeat    safe
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from aws_lambda_powertools import Logger
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from lakeupsert import RefusedError
+from lambdas.tables import configured
+
+logger = Logger()
+
+
+@logger.inject_lambda_context
+def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    answer, wrong = {}, []
+    with configured() as tables:
+        for table in (t for t in tables if t.exists()):
+            found = table.reconcile(counted=event.get("prove", False))
+            told = {"resent": found.resent, "published": found.published, "waiting": len(found.publish.waiting)}
+            logger.info("reconciled", extra={"table": table.name, **told})
+            answer[table.name] = {**told, "proof": [{**asdict(p), "balanced": p.balanced} for p in found.proof]}
+            wrong += [*found.batches, *(f"{table.name}: {p.partition}: {p.difference}" for p in found.unbalanced)]
+    if wrong:
+        raise RefusedError("not-balanced", f"{wrong}", next="run `lakeupsert reconcile`, which says what mends it")
+    return {"tables": answer}

@@ -1,0 +1,36 @@
+"""By hand: write the partitions of a range of dates anew; the rows stay.
+
+Reads     an event with `table`, `from`, `to` (inclusive), and `source`: stored (default) or landing
+Writes    what `lakeupsert reprocess` writes; the workers merge. It waits for them until its time is up, then publishes
+Answers   what was asked for, and `left`: partitions that no worker had written by then. Choose ranges that fit
+Repeat    safe, and does all of it again
+"""
+
+import os
+import threading
+from contextlib import closing
+from typing import Any
+
+from aws_lambda_powertools import Logger
+from aws_lambda_powertools.utilities.typing import LambdaContext
+
+from lakeupsert import Table
+from lakeupsert.cli.shared import selection
+
+PUBLISH_SECONDS = 60.0
+"""What is kept of the function's time to publish."""
+
+logger = Logger()
+
+
+@logger.inject_lambda_context(log_event=True)
+def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    stop = threading.Event()
+    timer = threading.Timer(context.get_remaining_time_in_millis() / 1000 - PUBLISH_SECONDS, stop.set)
+    timer.daemon = True  # nobody waits for it where the work is done before
+    timer.start()
+    with closing(Table.open(os.environ["LAKEUPSERT_CONFIG"], event["table"])) as table:
+        selected = selection(table, event["from"], event["to"], ())
+        done = table.reprocess(selected, source=event.get("source", "stored"), host="local", workers=0, stop=stop)
+    answer = {"table": table.name, "partitions": list(done.plan.heads), "left": list(done.left)}
+    return {**answer, "snapshot": done.publish.snapshot if done.publish else None}

@@ -1,0 +1,504 @@
+"""The functions of AWS Lambda, called as its runtime calls them: zones and configuration on versitygw, the queue in ElasticMQ.
+
+The event source is played here: `deliver` receives, calls, and deletes what the answer does not list. EMR Serverless is
+moto's, in this process, which keeps the token of a job run and does not act on it.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.emrserverless.models import emrserverless_backends
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+from lakeupsert import ConfigurationError, RefusedError, TryAgainError, api
+from lakeupsert.pipeline import dedupe
+from lakeupsert.queue import QueueStats
+from lakeupsert.storage import s3
+from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.processes import wait_until
+from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
+from lakeupsert.testing.servers import HOST, Server, free_port
+
+ROOT = Path(__file__).parents[2]
+FUNCTIONS = ("append_nightly", "dedupe_worker", "reconcile", "reprocess")
+HANDLERS = {name: import_module(f"lambdas.{name}.handler").handler for name in FUNCTIONS}
+PLENTY_MILLIS = 900_000
+ARN = "arn:aws:sqs:us-east-1:000000000000:"
+NIGHTS = [
+    [row("a", day, 1, 1) for day in range(12)] + [row("b", 0, 1, 1), row("b", 1, 1, 1)],
+    [row("a", day, 2, 2) for day in range(0, 12, 2)] + [row("b", 0, 2, 2, op="D"), row("c", 13, 1, 2)],
+]
+
+
+class Context:
+    """What a handler asks of the runtime's context object."""
+
+    function_name = "function"
+    memory_limit_in_mb = 3008
+    invoked_function_arn = "arn:aws:lambda:us-east-1:000000000000:function:function"
+    aws_request_id = "8f507cfc-1f4c-4e0b-9f5c-6d1f0a9a0001"
+
+    def __init__(self, millis: Callable[[], int] = lambda: PLENTY_MILLIS) -> None:
+        self.get_remaining_time_in_millis = millis
+
+
+def file(function: str, name: str) -> Any:
+    return json.loads((ROOT / "lambdas" / function / f"{name}.json").read_text())
+
+
+def invoke(function: str, event: Any, context: Context | None = None) -> Any:
+    return HANDLERS[function](event, context or Context())
+
+
+RUNTIME = """
+import json, os, sys, time
+from importlib import import_module
+module, _, name = sys.argv[1].rpartition(".")
+handler = getattr(import_module(module), name)
+ends = time.monotonic() + float(sys.argv[2])
+class Context:
+    function_name = invoked_function_arn = aws_request_id = "function"
+    memory_limit_in_mb = 3008
+    def get_remaining_time_in_millis(self):
+        return int(1000 * (ends - time.monotonic()))
+answer = handler(json.load(sys.stdin), Context())
+unwanted = sorted({"pyspark", "duckdb"} & sys.modules.keys())
+print(json.dumps({"answer": answer, "unwanted": unwanted}))
+sys.stdout.flush()
+os._exit(0)  # as Lambda does: threads that still run are frozen, and nobody waits for them
+"""
+
+
+def invoke_alone(function: str, event: Any, seconds: float = 900, log: list[Any] | None = None) -> Any:
+    """In a process of its own, by the name that the image's command has; what it logged is put into ``log``."""
+    command = [sys.executable, "-c", RUNTIME, f"lambdas.{function}.handler.handler", str(seconds)]
+    done = subprocess.run(command, input=json.dumps(event), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    *logged, told = map(json.loads, done.stdout.splitlines())
+    if log is not None:
+        log += logged
+    assert told["unwanted"] == []
+    return told["answer"]
+
+
+def fits(found: Any, example: Any) -> bool:
+    """Whether it has the example's shape; null is of any."""
+    if isinstance(example, dict):
+        if found.keys() == example.keys() == {"tables"}:
+            [table] = example["tables"].values()
+            return all(fits(x, table) for x in found["tables"].values())
+        return found.keys() == example.keys() and all(fits(found[k], v) for k, v in example.items())
+    if isinstance(example, list):
+        return isinstance(found, list) and all(fits(x, y) for x in found for y in example[:1])
+    return None in (found, example) or type(found) is type(example)
+
+
+@pytest.fixture
+def lake(
+    versitygw: Server,
+    elasticmq: Server,
+    new_bucket: Callable[[Server], str],
+    new_sqs_queue: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Lake]:
+    """Of two tries a message; its first night has landed."""
+    bucket = new_bucket(versitygw)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", elasticmq.url)
+    zones = {"landing": f"s3://{bucket}/landing", "processed": f"s3://{bucket}/processed"}
+    lake = Lake(tmp_path, **zones, queue=f"sqs://{new_sqs_queue(max_receive_count=3)}")
+    boto3.client("s3").put_object(Bucket=bucket, Key="lakeupsert.toml", Body=lake.configure().read_bytes())
+    monkeypatch.setenv("LAKEUPSERT_CONFIG", f"s3://{bucket}/lakeupsert.toml")
+    monkeypatch.setenv("LAKEUPSERT_LOCAL_BYTES", "1000000")
+    monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "sales")
+    lake.land("1.jsonl", NIGHTS[0])
+    yield lake
+    lake.table.close()
+
+
+@pytest.fixture
+def appended(lake: Lake) -> Lake:
+    lake.table.append(host="local")
+    return lake
+
+
+def queue_url(lake: Lake) -> str:
+    return str(boto3.client("sqs").get_queue_url(QueueName=lake.settings.queue.removeprefix("sqs://"))["QueueUrl"])
+
+
+def receive(lake: Lake, limit: int = 10) -> Any:
+    """An event of the messages that are visible now, hidden for as long as the queue says; None where there are none."""
+    found = boto3.client("sqs").receive_message(
+        QueueUrl=queue_url(lake), MaxNumberOfMessages=limit, WaitTimeSeconds=1, AttributeNames=["All"]
+    )
+    [example] = file("dedupe_worker", "event")["Records"]
+    records = [
+        {
+            **example,
+            "messageId": m["MessageId"],
+            "receiptHandle": m["ReceiptHandle"],
+            "body": m["Body"],
+            "attributes": {k: m["Attributes"][k] for k in example["attributes"]},
+            "md5OfBody": m["MD5OfBody"],
+            "eventSourceARN": ARN + lake.settings.queue.removeprefix("sqs://"),
+        }
+        for m in found.get("Messages", ())
+    ]
+    return {"Records": records} if records else None
+
+
+def settle(lake: Lake, event: Any, answer: Any) -> list[Any]:
+    """What Lambda does with an answer: it deletes what is not listed; the records that are."""
+    assert fits(answer, file("dedupe_worker", "answer"))
+    listed = {failure["itemIdentifier"] for failure in answer["batchItemFailures"]}
+    assert listed <= {r["messageId"] for r in event["Records"]}
+    sqs = boto3.client("sqs")
+    for record in event["Records"]:
+        if record["messageId"] not in listed:
+            with suppress(sqs.exceptions.ReceiptHandleIsInvalid):  # ElasticMQ's word for one that is gone; SQS has none
+                sqs.delete_message(QueueUrl=queue_url(lake), ReceiptHandle=record["receiptHandle"])
+    return [r for r in event["Records"] if r["messageId"] in listed]
+
+
+def deliver(lake: Lake, call: Callable[..., Any] = invoke) -> int:
+    """Call the worker until nothing is visible; how often."""
+    calls = 0
+    while event := receive(lake):
+        settle(lake, event, call("dedupe_worker", event))
+        calls += 1
+    return calls
+
+
+def partitions(records: list[Any]) -> list[str]:
+    return sorted(json.loads(r["body"])["partition"] for r in records)
+
+
+def heads(lake: Lake) -> dict[str, Any]:
+    lake.reopen()
+    touched = {p for _, entry in lake.entries() for p in entry.touched}
+    return lake.table._table.heads(touched)
+
+
+def dead(lake: Lake) -> list[Any]:
+    return lake.table._table.queue.dead_letters()
+
+
+# -- a night
+
+
+def test_nights_through_the_functions_equal_the_model(lake: Lake) -> None:
+    for number, rows in enumerate(NIGHTS, 1):
+        if number > 1:
+            lake.land(f"{number}.jsonl", rows)
+        answer = invoke_alone("append_nightly", file("append_nightly", "event"))
+        assert fits(answer, file("append_nightly", "answer"))
+        assert (answer["tables"]["t"]["files"], answer["tables"]["t"]["batch"]) == (1, number)
+        assert deliver(lake, invoke_alone) == (2 if number == 1 else 1)
+        proved = invoke_alone("reconcile", file("reconcile", "event"))
+        assert fits(proved, file("reconcile", "answer"))
+        assert proved["tables"]["t"]["proof"]
+        assert all(p["balanced"] for p in proved["tables"]["t"]["proof"])
+        lake.reopen()
+        assert lake.rows() == lake.expected(number)
+    assert invoke_alone("append_nightly", {})["tables"]["t"] == {"files": 0, "bytes": 0, "batch": None, "job_run": None}
+    lake.check()
+
+
+def test_event_that_is_played_has_the_shape_of_the_file(appended: Lake) -> None:
+    event = receive(appended)
+    assert len(event["Records"]) == 10
+    assert fits(event, file("dedupe_worker", "event"))
+
+
+# -- append_nightly
+
+
+def test_append_that_ended_is_measured(lake: Lake) -> None:
+    log: list[Any] = []
+    invoke_alone("append_nightly", {}, log=log)
+    [told] = [line for line in log if "_aws" in line]
+    [metrics] = told["_aws"]["CloudWatchMetrics"]
+    assert (metrics["Namespace"], metrics["Dimensions"]) == ("lakeupsert", [["service"]])
+    assert [m["Name"] for m in metrics["Metrics"]] == ["AppendFinished"]
+    assert (told["service"], told["AppendFinished"]) == ("sales", [1.0])
+
+
+@pytest.fixture
+def application(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An application of EMR Serverless."""
+    port = free_port()
+    server = ThreadedMotoServer(HOST, port, verbose=False)
+    server.start()
+    monkeypatch.setenv("AWS_ENDPOINT_URL_EMR_SERVERLESS", f"http://{HOST}:{port}")
+    emr = boto3.client("emr-serverless", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="s")
+    made = emr.create_application(name="sales", releaseLabel="emr-7.0.0", type="SPARK")["applicationId"]
+    monkeypatch.setenv("LAKEUPSERT_EMR_APPLICATION", made)
+    monkeypatch.setenv("LAKEUPSERT_EMR_ROLE", "arn:aws:iam::123456789012:role/spark")
+    monkeypatch.setenv("LAKEUPSERT_EMR_ENTRYPOINT", "s3://lake/code/append.py")
+    monkeypatch.setenv("LAKEUPSERT_LOCAL_BYTES", "10")
+    yield made
+    server.stop()
+
+
+def test_large_night_is_a_job_run_and_a_repeated_call_the_same(lake: Lake, application: str) -> None:
+    event = {"night": "2020-01-01"}
+    answers = [invoke("append_nightly", event) for _ in range(2)]
+    assert fits(answers[0], file("append_nightly", "answer"))
+    invoke("append_nightly", {"night": "2020-01-02"})
+    lake.land("late.jsonl", NIGHTS[1])
+    invoke("append_nightly", event)
+    runs = emrserverless_backends["123456789012"]["us-east-1"].job_runs[application]
+    same, again, next_night, more_files = [run.client_token for run in runs]
+    assert same == again
+    assert len({same, next_night, more_files}) == 3
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]{1,64}", run.client_token) for run in runs)
+    assert answers[0]["tables"]["t"]["job_run"] == runs[0].id
+    assert runs[0].job_driver == {
+        "sparkSubmit": {
+            "entryPoint": "s3://lake/code/append.py",
+            "entryPointArguments": [os.environ["LAKEUPSERT_CONFIG"], "sales", "t"],
+        }
+    }
+    assert not lake.table.exists()
+
+
+def test_large_night_without_spark_is_refused_with_what_to_do(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEUPSERT_LOCAL_BYTES", "10")
+    with pytest.raises(ConfigurationError, match=r"more than LAKEUPSERT_LOCAL_BYTES \(10\)") as refused:
+        invoke("append_nightly", {})
+    assert "LocalBytes" in refused.value.next
+    assert not lake.table.exists()
+
+
+def test_table_that_fails_does_not_keep_the_next_from_its_night(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = lake.settings.landing.split("/")[2]
+    text = (lake.root / "lakeupsert.toml").read_text()
+    other = (
+        text.replace("[tables.t", "[tables.first")
+        .replace("/processed", "/first")
+        .replace(lake.settings.queue, "sqs://another")
+    )
+    boto3.client("s3").put_object(Bucket=bucket, Key="lakeupsert.toml", Body=(other + text).encode())
+    with pytest.raises(ConfigurationError, match="another"):
+        invoke("append_nightly", {})
+    assert [number for number, entry in lake.entries() if entry.kind == "batch"] == [1]
+
+
+# -- dedupe_worker
+
+
+def test_bad_messages_are_buried_and_the_others_merged(appended: Lake) -> None:
+    bodies = [
+        '{"v":2,"table":"t","partition":"d=2020-01-01","batch":1}',
+        "<html>",
+        '{"v":1,"table":"t"}',
+        '{"v":1,"table":"unknown","partition":"d=2020-01-01","batch":1}',
+        '{"v":1,"table":"s3://elsewhere/t","partition":"d=2020-01-01","batch":1,"work":"s3://elsewhere/work"}',
+        '{"v":1,"table":"t","partition":"d=2020-01-01","batch":99}',
+    ]
+    for body in bodies:
+        boto3.client("sqs").send_message(QueueUrl=queue_url(appended), MessageBody=body)
+    listed = []
+    while event := receive(appended):
+        listed += settle(appended, event, invoke("dedupe_worker", event))
+    assert listed == []
+    letters = dead(appended)
+    assert len(letters) == len(bodies)
+    assert sum(letter.message is None for letter in letters) == 3
+    assert sum("Expected version 1" in letter.reason for letter in letters) == 3
+    assert sum("'t' has no such batch" in letter.reason for letter in letters) == 3
+    appended.reopen()
+    assert appended.rows() == appended.expected(1)
+
+
+def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
+    appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    [*_, (_, entry)] = appended.entries()
+    poison, touched = next(iter(entry.touched.items()))
+    assert versitygw.root is not None
+    path = versitygw.root / appended.settings.processed.removeprefix("s3://") / touched.files[0].name
+    good = path.read_bytes()
+    at, size = touched.files[0].at, touched.files[0].bytes
+    path.write_bytes(good[:at] + bytes(size) + good[at + size :])
+    given_back = []
+    while event := receive(appended):
+        given_back += settle(appended, event, invoke("dedupe_worker", event))
+    assert partitions(given_back) == [poison]
+    [letter] = dead(appended)
+    assert (letter.message.partition, letter.receives) == (poison, 2)
+    assert heads(appended)[poison].body.failed.reason == letter.reason
+    assert sum(head.body.merged for head in heads(appended).values()) == len(entry.touched) - 1
+    path.write_bytes(good)
+    appended.table.redrive()
+    deliver(appended)
+    appended.check()
+    assert appended.rows() == appended.expected(1)
+
+
+def test_time_that_is_up_gives_the_rest_back_at_once(appended: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    queue, event = appended.table._table.queue, receive(appended)
+
+    def millis() -> int:
+        return PLENTY_MILLIS if queue.stats().leased == 10 else 0  # up as soon as one is done
+
+    listed = partitions(settle(appended, event, invoke("dedupe_worker", event, Context(millis))))
+    assert queue.stats() == QueueStats(
+        visible=2 + 9, leased=0, dead=0
+    )  # the queue itself hides for a quarter of an hour
+    again: list[Any] = []
+    while more := receive(appended):
+        again += more["Records"]
+    taken_twice = partitions([r for r in again if r["attributes"]["ApproximateReceiveCount"] == "2"])
+    assert len(taken_twice) == 9
+    assert set(taken_twice) <= set(listed)
+    assert invoke("dedupe_worker", {"Records": again}) == {"batchItemFailures": []}
+    appended.reopen()
+    appended.check()
+    assert appended.rows() == appended.expected(1)
+
+
+def test_merge_that_takes_too_long_is_given_back_while_it_runs(
+    appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [*_, (_, entry)] = appended.entries()
+    slow = next(iter(entry.touched))
+    event = receive(appended)
+    assert slow in partitions(event["Records"])
+    with (
+        monkeypatch.context() as patch,
+        fault_proxy(versitygw, Rule("delay", "PUT", f"{slow}/base-", seconds=3600)) as proxy,
+    ):
+        patch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
+        answer = invoke_alone("dedupe_worker", event, seconds=15 + 5)
+    assert slow in partitions(settle(appended, event, answer))
+    visible = []
+    while event := receive(appended):
+        visible += event["Records"]
+    assert slow in partitions([r for r in visible if r["attributes"]["ApproximateReceiveCount"] == "2"])
+
+
+def test_messages_come_back_later_where_the_store_is_away(
+    appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "AWAY_SECONDS", 1.0)
+    monkeypatch.setattr(s3, "ATTEMPTS", 1)
+    event = receive(appended)
+    with monkeypatch.context() as patch, fault_proxy(versitygw, refuse(503, "SlowDown", "PUT")) as proxy:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
+        with pytest.raises(TryAgainError):
+            invoke("dedupe_worker", event)
+    assert not any(h.body.merged for h in heads(appended).values())
+    wait_until(lambda: appended.table._table.queue.stats().visible == 12, "all are visible again")
+    assert deliver(appended) == 2
+    assert appended.rows() == appended.expected(1)
+
+
+def test_messages_that_were_received_often_come_last_and_alone(appended: Lake) -> None:
+    event = receive(appended)
+    suspicious = event["Records"][0]
+    suspicious["attributes"]["ApproximateReceiveCount"] = str(3)
+    # two tries: the third is for workers that die, and tells of it
+    settle(appended, event, invoke("dedupe_worker", event))
+    found = {p: head for p, head in heads(appended).items() if p in partitions(event["Records"])}
+    assert len(found) == 10
+    last = max(found, key=lambda p: found[p].written_at)
+    assert [last] == partitions([suspicious])
+    assert found[last].body.failed.reason == dedupe.UNANSWERED
+
+
+def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) -> None:
+    event = receive(appended)
+    for record in event["Records"]:
+        record["eventSourceARN"] = ARN + "another"
+    with pytest.raises(ConfigurationError, match="another") as refused:
+        invoke("dedupe_worker", event)
+    assert refused.value.code == "no-table-of-queue"
+    assert appended.table._table.queue.stats().leased == 10
+
+
+# -- reconcile
+
+
+def test_reconcile_sends_what_got_lost_and_publishes_without_reading_data(appended: Lake) -> None:
+    boto3.client("sqs").purge_queue(QueueUrl=queue_url(appended))
+    first = invoke("reconcile", {})
+    assert first["tables"]["t"] == {"resent": 12, "published": 0, "waiting": 12, "proof": []}  # a table without rows
+    appended.reopen()
+    appended.table.dedupe()
+    second = invoke("reconcile", {})
+    assert fits(second, file("reconcile", "answer"))
+    assert second["tables"]["t"] == {"resent": 0, "published": 1, "waiting": 0, "proof": []}
+    appended.reopen()
+    assert appended.rows() == appended.expected(1)
+
+
+def test_reconcile_fails_where_rows_are_missing(appended: Lake) -> None:
+    deliver(appended)
+    first, *_, last = [found.name for found in appended.table._table.store.list("d=")]
+    bucket, client = appended.settings.landing.split("/")[2], boto3.client("s3")
+    other = client.get_object(Bucket=bucket, Key=f"processed/{last}")["Body"].read()
+    client.put_object(Bucket=bucket, Key=f"processed/{first}", Body=other)
+    assert invoke("reconcile", {})["tables"]["t"]["waiting"] == 0
+    with pytest.raises(RefusedError, match=first.partition("/")[0]) as wrong:
+        invoke("reconcile", {"prove": True})
+    assert wrong.value.code == "not-balanced"
+
+
+def test_reconcile_before_the_first_night_has_nothing_to_tell(lake: Lake) -> None:
+    assert invoke("reconcile", {}) == {"tables": {}}
+
+
+# -- reprocess
+
+
+@pytest.mark.parametrize("source", ["stored", "landing"])
+def test_reprocess_waits_for_the_workers_and_publishes(
+    appended: Lake, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deliver(appended)
+    before = {p: head.number for p, head in heads(appended).items()}
+    monkeypatch.setattr(api, "OTHERS_SECONDS", 0.05)
+    event = {**file("reprocess", "event"), "table": "t", "to": "2020-01-03", "source": source}
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(invoke("reprocess", event)))
+    asking.start()
+    while asking.is_alive():
+        deliver(appended)
+    [answer] = answers
+    assert fits(answer, file("reprocess", "answer"))
+    assert answer["partitions"] == ["d=2020-01-01", "d=2020-01-02", "d=2020-01-03"]
+    assert answer["left"] == []
+    after = {p: head.number for p, head in heads(appended).items()}
+    assert {p for p in after if after[p] > before[p]} == set(answer["partitions"])
+    snapshot = appended.table.snapshots()[0]
+    assert snapshot.number == answer["snapshot"]
+    assert {p: shown.version for p, shown in snapshot.body.partitions.items()} == after
+    appended.check()
+
+
+def test_reprocess_whose_time_is_up_tells_what_is_left(appended: Lake) -> None:
+    deliver(appended)
+    event = {**file("reprocess", "event"), "table": "t", "to": "2020-01-03"}
+    answer = invoke("reprocess", event, Context(lambda: 0))
+    assert answer["left"] == answer["partitions"] == ["d=2020-01-01", "d=2020-01-02", "d=2020-01-03"]
+    deliver(appended)
+    appended.check()
+
+
+def test_reprocess_of_an_unknown_table_names_those_that_are(lake: Lake) -> None:
+    with pytest.raises(ConfigurationError, match=r"no table 'sales'.* It has t"):
+        invoke("reprocess", file("reprocess", "event"))
