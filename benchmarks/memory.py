@@ -1,7 +1,7 @@
 """How much memory a merge takes for the bytes of its files, with engine arrow: `python -m benchmarks.memory`.
 
 Each case merges one partition in a process of its own, whose peak (VmHWM) less what it had before is told beside the
-compressed bytes that the merge read. `ArrowEngine.memory_bytes` rests on it (ADR 0012).
+compressed bytes that the merge read. `ArrowEngine.memory_of` rests on it (ADR 0012).
 """
 
 import argparse
@@ -83,9 +83,9 @@ def measure(settings: TableSettings, shape: str, stored: int, incoming: int) -> 
     before = peak_bytes()
     dedupe_partitions(table, ArrowEngine(), {partition: head.number})
     took = peak_bytes() - before
+    told = ArrowEngine().memory_of(table.spec(0), step.task)
     came = sum(f.bytes for files in step.task.batches for f in files)
     base = sum(f.bytes for f in step.task.base)
-    told = ArrowEngine().memory_bytes(step.task) if hasattr(ArrowEngine, "memory_bytes") else 0
     print(
         f"{shape:9} {stored:10,} {incoming:10,} {base / 1e6:9.1f} {came / 1e6:9.1f} {took / 1e6:9.1f} {told / 1e6:9.1f}"
         f"   process {before / 1e6:.0f}",

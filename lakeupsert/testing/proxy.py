@@ -29,7 +29,8 @@ class Rule:
 
     Attributes:
         act: `lose` lets the server act and closes the connection without its answer; `cut` closes it in the middle of the
-            answer's body; `delay` waits before the server is asked; `hold` until `FaultProxy.go`; `answer` answers instead of it; `strip` leaves a header out.
+            answer's body; `delay` waits before the server is asked; `hold` does so until `FaultProxy.go`; `answer` answers
+            instead of it; `strip` leaves a header out.
         method, path: regular expressions; the whole method, anywhere in path and query (not percent-encoded).
         having: only requests with this header, such as `if-none-match`.
         skip, times: strike from the match ``skip`` (from 0) on, this often; None: always.
