@@ -29,7 +29,7 @@ EXPANSION = 3
 """Decoded bytes of a compressed one, in columns whose width the schema does not tell; see ADR 0012 for data where it is more."""
 TEXT_BYTES = 16
 """Decoded bytes of a value whose width its type does not tell, at least."""
-BLOCKS_BYTES = 320 << 20
+BLOCKS_BYTES = 256 << 20
 """What the blocks of a base take, from reading to writing, where it has more than one or two."""
 
 _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
@@ -56,17 +56,17 @@ class ArrowEngine:
         self.memory_limit = memory_limit
 
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
-        incoming = [f for files in (task.tombstones, *task.batches) for f in files]
-        stored = task.base if task.settled else ()
-        incoming += [f for f in task.base if f not in stored]
+        stored, adopted = (task.base, ()) if task.settled else ((), task.base)
+        incoming = [f for files in (adopted, task.tombstones, *task.batches) for f in files]
         width = sum(_width(type_) for type_ in (*spec.stored_schema.types, *_RANKS.types))
 
         def decoded(files: Sequence[DataFile]) -> int:
             return max(EXPANSION * sum(f.bytes for f in files), width * sum(f.rows for f in files))
 
-        # Row groups are read ahead, as they are stored.
-        held = min(BLOCKS_BYTES, int(PEAK * decoded(stored))) + max((f.bytes for f in stored), default=0)
-        return int(PEAK * decoded(incoming)) + held
+        sorting = int(PEAK * decoded(incoming))
+        blocks = min(BLOCKS_BYTES, int(PEAK * decoded(stored)))
+        read_ahead = max((f.bytes for f in stored), default=0)
+        return max(sorting, decoded(incoming) + blocks + read_ahead)  # the base streams by when the others are sorted
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]

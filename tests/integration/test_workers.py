@@ -21,7 +21,7 @@ from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import QueueStats
 from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import wait_until
+from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy
 from lakeupsert.testing.servers import Server
 
@@ -38,7 +38,7 @@ def begin(lake: Lake, *args: str) -> subprocess.Popen[str]:
 
 
 def end(process: subprocess.Popen[str], code: int = 0) -> Any:
-    out, errors = process.communicate()
+    out, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == code, errors
     return json.loads(out)
 
