@@ -1,6 +1,5 @@
 """`lakeupsert.Table`: everything that the command line does, from Python."""
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from lakeupsert.pipeline.redrive import RedriveResult, redrive
 from lakeupsert.pipeline.replay import replay
 from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import drain_in_processes
 from lakeupsert.queue import SqsQueue
@@ -142,33 +142,45 @@ class Table:
         workers: int = 1,
         engine: EngineName | None = None,
         until_empty: bool = True,
+        both_queues: bool = True,
         max_seconds: float | None = None,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         progress: Callable[[int], None] | None = None,
+        alive: Callable[[], object] = lambda: None,
     ) -> list[PartitionResult]:
         """Phase two: work on the queue, until it is empty or (``until_empty=False``) until stopped.
 
         More than one worker means processes; a script that asks for them needs the usual `if __name__ == "__main__":`.
+        Of a table with [large], Spark then merges the large partitions; without ``both_queues``, and where it waits, engine
+        spark works on their queue alone, and engine arrow on the other. ``alive`` is called every few seconds.
         """
-        stop = stop or threading.Event()
+        stop = stop or Stop()
         begun = clock.elapsed()
         while self._table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
+            alive()
             if until_empty or (max_seconds is not None and clock.elapsed() - begun >= max_seconds) or stop.wait(1.0):
                 return []
         if max_seconds is not None:
             max_seconds = max(0.0, max_seconds - (clock.elapsed() - begun))
+        options: dict[str, Any] = {
+            "until_empty": until_empty,
+            "stop": stop,
+            "max_seconds": max_seconds,
+            "progress": progress,
+            "alive": alive,
+        }
+        both = until_empty and both_queues
+        large = self._table.at_large_queue() if self._table.large_queue is not None else None
         if (engine or self.settings.engine) == "spark":
-            return drain(
-                self._table,
-                _spark_engine(),
-                until_empty=until_empty,
-                stop=stop,
-                max_seconds=max_seconds,
-                progress=progress,
-            )
-        return drain_in_processes(
-            self._table, workers, until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress
-        )
+            if large is not None and not both:
+                return drain(large, _spark_engine(), **options)
+            results = drain(self._table, _spark_engine(), **options)
+        else:
+            results = drain_in_processes(self._table, workers, **options)
+        # Spark takes seconds to begin; a queue's server may count what was just sent a minute later.
+        if both and large is not None and (any(r.status == "large" for r in results) or large.queue.stats().visible):
+            results += drain(large, _spark_engine(), **options)
+        return results
 
     def dedupe_received(
         self, records: Sequence[Mapping[str, Any]], *, workers: int, seconds_left: Callable[[], float]
@@ -202,7 +214,7 @@ class Table:
         max_bytes: int | None = None,
         max_cost: float | None = None,
         prices: str | Path | None = None,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> RunResult:
         """A night: send what an earlier run left, append, dedupe, publish. Safe to repeat; after a crash it finishes.
@@ -252,7 +264,7 @@ class Table:
         workers: int = 1,
         engine: EngineName | None = None,
         dry: bool = False,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
         """Write the selected partitions anew at the batch that each has, and publish them; no row changes.
@@ -262,7 +274,7 @@ class Table:
         and it waits until ``stop`` for them.
         """
         self._table.existing_spec()
-        stop = stop or threading.Event()
+        stop = stop or Stop()
         reader = _host(host) if source == "landing" else None
         plan = reprocess(self._table, reader, selected, dry=dry, progress=progress)
         if plan.work is None:
@@ -277,7 +289,7 @@ class Table:
                 workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to write")
             )
             left = plan.left(self._table)
-            stats = self._table.queue.stats()
+            stats = self._table.queue_stats()
             if not left or not stats.visible + stats.leased or stop.wait(1.0):
                 break
         progress("publishing")
@@ -288,7 +300,7 @@ class Table:
         self,
         *,
         workers: int = 1,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
         """Settle every partition that was adopted and that no merge has touched since."""

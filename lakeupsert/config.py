@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -34,6 +35,18 @@ class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the operation column in base rows."""
 
 
+class LargeSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME.large]``: partitions whose merge reads more than ``bytes`` go to a queue of their own, for Spark."""
+
+    queue: str
+    bytes: str | int
+
+    @property
+    def most_bytes(self) -> int:
+        """Compressed bytes, the stored files and those to be merged in, up to which engine arrow merges a partition."""
+        return size_of(self.bytes) or 0
+
+
 class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[tables.NAME]``: four settings are required, the rest have the defaults that most tables want."""
 
@@ -56,6 +69,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     superseded_retention: str = "24h"
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
+    large: LargeSettings | None = None
 
     @property
     def retention(self) -> timedelta:
@@ -212,7 +226,7 @@ def _part(path: str, name: str, given: dict[str, Any], part: str) -> dict[str, A
 
 def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
     where = f"[tables.{name}]"
-    for part, type_ in (("", TableSettings), ("delete", DeleteSettings)):
+    for part, type_ in (("", TableSettings), ("delete", DeleteSettings), ("large", LargeSettings)):
         known = {f.name for f in msgspec.structs.fields(type_)}
         for key in _part(path, name, given, part) if part else given:
             if key not in known:
@@ -231,18 +245,22 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
             "bad-setting", f"{path}: {where}: {e}{value}.", next=f"correct that setting in {where}"
         ) from e
     _check_values(path, where, settings)
+    large = settings.large
     return msgspec.structs.replace(
         settings,
         landing=_absolute(path, settings.landing),
         processed=_absolute(path, settings.processed),
         queue=settings.queue if settings.queue == "auto" else _absolute(path, settings.queue),
+        large=large and msgspec.structs.replace(large, queue=_absolute(path, large.queue)),
     )
 
 
 def _check_values(path: str, where: str, settings: TableSettings) -> None:
     """Refuse what no type shows. Addresses are checked first, so that no credential gets into a later message."""
-    for setting in ("landing", "processed", "queue"):
-        address = getattr(settings, setting)
+    addresses = {setting: getattr(settings, setting) for setting in ("landing", "processed", "queue")}
+    if settings.large:
+        addresses["large.queue"] = settings.large.queue
+    for setting, address in addresses.items():
         parts = urlsplit(address) if "://" in address else None
         if parts and (parts.password is not None or _SECRET.search(parts.query)):
             raise ConfigurationError(
@@ -258,6 +276,11 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
 
     if settings.queue == "auto" and is_remote(settings.processed):
         refuse("queue", "auto", "`processed` is not on this machine, and such a table must name its queue")
+    if settings.large:
+        if not size_of(settings.large.bytes):
+            refuse("large.bytes", settings.large.bytes, 'expected a size such as "2GB"')
+        if settings.engine == "spark":
+            refuse("engine", "spark", "with `large` it is Arrow that merges all partitions but the large ones")
     if len(settings.partition_by) > 1:
         refuse("partition_by", list(settings.partition_by), "this version takes one partition column")
     if isinstance(settings.quarantine_limit, str) and not re.fullmatch(r"\d+(\.\d+)?%", settings.quarantine_limit):
@@ -278,7 +301,9 @@ def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:
     queue_by: dict[str, str] = {}
     for name, settings in tables.items():
         landing, processed = place(settings.landing), place(settings.processed)
-        queue = place(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"
+        queues = [place(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"]
+        if settings.large:
+            queues.append(place(settings.large.queue))
         for other, others in tables.items():
             elsewhere = place(others.processed)
             if _overlap(landing, elsewhere):
@@ -295,14 +320,31 @@ def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:
                     f"{settings.processed} and {others.processed}.",
                     next="give each table a processed path of its own",
                 )
-        other = queue_by.setdefault(queue, name)
-        if other != name:
+        if len(set(queues)) < len(queues):
             raise ConfigurationError(
                 "shared-queue",
-                f"{path}: tables {other!r} and {name!r} have one queue, {queue.rstrip('/')}; the workers of one would bury "
-                "the messages of the other.",
-                next="give each table a queue of its own, or leave out `queue`",
+                f"{path}: table {name!r} has one queue for all its partitions, {queues[0].rstrip('/')}; what a worker hands "
+                "on for Spark would come back to it.",
+                next=f"give [tables.{name}.large] a queue of its own",
             )
+        for queue in queues:
+            other = queue_by.setdefault(queue, name)
+            if other != name:
+                raise ConfigurationError(
+                    "shared-queue",
+                    f"{path}: tables {other!r} and {name!r} have one queue, {queue.rstrip('/')}; the workers of one would "
+                    "bury the messages of the other.",
+                    next="give each table queues of its own, or leave out `queue`",
+                )
+
+
+def size_of(text: str | int) -> int | None:
+    """Bytes: 1000000, 50GB or 1.5TiB; None where it is no size."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", str(text).strip().lower())
+    if found is None:
+        return None
+    number, unit, binary = found.groups()
+    return int(Decimal(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
 
 
 def _overlap(place: str, other: str) -> bool:

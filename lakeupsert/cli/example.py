@@ -32,4 +32,8 @@ partition_by = ["transaction_date"]
 # column = "op"
 # values = ["D"]
 # keep   = false                   # keep that column in the table
+
+# [tables.sales.large]             # optional: partitions whose merge reads more bytes go to workers of engine spark
+# queue = "sqs://sales-large"
+# bytes = "2GB"
 """

@@ -23,6 +23,7 @@ import click
 from lakeupsert import clock
 from lakeupsert.config import Config, load
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+from lakeupsert.pipeline.stop import Stop
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -72,7 +73,7 @@ class Call:
         self.command: str | None = None
         self.changed = False
         """Whether readers see something new since this call began."""
-        self.stop = threading.Event()
+        self.stop = Stop(abandon=_terminate)
         self.terminated = False
         self._stoppable = False
 
@@ -108,7 +109,7 @@ class Call:
                 table.close()
 
     @contextmanager
-    def stoppable(self) -> Iterator[threading.Event]:
+    def stoppable(self) -> Iterator[Stop]:
         """SIGTERM in the block sets the event and leaves it to the block to end soon; a second one ends it at once."""
         before, self._stoppable = self._stoppable, True
         try:
@@ -133,6 +134,11 @@ class Call:
 
         with Console(stderr=True).status(Text(what)) as status:
             yield lambda text: status.update(Text(f"{what}: {text}"))
+
+
+def _terminate() -> None:
+    """Do as a second SIGTERM does."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 class Program(click.Group):

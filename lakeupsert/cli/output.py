@@ -89,9 +89,12 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
 
 def status_result(status: "Status") -> dict[str, Any]:
     # What failed is told by the error beside this result; `behind` is for who watches.
-    shown = [f.name for f in dataclasses.fields(status) if f.name not in ("failed", "behind")]
+    shown = [f.name for f in dataclasses.fields(status) if f.name not in ("failed", "behind", "large_queue")]
     fields = {name: getattr(status, name) for name in shown}
-    return {**fields, "lagging": list(status.lagging), "queue": msgspec.structs.asdict(status.queue)}
+    fields |= {"lagging": list(status.lagging), "queue": msgspec.structs.asdict(status.queue)}
+    if status.large_queue is not None:
+        fields["large_queue"] = msgspec.structs.asdict(status.large_queue)
+    return fields
 
 
 def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> dict[str, Any]:
@@ -183,8 +186,10 @@ def quarantine_places(appended: "AppendResult", settings: "TableSettings") -> li
 
 def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
     merged = [r for r in results if r.status == "merged"]
+    large = [r.partition for r in results if r.status == "large"]
+    handed_on = [("", f"{count(len(large), 'partition')} left to Spark: {named(large)}")] if large else []
     if not merged:
-        return [("merged", "nothing: the queue was empty" if not results else "nothing")]
+        return [("merged", "nothing: the queue was empty" if not results else "nothing"), *handed_on]
     rows_in, written = sum(r.rows_in for r in merged), sum(r.bytes_written for r in merged)
     rows_out = {r.partition: r.rows_out for r in merged}
     return [
@@ -192,7 +197,8 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
             "merged",
             f"{count(len(rows_out), 'partition')}: {count(rows_in, 'row')} in, {sum(rows_out.values()):,} out, "
             f"{size(written)} written",
-        )
+        ),
+        *handed_on,
     ]
 
 
@@ -228,14 +234,15 @@ def status_facts(status: "Status") -> list[Fact]:
         snapshot = "none yet"
     else:
         snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
-    queue = status.queue
+    queue, large = status.queue, status.large_queue
+    of_them = f"; of them for Spark {large.visible:,}, {large.leased:,}, {large.dead:,}" if large else ""
     return [
         ("snapshot", snapshot),
         ("rows", f"{status.rows:,} in {count(status.partitions, 'partition')}, {size(status.bytes)}"),
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
         ("lagging", named(status.lagging) if status.lagging else "none"),
         ("failed", named(tuple(status.failed)) if status.failed else "none"),
-        ("queue", f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"),
+        ("queue", f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead{of_them}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now"),
     ]
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +10,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, Function
+from lakeupsert.config import size_of
 from lakeupsert.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -20,14 +19,12 @@ if TYPE_CHECKING:
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    """1000000, 50GB or 1.5TiB."""
     if text is None:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", text.strip().lower())
-    if found is None:
+    size = size_of(text)
+    if size is None:
         raise click.BadParameter(f"{text!r} is no size such as 50GB.")
-    number, unit, binary = found.groups()
-    return int(Decimal(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
+    return size
 
 
 def _money(context: click.Context, parameter: click.Parameter, given: float | None) -> float | None:

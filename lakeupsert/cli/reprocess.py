@@ -52,7 +52,7 @@ def reprocess(
         raise click.UsageError("Give --partition, or --from and --to.")
     with call.open_table() as table:
         if not dry_run:
-            need_spark(table, host=host if source == "landing" else "local", engine=None)
+            need_spark(table, host=host if source == "landing" else "local", engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
             done = table.reprocess(
                 selection(table, first, last, partitions),

@@ -67,15 +67,19 @@ def merge(
     workers: int,
     engine: "EngineName | None",
     until_empty: bool,
+    both_queues: bool = True,
     max_seconds: float | None = None,
+    alive: Callable[[], object] = lambda: None,
 ) -> Answer:
     with call.progress(table.name) as progress, call.stoppable() as stop:
         results = table.dedupe(
             workers=workers,
             engine=engine,
             until_empty=until_empty,
+            both_queues=both_queues,
             max_seconds=max_seconds,
             stop=stop,
+            alive=alive,
             progress=lambda left: progress(f"{output.count(left, 'partition')} to merge"),
         )
         published = None if stop.is_set() else table.publish()
@@ -90,8 +94,10 @@ def merge(
     )
 
 
-def need_spark(table: "Table", *, host: "HostName" = "local", engine: "EngineName | None" = "arrow") -> None:
-    if host == "spark" or (engine or table.settings.engine) == "spark":
+def need_spark(
+    table: "Table", *, host: "HostName" = "local", engine: "EngineName | None" = "arrow", large: bool = False
+) -> None:
+    if host == "spark" or (engine or table.settings.engine) == "spark" or (large and table.settings.large):
         sparkenv.prepare()
 
 

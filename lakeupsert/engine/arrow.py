@@ -20,11 +20,30 @@ from lakeupsert.engine.digest import Digest, digests
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to
 from lakeupsert.storage import ObjectStore
+from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+
+PEAK = 3.5
+"""Memory that incoming rows take at the peak, while they are sorted, of what they are decoded (ADR 0012)."""
+EXPANSION = 3
+"""Decoded bytes of a compressed one, in columns whose width the schema does not tell; see ADR 0012 for data where it is more."""
+TEXT_BYTES = 16
+"""Decoded bytes of a value whose width its type does not tell, at least."""
+BLOCKS_BYTES = 256 << 20
+"""What the blocks of a base take, from reading to writing, where it has more than one or two."""
 
 _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
 _AGE = pa.field("_lakeupsert_age", pa.int32())
 """0 for a stored row, then 1, 2, … for the batches in ledger order: it decides between equal ordering values."""
+_RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
+
+
+def _width(type_: Any) -> int:
+    """Bytes of a value, decoded."""
+    try:
+        return int(type_.bit_width + 7) // 8
+    except ValueError:
+        return TEXT_BYTES
 
 
 class ArrowEngine:
@@ -32,6 +51,22 @@ class ArrowEngine:
 
     name = "arrow"
     partitions_per_call = 8
+
+    def __init__(self, memory_limit: int | None = None) -> None:
+        self.memory_limit = memory_limit
+
+    def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
+        stored, adopted = (task.base, ()) if task.settled else ((), task.base)
+        incoming = [f for files in (adopted, task.tombstones, *task.batches) for f in files]
+        width = sum(_width(type_) for type_ in (*spec.stored_schema.types, *_RANKS.types))
+
+        def decoded(files: Sequence[DataFile]) -> int:
+            return max(EXPANSION * sum(f.bytes for f in files), width * sum(f.rows for f in files))
+
+        sorting = int(PEAK * decoded(incoming))
+        blocks = min(BLOCKS_BYTES, int(PEAK * decoded(stored)))
+        read_ahead = max((f.bytes for f in stored), default=0)
+        return max(sorting, decoded(incoming) + blocks + read_ahead)  # the base streams by when the others are sorted
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]

@@ -214,6 +214,8 @@ def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any
         groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
         total = sum(g.total_byte_size for g in groups)
         rows = max(1024, ROW_GROUP_BYTES * parquet.metadata.num_rows // max(total, 1))
+        # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
+        rows = min(rows, max((g.num_rows for g in groups), default=1))
         stored = set(parquet.schema_arrow.names)
         columns = [name for name in schema.names if name in stored]
         for batch in parquet.iter_batches(batch_size=rows, columns=columns, use_threads=False):

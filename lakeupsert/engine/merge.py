@@ -72,6 +72,11 @@ class Engine(Protocol):
     name: str
     partitions_per_call: int
     """How many partitions a worker brings to one call: few where a call costs nothing, so that workers end together."""
+    memory_limit: int | None
+    """Bytes that a merge may take; None: as many as it likes, or it spills."""
+
+    def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
+        """About how many bytes of memory the merge takes at its peak."""
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]

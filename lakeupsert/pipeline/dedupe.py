@@ -19,7 +19,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +29,7 @@ from lakeupsert import clock
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
 from lakeupsert.table.chain import Link, races_exhausted
@@ -54,6 +55,8 @@ AWAY_SECONDS = 300.0
 waits longer after a short outage. Shorter: an outage may use up all tries, and `reconcile` sends them again only then."""
 LOOK_SECONDS = 0.2
 """How often one who waits for threads looks at the time that is left."""
+TICK_SECONDS = 1.0
+"""How often a worker that merges says that it lives, and looks whether it should end."""
 UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
 
@@ -62,7 +65,8 @@ class PartitionResult:
     """What happened to one partition.
 
     rows_in (stored rows, tombstones and appended rows that were read) = rows_out + rows_superseded + rows_deleted, the
-    last being the tombstones that it has now; bytes are compressed.
+    last being the tombstones that it has now; bytes are compressed. One that is ``large`` is left for the workers of large
+    partitions, perhaps after batches that were small.
     """
 
     partition: str
@@ -77,7 +81,7 @@ class PartitionResult:
     engine: str = ""
     strategy: str = "rewrite"
     seconds: float = 0.0
-    status: Literal["merged", "clean", "failed"] = "clean"
+    status: Literal["merged", "clean", "failed", "large"] = "clean"
     error: str | None = None
 
 
@@ -136,6 +140,9 @@ def dedupe_partitions(
                 results[partition] = replace(results[partition], version=head.number, merged=head.body.merged)
             if step is None:
                 del todo[partition]
+            elif _is_large(table, engine, step):
+                del todo[partition]
+                results[partition] = replace(results[partition], status="large")
             else:
                 steps.append(step)
         if not steps:
@@ -164,6 +171,27 @@ def dedupe_partitions(
                 heads[partition] = link
                 results[partition] = _added(results[partition], step, output, link, engine.name, seconds)
     return list(results.values())
+
+
+def _is_large(table: OpenTable, engine: Engine, step: Step) -> bool:
+    """Whether it is for the workers of large partitions; an error where it does not fit into memory and there are none."""
+    if not step.merges:
+        return False
+    task, large = step.task, table.settings.large
+    needs = engine.memory_of(table.spec(_spec_version(step)), task)
+    fits = engine.memory_limit is None or needs <= engine.memory_limit
+    if large is not None and table.large_queue is not None:
+        return not fits or task.bytes > large.most_bytes
+    if fits:
+        return False
+    raise RefusedError(
+        "too-large-for-worker",
+        f"{task.partition}: to merge its {task.bytes / 1e6:,.1f} MB takes about {needs / 1e6:,.0f} MB of memory, and this "
+        f"worker may take {max(0, engine.memory_limit or 0) / 1e6:,.0f} MB. It was not begun.",
+        next=f"give workers more memory or begin fewer (--workers), or let Spark merge it: `--engine spark`, or "
+        f"[tables.{table.name}.large] for all such partitions",
+        partition=task.partition,
+    )
 
 
 def next_step(
@@ -389,27 +417,36 @@ def drain(
     engine: Engine,
     *,
     until_empty: bool,
-    stop: threading.Event,
+    stop: Stop,
     max_seconds: float | None = None,
     progress: Callable[[int], None] | None = None,
+    alive: Callable[[], object] = lambda: None,
 ) -> list[PartitionResult]:
     """Work on the queue's messages until none is visible (``until_empty``), it is stopped, or time is up.
 
-    ``progress`` is told how many messages are left.
+    Nothing is begun that would pass ``max_seconds``, should it take as long as the longest call so far. ``progress`` is
+    told how many messages are left; ``alive`` is called every few seconds, in another thread too.
     A partition that fails goes back to the queue; at its last receive it is marked failed and buried, and so is one whose
     workers never answered. TryAgainError (the store, the disk) gives the messages back and ends the work.
     """
-    begun = clock.elapsed()
+    begun, longest = clock.elapsed(), 0.0
     results: list[PartitionResult] = []
-    while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun < max_seconds):
+    while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
+        alive()
         leases = table.queue.receive(engine.partitions_per_call, LEASE_SECONDS, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
             if until_empty:
                 break
             stop.wait(IDLE_SECONDS)
             continue
-        with _extended(table, leases):
+        if stop.is_set():  # while it waited for these
+            for lease in leases:
+                table.queue.release(lease)
+            break
+        received = clock.elapsed()
+        with _extended(table, leases, stop, alive):
             results += _work(table, engine, leases, [], retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+        longest = max(longest, clock.elapsed() - received)
         if progress is not None:
             stats = table.queue.stats()
             progress(stats.visible + stats.leased)
@@ -507,6 +544,8 @@ def _work(
             ]
             for result in itertools.chain(given_up, _each(table, engine, to_try, work)):
                 of_it = of_work[result.partition]
+                if result.status == "large" and table.large_queue is not None:
+                    table.large_queue.send([Message(table.name, result.partition, wanted[result.partition], work)])
                 if result.status != "failed":
                     answer(queue.ack, of_it)
                     yield result
@@ -566,17 +605,37 @@ def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> No
 
 
 @contextmanager
-def _extended(table: OpenTable, leases: Sequence[Lease]) -> Iterator[None]:
-    """Extend the leases in the background while the block works on them."""
+def _extended(
+    table: OpenTable, leases: Sequence[Lease], stop: Stop, alive: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """Extend the leases in the background while the block works on them; at ``stop``, give them back where it takes too long.
+
+    Whoever receives them then repeats the work; should the block commit all the same, one of both has lost a race.
+    """
     done = threading.Event()
 
+    def each(call: Callable[..., bool], *arguments: object) -> None:
+        for lease in leases:
+            try:
+                call(lease, *arguments)
+            except LakeupsertError as e:  # the next time may do; if not, somebody else repeats the work
+                log.warning("a lease was not extended or given back: %s", e.message)
+
     def extend() -> None:
-        while not done.wait(LEASE_SECONDS / 3):
-            for lease in leases:
-                try:
-                    table.queue.extend(lease, LEASE_SECONDS)
-                except LakeupsertError as e:  # the next time may do; if not, somebody else repeats the work
-                    log.warning("a lease was not extended: %s", e.message)
+        extended, told = clock.elapsed(), None
+        while not done.wait(TICK_SECONDS):
+            with suppress(OSError):
+                alive()
+            now = clock.elapsed()
+            if stop.is_set():
+                told = now if told is None else told
+                if now - told >= stop.grace_seconds:
+                    each(table.queue.release)
+                    stop.abandon()
+                    return
+            if now - extended >= LEASE_SECONDS / 3:
+                each(table.queue.extend, LEASE_SECONDS)
+                extended = now
 
     thread = threading.Thread(target=extend, name="extend-leases", daemon=True)
     thread.start()

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -211,6 +211,13 @@ def _clock(table: OpenTable) -> Iterator[Finding]:
         )
 
 
+def _queues(table: OpenTable) -> Iterator[Finding]:
+    yield from _queue(table)
+    if table.large_queue is not None:
+        for finding in _queue(table.at_large_queue()):
+            yield replace(finding, found=f"of large partitions: {finding.found}")
+
+
 def _queue(table: OpenTable) -> Iterator[Finding]:
     queue = table.queue
     ledger, snapshot = table.objects.ledger.head(), table.last_snapshot()
@@ -365,7 +372,7 @@ CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {
     "permissions": _permissions,  # first: later ones may make the processed zone
     "store": _store,
     "clock": _clock,
-    "queue": _queue,
+    "queue": _queues,
     "spark": _spark,
     "landing": _landing,
     "disk": _disk,

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
-from lakeupsert.queue import WorkQueue, open_queue
+from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.table.chain import FORMAT, Link, newer_format
 from lakeupsert.table.layout import HOME, TableObjects
@@ -64,6 +65,28 @@ class OpenTable:
             f"Table {self.name!r} is remote and names no queue.",
             next=f"set `queue` in [tables.{self.name}]",
         )
+
+    @cached_property
+    def large_queue(self) -> WorkQueue | None:
+        """Where a worker of `queue` hands large partitions on to; None: it merges all there are."""
+        return open_queue(self.settings.large.queue) if self.settings.large else None
+
+    @property
+    def queues(self) -> list[WorkQueue]:
+        return [self.queue, *([self.large_queue] if self.large_queue else [])]
+
+    def queue_stats(self) -> QueueStats:
+        """Of all queues together."""
+        found = [queue.stats() for queue in self.queues]
+        return QueueStats(sum(x.visible for x in found), sum(x.leased for x in found), sum(x.dead for x in found))
+
+    def at_large_queue(self) -> "OpenTable":
+        """The same table for the workers of its large partitions: their queue is `large_queue`, and they hand nothing on."""
+        _ = self.objects  # one store, which counts the requests of both
+        other = copy(self)
+        if self.large_queue is not None:
+            other.queue, other.large_queue = self.large_queue, None
+        return other
 
     def head_spec(self) -> Link[TableSpec] | None:
         """The newest spec, or None where the table does not exist yet; refuses another table's."""
@@ -262,8 +285,9 @@ class OpenTable:
             log.warning("files that no version names stay until the next vacuum: %s", e.message)
 
     def close(self) -> None:
-        if "queue" in self.__dict__:
-            self.queue.close()
+        for queue in (self.__dict__.get("queue"), self.__dict__.get("large_queue")):
+            if queue is not None:
+                queue.close()
 
     def _refuse_other(self, spec: TableSpec) -> None:
         """Two tables on one path, or a changed key, would merge rows that have nothing to do with each other."""

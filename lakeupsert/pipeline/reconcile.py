@@ -99,7 +99,7 @@ def reconcile(
     table.existing_spec()
     if deep:
         import_duckdb()  # so that the error comes before anything is done
-    for letter in table.queue.dead_letters():
+    for letter in (letter for queue in table.queues for letter in queue.dead_letters()):
         message = letter.message
         if message is None or message.work is not None:  # of a reprocess that failed, the partition is as it was
             continue

@@ -32,11 +32,21 @@ def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition
     """Bring back the dead letters of the selected partitions."""
     if table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
         return RedriveResult((), 0, 0, 0)
-    letters = table.queue.dead_letters()
-    wanted = {x.message for x in letters if x.message and is_ours(table, x.message) and selected(x.message.partition)}
-    done = {message for message in wanted if _is_done(table, message)}
-    redriven, dropped = table.queue.redrive(wanted - done, drop=done)
-    return RedriveResult(tuple(letters), redriven, dropped, sum(x.message not in wanted for x in letters))
+    total = RedriveResult((), 0, 0, 0)
+    for queue in table.queues:
+        letters = queue.dead_letters()
+        wanted = {
+            x.message for x in letters if x.message and is_ours(table, x.message) and selected(x.message.partition)
+        }
+        done = {message for message in wanted if _is_done(table, message)}
+        redriven, dropped = queue.redrive(wanted - done, drop=done)
+        total = RedriveResult(
+            (*total.letters, *letters),
+            total.redriven + redriven,
+            total.dropped + dropped,
+            total.left + sum(x.message not in wanted for x in letters),
+        )
+    return total
 
 
 def _is_done(table: OpenTable, message: Message) -> bool:

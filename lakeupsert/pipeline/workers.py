@@ -16,7 +16,9 @@ from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.dedupe import PartitionResult, drain
+from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.stop import Stop
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +26,8 @@ FEW_MESSAGES = 16
 """Up to so many messages this process works alone: starting another costs more than it takes over."""
 PROGRESS_SECONDS = 2.0
 """How often the queue is asked how many are left; a queue's server counts each question on its bill."""
+PROCESS_BYTES = 150 << 20
+"""What a worker process takes before it merges: Python, Arrow, boto3."""
 MOST_DEATHS = 100
 """How many dead processes are replaced before the command gives up: more than a few partitions that kill their worker
 make, fewer than a machine should bear on which no process can live."""
@@ -34,20 +38,27 @@ def drain_in_processes(
     workers: int,
     *,
     until_empty: bool,
-    stop: threading.Event,
+    stop: Stop,
     max_seconds: float | None = None,
     progress: Callable[[int], None] | None = None,
+    alive: Callable[[], object] = lambda: None,
 ) -> list[PartitionResult]:
     """`dedupe.drain` with engine arrow in ``workers`` processes; one worker, or few messages, need no other process.
+
+    They share the memory that this process may take.
 
     One that dies is replaced: its messages are free at once, and one that kills its workers comes to an end by its
     receives. What it had committed stands, but is not among the results.
     Raises TryAgainError after ``MOST_DEATHS``, or where one dies before it began.
     """
-    if workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES):
+    # Only a main thread can be made to abandon a merge, and one that waits is told to end some day.
+    alone = until_empty or threading.current_thread() is threading.main_thread()
+    if alone and (workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES)):
+        engine = ArrowEngine(limit_bytes() - PROCESS_BYTES)
         return drain(
-            table, ArrowEngine(), until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress
+            table, engine, until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress, alive=alive
         )
+    memory = limit_bytes() // workers - PROCESS_BYTES
     # Forking this process would copy Arrow's and SQLite's locks in whatever state they are; the server only imports.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -68,22 +79,25 @@ def drain_in_processes(
         def begin() -> None:
             left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
             # A pool for each, as the death of one process ends the others of its pool.
-            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening,))
+            pool = ProcessPoolExecutor(
+                1, mp_context=context, initializer=_begin, initargs=(listening, stop.grace_seconds)
+            )
             pools.enter_context(pool)
             began = pool.submit(os.getpid)
-            pending[pool.submit(_drain, table.name, table.settings, until_empty, left)] = began
+            pending[pool.submit(_drain, table.name, table.settings, memory, until_empty, left)] = began
 
         try:
             for _ in range(workers):
                 begin()
             while pending:
+                alive()
                 for future in wait(pending, timeout=0.5).done:
                     began = pending.pop(future)
                     try:
                         of_worker, requests = future.result()
                     except BrokenProcessPool as e:
                         if stop.is_set():
-                            continue  # killed because it did not stop soon enough, perhaps
+                            continue  # it did not finish soon enough, and gave up or was killed
                         deaths += 1
                         if began.exception() is not None or deaths > MOST_DEATHS:
                             raise _died(table, deaths) from e
@@ -116,10 +130,11 @@ def _died(table: OpenTable, deaths: int) -> TryAgainError:
     )
 
 
-_stop = threading.Event()
+_stop = Stop(abandon=lambda: os._exit(1))
 
 
-def _begin(listening: Any) -> None:
+def _begin(listening: Any, grace_seconds: float) -> None:
+    _stop.grace_seconds = grace_seconds
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service
     threading.Thread(target=_listen, args=(listening,), daemon=True).start()
 
@@ -135,8 +150,8 @@ def _listen(listening: Any) -> None:
 
 
 def _drain(
-    name: str, settings: TableSettings, until_empty: bool, max_seconds: float | None
+    name: str, settings: TableSettings, memory: int, until_empty: bool, max_seconds: float | None
 ) -> tuple[list[PartitionResult], dict[str, int]]:
     table = OpenTable(name, settings)
-    results = drain(table, ArrowEngine(), until_empty=until_empty, stop=_stop, max_seconds=max_seconds)
+    results = drain(table, ArrowEngine(memory), until_empty=until_empty, stop=_stop, max_seconds=max_seconds)
     return results, table.store.requests.as_dict()

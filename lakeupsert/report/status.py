@@ -18,6 +18,7 @@ class Status:
 
     ``behind`` are the partitions that readers don't see at their last batch, and whether they are dirty: have batches that
     are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
+    ``queue`` counts the messages of both queues, where there is a ``large_queue``.
     ``quarantined`` counts refused rows of batches that count, but for those that a replay took up.
     """
 
@@ -30,6 +31,7 @@ class Status:
     lagging: tuple[str, ...]
     failed: dict[str, str]
     queue: QueueStats
+    large_queue: QueueStats | None
     rows: int
     bytes: int
     quarantined: int
@@ -54,7 +56,8 @@ def status(table: OpenTable) -> Status:
         behind=behind,
         lagging=body.lagging,
         failed={p: mark.reason for p, mark in marks.items() if mark},
-        queue=table.queue.stats() if head else QueueStats(0, 0, 0),
+        queue=table.queue_stats() if head else QueueStats(0, 0, 0),
+        large_queue=table.large_queue.stats() if head and table.large_queue else None,
         rows=body.rows,
         bytes=body.bytes,
         quarantined=sum(f.rows for f in still_quarantined(headers)),

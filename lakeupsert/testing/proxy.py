@@ -20,7 +20,7 @@ from urllib.parse import unquote
 
 from lakeupsert.testing.servers import HOST, Server
 
-Act = Literal["lose", "cut", "delay", "answer", "strip"]
+Act = Literal["lose", "cut", "delay", "hold", "answer", "strip"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Rule:
 
     Attributes:
         act: `lose` lets the server act and closes the connection without its answer; `cut` closes it in the middle of the
-            answer's body; `delay` waits before the server is asked; `answer` answers instead of it; `strip` leaves a header out.
+            answer's body; `delay` waits before the server is asked; `hold` does so until `FaultProxy.go`; `answer` answers
+            instead of it; `strip` leaves a header out.
         method, path: regular expressions; the whole method, anywhere in path and query (not percent-encoded).
         having: only requests with this header, such as `if-none-match`.
         skip, times: strike from the match ``skip`` (from 0) on, this often; None: always.
@@ -81,9 +82,16 @@ class FaultProxy:
         self.rules = rules
         self.log: list[Event] = []
         self.upstream = server.port
+        self.holds = threading.Event()
+        """Whether a request is, or was, held."""
+        self._go = threading.Event()
         self._chance = random.Random(seed)
         self._matched: dict[Rule, int] = {}
         self._lock = threading.Lock()
+
+    def go(self) -> None:
+        """Let go of what is held, and hold nothing more."""
+        self._go.set()
 
     def struck(self, act: Act) -> int:
         """How often that was done."""
@@ -114,6 +122,9 @@ class FaultProxy:
         for rule in rules:
             if rule.act == "delay":
                 threading.Event().wait(rule.seconds)
+            elif rule.act == "hold":
+                self.holds.set()
+                self._go.wait()
             elif rule.act == "strip":
                 headers.pop(rule.header.lower(), None)
         instead = next((rule for rule in rules if rule.act == "answer"), None)

@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline.dedupe import drain
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
@@ -99,7 +99,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     def _drain(self, engine: Any) -> None:
         if self.lake.entries():
-            drain(self.lake.table._table, engine, until_empty=True, stop=threading.Event())
+            drain(self.lake.table._table, engine, until_empty=True, stop=Stop())
 
     @precondition(lambda self: self.lake.entries())
     @rule(times=st.integers(1, 2), data=st.data())

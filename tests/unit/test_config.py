@@ -336,5 +336,47 @@ def test_example_names_every_setting_with_its_default(file: Path) -> None:
     found, fields = config.tables["sales"], msgspec.structs.fields(TableSettings)
     assert set(config.origins["sales"]) == {f.name for f in fields}
     for f in fields:
-        if not f.required and f.name not in ("schema", "delete"):
+        if not f.required and f.name not in ("schema", "delete", "large"):
             assert getattr(found, f.name) == f.default
+
+
+def large(text: str) -> str:
+    return f"{REQUIRED}\n[tables.sales.large]\n{text}"
+
+
+def test_queue_and_size_of_large_partitions_are_read(file: Path) -> None:
+    file.write_text(large('queue = "large.sqlite"\nbytes = "1.5GiB"'))
+    found = load(str(file), {}).tables["sales"].large
+    assert found is not None
+    assert (found.queue, found.most_bytes) == (str(file.parent / "large.sqlite"), 3 << 29)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ('queue = "sqs://large"', "bad-setting", "`bytes`"),
+        ('bytes = "2GB"', "bad-setting", "`queue`"),
+        ('queue = "sqs://large"\nbytes = "much"', "bad-setting", 'such as "2GB"'),
+        ('queue = "sqs://large"\nbytes = "0"', "bad-setting", 'such as "2GB"'),
+        ('queue = "sqs://large"\nsize = "2GB"', "unknown-setting", "'size'"),
+        ('queue = "sqs://u:secret@large"\nbytes = "2GB"', "credential-in-configuration", "large.queue"),
+        ('queue = "processed/_lakeupsert/queue.sqlite"\nbytes = "2GB"', "shared-queue", "'sales'"),
+    ],
+)
+def test_unfit_settings_of_large_partitions_are_refused(file: Path, text: str, code: str, told: str) -> None:
+    error = refused(file, large(text))
+    assert error.code == code
+    assert told in error.message
+    assert "secret" not in str(error)
+
+
+def test_large_partitions_of_engine_spark_are_refused(file: Path) -> None:
+    text = large('queue = "sqs://large"\nbytes = "2GB"').replace('key = ["id"]', 'key = ["id"]\nengine = "spark"')
+    assert "engine is 'spark'" in refused(file, text).message
+
+
+def test_queue_of_large_partitions_that_is_another_tables_is_refused(file: Path) -> None:
+    text = two_tables('"p1"\nqueue = "q.sqlite"', '"p2"') + '\n[tables.returns.large]\nqueue = "q.sqlite"\nbytes = 1\n'
+    error = refused(file, text)
+    assert error.code == "shared-queue"
+    assert "'sales' and 'returns'" in error.message

@@ -1,0 +1,307 @@
+"""Workers as containers run them: signals, a kill, memory, a health file, and large partitions that Spark merges."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert import clock
+from lakeupsert.cli import main
+from lakeupsert.config import LargeSettings
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.pipeline import workers
+from lakeupsert.pipeline.dedupe import drain
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.queue import QueueStats
+from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
+from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy
+from lakeupsert.testing.servers import Server
+
+PARTITIONS = [f"d=2020-01-{day:02}" for day in range(1, 5)]
+FIRST_BASE = Rule("hold", "PUT", "/processed/d=", times=1)
+LARGE = PARTITIONS[2]
+
+
+def begin(lake: Lake, *args: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, as in a container."""
+    config = str(lake.configure())
+    command = [sys.executable, "-c", "from lakeupsert.cli import main; main()", *args, "--config", config, "--json"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def end(process: subprocess.Popen[str], code: int = 0) -> Any:
+    out, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == code, errors
+    return json.loads(out)
+
+
+def call(lake: Lake, *args: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(main, [*args, "--config", str(lake.configure()), "--json"])
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def count(lake: Lake) -> QueueStats:
+    return lake.table._table.queue.stats()
+
+
+# ---------------------------------------------------------------- on S3 and SQS
+
+
+@pytest.fixture
+def proxy(moto: Server) -> Iterator[FaultProxy]:
+    with fault_proxy(moto) as proxy:
+        yield proxy
+        proxy.go()
+
+
+@pytest.fixture
+def lake(
+    tmp_path: Path,
+    proxy: FaultProxy,
+    elasticmq: Server,
+    new_bucket: Callable[[Server], str],
+    new_sqs_queue: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Lake]:
+    """A batch of four partitions that is appended; a message is hidden from others for a quarter of an hour."""
+    bucket = new_bucket(proxy.server)
+    for name, value in elasticmq.env.items():
+        monkeypatch.setenv(name, value)
+    zones = {"landing": f"s3://{bucket}/landing", "processed": f"s3://{bucket}/processed"}
+    lake = Lake(tmp_path, **zones, queue=f"sqs://{new_sqs_queue()}")
+    lake.land("1.jsonl", [row("a", day, 1, 1) for day in range(len(PARTITIONS))])
+    lake.table.append(host="local")
+    yield lake
+    lake.table.close()
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_sigterm_lets_a_merge_be_finished(lake: Lake, proxy: FaultProxy, processes: str) -> None:
+    proxy.rules = (FIRST_BASE,)
+    worker = begin(lake, "worker", "--workers", processes)
+    wait_until(proxy.holds.is_set, "a merge writes its file")
+    worker.terminate()
+    proxy.go()
+    answer = end(worker, 75)
+    assert answer["error"]["code"] == "terminated"
+    merged = len(answer["result"]["partitions"])
+    assert merged > 0
+    assert count(lake) == QueueStats(len(PARTITIONS) - merged, 0, 0)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_sigterm_gives_back_what_takes_longer_than_the_grace(lake: Lake, proxy: FaultProxy, processes: str) -> None:
+    """With more processes the others may have merged theirs meanwhile."""
+    proxy.rules = (FIRST_BASE,)
+    worker = begin(lake, "worker", "--workers", processes, "--grace-seconds", "0")
+    wait_until(proxy.holds.is_set, "a merge writes its file")
+    worker.terminate()
+    assert end(worker, 75)["error"]["code"] == "terminated"
+    found = count(lake)
+    assert (found.leased, found.dead) == (0, 0)
+    assert 0 < found.visible <= len(PARTITIONS)
+    proxy.go()
+    call(lake, "dedupe")
+    lake.check()
+    assert lake.rows() == lake.expected(1)
+
+
+def test_run_finishes_after_a_worker_was_killed(lake: Lake, proxy: FaultProxy) -> None:
+    proxy.rules = (FIRST_BASE,)
+    worker = begin(lake, "worker", "--workers", "1")
+    wait_until(proxy.holds.is_set, "a merge writes its file")
+    worker.kill()
+    worker.communicate()
+    proxy.go()
+    assert count(lake).leased == len(PARTITIONS)  # SQS knows nothing of the worker's death
+    call(lake, "run", "--host", "local")
+    lake.check()
+    assert lake.rows() == lake.expected(1)
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_health_file_is_touched_while_it_merges_and_while_it_waits(
+    lake: Lake, proxy: FaultProxy, tmp_path: Path, processes: str
+) -> None:
+    health = tmp_path / "health"
+    proxy.rules = (FIRST_BASE,)
+    worker = begin(lake, "worker", "--workers", processes, "--health-file", str(health))
+
+    def touched_again(times: int = 2) -> None:
+        for _ in range(times):
+            health.unlink(missing_ok=True)
+            wait_until(health.exists, "the health file is touched")
+
+    wait_until(proxy.holds.is_set, "a merge writes its file")
+    touched_again()
+    proxy.go()
+    wait_until(lambda: count(lake) == QueueStats(0, 0, 0), "all is merged")
+    touched_again()
+    worker.terminate()
+    end(worker, 75)
+
+
+def test_health_file_in_no_folder_is_refused(lake: Lake, tmp_path: Path) -> None:
+    error = call(lake, "worker", "--health-file", str(tmp_path / "none/health"), code=2)["error"]
+    assert error["code"] == "usage"
+
+
+# ---------------------------------------------------------------- on a local disk
+
+
+@pytest.fixture
+def local(folder: Path) -> Lake:
+    """Four partitions, of which Spark has to merge one; rows that don't compress, since bytes decide."""
+    large = LargeSettings(queue=str(folder / "large.sqlite"), bytes="10kB")
+    lake = Lake(folder, large=large)
+    chance = random.Random(0)
+    rows = [row("a", day, 1, 1) for day in range(len(PARTITIONS))]
+    lake.land("1.jsonl", rows + [row(chance.randbytes(20).hex(), PARTITIONS.index(LARGE), 1) for _ in range(1000)])
+    lake.table.append(host="local")
+    return lake
+
+
+def test_worker_begins_nothing_after_sigterm(local: Lake) -> None:
+    stop = Stop()
+    local.points.amid(0, stop.set, "queue receive")
+    assert drain(local.table._table, ArrowEngine(), until_empty=False, stop=stop) == []
+    assert count(local) == QueueStats(len(PARTITIONS), 0, 0)
+
+
+class _Clock(clock.Source):
+    """Time goes on by merging alone."""
+
+    seconds = 0.0
+
+    def elapsed(self) -> float:
+        return self.seconds
+
+
+class _Slow(ArrowEngine):
+    """Ten seconds a call, of one partition."""
+
+    partitions_per_call = 1
+
+    def __init__(self, source: _Clock) -> None:
+        super().__init__()
+        self._source = source
+
+    def merge(self, *args: Any) -> Any:
+        self._source.seconds += 10
+        return super().merge(*args)
+
+
+@pytest.mark.parametrize(("max_seconds", "merged"), [(5, 1), (25, 2), (31, 3)])
+def test_worker_begins_nothing_that_would_pass_its_time(folder: Path, max_seconds: float, merged: int) -> None:
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(len(PARTITIONS))])
+    lake.table.append(host="local")
+    source = _Clock()
+    with clock.use(source):
+        results = drain(lake.table._table, _Slow(source), until_empty=True, stop=Stop(), max_seconds=max_seconds)
+    assert len(results) == merged
+
+
+def test_partition_that_does_not_fit_into_memory_is_refused_and_merged_where_it_does(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", 0, 1, 1)])
+    call(lake, "append", "--host", "local")
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "PROCESS_BYTES", 1 << 60)
+        error = call(lake, "dedupe", code=1)["error"]
+    assert error["code"] == "failed-partitions"
+    assert error["partition"] == PARTITIONS[0]
+    assert "MB of memory" in error["message"]
+    assert "--workers" in error["next"]
+    assert call(lake, "status", code=1)["result"]["queue"] == {"visible": 0, "leased": 0, "dead": 1}
+    call(lake, "redrive")
+    call(lake, "worker", "--until-empty")
+    assert lake.rows() == lake.expected(1)
+
+
+def test_partition_that_does_not_fit_into_memory_is_handed_to_spark(local: Lake) -> None:
+    results = drain(local.table._table, ArrowEngine(memory_limit=0), until_empty=True, stop=Stop())
+    assert {r.status for r in results} == {"large"}
+    assert local.table.status().large_queue == QueueStats(len(PARTITIONS), 0, 0)
+
+
+def test_large_partition_is_handed_from_arrow_to_spark(local: Lake, spark: Any) -> None:
+    small = call(local, "worker", "--until-empty", "--workers", "1")
+    found = {p["partition"]: p["status"] for p in small["result"]["partitions"]}
+    assert found == {p: "large" if p == LARGE else "merged" for p in PARTITIONS}
+    status = call(local, "status")["result"]
+    assert status["queue"] == status["large_queue"] == {"visible": 1, "leased": 0, "dead": 0}
+    large = call(local, "worker", "--until-empty", "--engine", "spark")
+    [merged] = large["result"]["partitions"]
+    assert (merged["partition"], merged["engine"], merged["status"]) == (LARGE, "spark", "merged")
+    assert local.table.status().queue == QueueStats(0, 0, 0)
+    local.check()
+    assert local.rows() == local.expected(1)
+
+
+def test_worker_processes_hand_large_partitions_on(local: Lake) -> None:
+    worker = begin(local, "worker", "--workers", "2")
+    wait_until(lambda: count(local) == QueueStats(0, 0, 0), "the usual queue is empty")
+    worker.terminate()
+    found = {p["partition"]: p["status"] for p in end(worker, 75)["result"]["partitions"]}
+    assert found == {p: "large" if p == LARGE else "merged" for p in PARTITIONS}
+
+
+def test_run_finishes_both_queues(local: Lake, spark: Any) -> None:
+    local.land("2.jsonl", [row("a", day, 2, 2) for day in range(len(PARTITIONS))])
+    results = local.table.run(host="local").dedupe
+    assert {r.partition: r.engine for r in results if r.status == "merged"} == {
+        p: "spark" if p == LARGE else "arrow" for p in PARTITIONS
+    }
+    local.check()
+    assert local.rows() == local.expected(2)
+
+
+def test_run_finishes_what_an_earlier_one_left_for_spark(local: Lake, spark: Any) -> None:
+    call(local, "worker", "--until-empty", "--workers", "1")
+    local.table.dedupe()
+    local.finish_and_check()
+
+
+def test_reprocess_goes_through_both_queues(local: Lake, spark: Any) -> None:
+    local.run()
+    before = local.rows()
+    done = local.table.reprocess()
+    assert not done.left
+    assert {r.partition: r.engine for r in done.dedupe if r.status == "merged"} == {
+        p: "spark" if p == LARGE else "arrow" for p in PARTITIONS
+    }
+    assert local.rows() == before
+
+
+def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(local: Lake) -> None:
+    table = local.table._table
+    call(local, "worker", "--until-empty", "--workers", "1")
+    local.land("2.jsonl", [row("a", 0, 2, 2)])
+    local.table.append(host="local")
+    for queue in table.queues:
+        [lease] = queue.receive(10, 60)
+        queue.bury(lease, f"buried in {queue!r}")
+    status = call(local, "status", code=1)
+    assert status["error"]["code"] == "dead-letters"
+    assert (status["result"]["queue"]["dead"], status["result"]["large_queue"]["dead"]) == (2, 1)
+    dead = [x for x in local.table.doctor() if x.check == "queue" and x.level == "warning"]
+    assert [x.found.startswith("of large partitions") for x in dead] == [False, True]
+    assert call(local, "redrive")["result"] == {"redriven": 2, "dropped": 0, "left": 0}
+    assert [queue.stats() for queue in table.queues] == [QueueStats(1, 0, 0)] * 2
+    for queue in table.queues:
+        [lease] = queue.receive(10, 60)
+        queue.bury(lease, "again")
+    local.table.reconcile()
+    assert set(local.table.status().failed) == {PARTITIONS[0], LARGE}
