@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-big bench month lock
+.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -58,6 +58,9 @@ build/infra/.installed: infra/requirements.txt
 
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
+
+test-chaos: setup servers ## six workers on S3 and SQS, one killed every five seconds, answers lost; CHAOS_ARGS="--minutes 4 --runs 3"
+	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)
 
 test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; several minutes, 8 GB of disk
 	@$(BIN)/pytest -m big -s

@@ -38,9 +38,10 @@ from lakeupsert.table.work import Rebuilt
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 20
-LEASE_SECONDS = 900.0
-"""How long a worker owns a message between two extensions (it extends while it works). Longer: the message of a dead
-worker on another machine waits longer. Too short: a second worker repeats the work (harmless, but paid twice)."""
+LEASE_SECONDS = 120.0
+"""How long a worker owns a message between two extensions; it extends every third of it while it works, so its own work may
+take any time. Longer: the message of a dead worker on another machine waits longer. Shorter than two extensions that fail:
+a second worker repeats the work (harmless, but paid twice)."""
 RETRY_SECONDS = 5.0
 """How long a waiting worker leaves a message alone that just failed; one that drains the queue tries again at once."""
 IDLE_SECONDS = 1.0
@@ -383,6 +384,7 @@ def drain(
     until_empty: bool,
     stop: threading.Event,
     max_seconds: float | None = None,
+    lease_seconds: float = LEASE_SECONDS,
     progress: Callable[[int], None] | None = None,
 ) -> list[PartitionResult]:
     """Work on the queue's messages until none is visible (``until_empty``), it is stopped, or time is up.
@@ -394,13 +396,13 @@ def drain(
     begun = clock.elapsed()
     results: list[PartitionResult] = []
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun < max_seconds):
-        leases = table.queue.receive(engine.partitions_per_call, LEASE_SECONDS, 0.0 if until_empty else WAIT_SECONDS)
+        leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
             if until_empty:
                 break
             stop.wait(IDLE_SECONDS)
             continue
-        with _extended(table, leases):
+        with _extended(table, leases, lease_seconds):
             results += _work(table, engine, leases, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
         if progress is not None:
             stats = table.queue.stats()
@@ -498,15 +500,15 @@ def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> No
 
 
 @contextmanager
-def _extended(table: OpenTable, leases: Sequence[Lease]) -> Iterator[None]:
+def _extended(table: OpenTable, leases: Sequence[Lease], lease_seconds: float) -> Iterator[None]:
     """Extend the leases in the background while the block works on them."""
     done = threading.Event()
 
     def extend() -> None:
-        while not done.wait(LEASE_SECONDS / 3):
+        while not done.wait(lease_seconds / 3):
             for lease in leases:
                 try:
-                    table.queue.extend(lease, LEASE_SECONDS)
+                    table.queue.extend(lease, lease_seconds)
                 except LakeupsertError as e:  # the next time may do; if not, somebody else repeats the work
                     log.warning("a lease was not extended: %s", e.message)
 

@@ -13,8 +13,9 @@ The processes are forked by a server process that has imported everything and ru
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -22,7 +23,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lakeupsert import clock
+from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import LakeupsertError
+from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.testing.faults import Fault, Points
 from lakeupsert.testing.lake import Lake
 
@@ -79,6 +82,10 @@ class LakeProcess:
 
     def begin(self, step: str, /, *, strike: Strike | None = None, **options: Any) -> None:
         self._pipe.send((step, options, strike))
+
+    def strike(self, strike: Strike) -> None:
+        """Arm it while a step works that ends by nothing else: calls are counted from now on."""
+        self._pipe.send(strike)
 
     def end(self) -> Any:
         """What the step returned; raises what it raised, or Died."""
@@ -170,6 +177,7 @@ class _ActingPoints(Points):
     def __init__(self, pipe: Any) -> None:
         super().__init__()
         self._pipe = pipe
+        self._listening = threading.Lock()
         self._acts: Callable[[str], None] = _die
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,13 +189,22 @@ class _ActingPoints(Points):
             self._acts = _die if strike.act == "kill" else self._wait
             self.arm(strike.number, Fault.BEFORE if strike.when == "before" else Fault.AFTER, strike.kind)
 
+    @contextmanager
+    def at(self, name: str, commit: bool = False) -> Iterator[None]:
+        with self._listening:
+            if self._pipe.poll():
+                self.prepare(self._pipe.recv())
+        with super().at(name, commit):
+            yield
+
     def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
         if self._fault is fails:
             self._acts(name)
 
     def _wait(self, name: str) -> None:
-        self._pipe.send(("held", name))
-        assert self._pipe.recv() == "go"
+        with self._listening:  # another thread would take the word
+            self._pipe.send(("held", name))
+            assert self._pipe.recv() == "go"
 
 
 def _die(name: str) -> None:
@@ -218,6 +235,11 @@ def _of_table(name: str, lake: Lake, **options: Any) -> Any:
     return getattr(lake.table, name)(**{**usual, **options})
 
 
+def _work(lake: Lake, lease_seconds: float) -> None:
+    """A worker that waits for messages until it is killed."""
+    drain(lake.table._table, ArrowEngine(), until_empty=False, stop=threading.Event(), lease_seconds=lease_seconds)
+
+
 def _repeat(lake: Lake, step: str, until: str, **options: Any) -> list[Any]:
     """Do a step again and again until there is a file ``until`` in the lake's folder; what each time returned."""
     answers = []
@@ -241,5 +263,6 @@ def _watch(lake: Lake, until: int) -> list[tuple[int, int, Any]]:
 STEPS: dict[str, Callable[..., Any]] = {
     **{name: partial(_of_table, name) for name in ("append", "dedupe", "publish", "run", "vacuum")},
     "repeat": _repeat,
+    "work": _work,
     "watch": _watch,
 }
