@@ -68,7 +68,7 @@ def drain_in_processes(
         def begin() -> None:
             left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
             # A pool for each, as the death of one process ends the others of its pool.
-            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening,))
+            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening, dict(os.environ)))
             pools.enter_context(pool)
             began = pool.submit(os.getpid)
             pending[pool.submit(_drain, table.name, table.settings, until_empty, left)] = began
@@ -119,7 +119,8 @@ def _died(table: OpenTable, deaths: int) -> TryAgainError:
 _stop = threading.Event()
 
 
-def _begin(listening: Any) -> None:
+def _begin(listening: Any, environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # the server has that of the first call, perhaps with another profile or role
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service
     threading.Thread(target=_listen, args=(listening,), daemon=True).start()
 

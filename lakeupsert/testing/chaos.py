@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.update({**s3.env, **sqs.env})
         new_bucket("lake")
         for number in range(given.runs):
-            os.environ.update(proxy.server.env)  # before the first process of all
+            os.environ.update(proxy.server.env)
             name = f"run-{number}"
             new_queue(name, visibility_seconds=int(LEASE_SECONDS))
             zones = {zone: f"s3://lake/{name}/{zone}" for zone in ("landing", "processed")}

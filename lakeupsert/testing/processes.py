@@ -64,7 +64,7 @@ class LakeProcess:
     def __init__(self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver") -> None:
         self._pipe, theirs = _server.Pipe()
         context: Any = _server if start == "forkserver" else get_context(start)
-        self._process = context.Process(target=_serve, args=(theirs, lake.root, lake.given))
+        self._process = context.Process(target=_serve, args=(theirs, dict(os.environ), lake.root, lake.given))
         self._process.start()
         theirs.close()
         self._expect("ready")
@@ -211,8 +211,9 @@ def _die(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _serve(pipe: Any, root: Path, given: dict[str, Any]) -> None:
+def _serve(pipe: Any, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
     os.setsid()
+    os.environ.update(environment)  # the server's is that of the first test
     lake = Lake(root, **given)
     points = lake.points = _ActingPoints(pipe)
     lake.reopen()
