@@ -148,7 +148,7 @@ def _look(
     changed: Sequence[str],
 ) -> _Ground | None:
     """The heads, and every landing file that no batch took."""
-    head = table.objects.ledger.head()
+    head = table.ledger_head()
     spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
     entries = table.headers(head.number, write=True) if head else []
     known = taken(entries)

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -27,7 +28,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
-from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.opened import OpenTable, at_once
 from lakeupsert.queue import Lease, Message
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, counting
@@ -116,10 +117,11 @@ def dedupe_partitions(
     heads: dict[str, Link[Manifest] | None] = {}  # what we committed last is the head, as far as we know
     while todo:
         begun = clock.elapsed()
+        unknown = [partition for partition in todo if partition not in heads]
+        found = at_once(lambda partition: table.newest(partition, snapshot, from_landing=from_landing), unknown)
+        heads.update(zip(unknown, found, strict=True))
         steps: list[Step] = []
         for partition, batch in list(todo.items()):
-            if partition not in heads:
-                heads[partition] = table.newest(partition, snapshot, from_landing=from_landing)
             head = heads.pop(partition)
             if work is None:
                 step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
@@ -146,9 +148,9 @@ def dedupe_partitions(
             outputs = engine.merge(table.store, table.spec(version), version, [step.task for step in of_spec])
             merged += zip(of_spec, outputs, strict=True)
         seconds = (clock.elapsed() - begun) / len(steps)
-        for step, output in merged:
+        links = at_once(partial(_commit, table, engine.name, seconds), merged)
+        for (step, output), link in zip(merged, links, strict=True):
             partition = step.task.partition
-            link = _commit(table, step, output, engine.name, seconds)
             if link is None:
                 lost[partition] += 1
                 if lost[partition] > ATTEMPTS:
@@ -264,8 +266,9 @@ def _spec_version(step: Step) -> int:
     return max(last, step.base.spec_version, step.head.body.spec_version if step.head else 0)
 
 
-def _commit(table: OpenTable, step: Step, output: MergeOutput, engine: str, seconds: float) -> Link[Manifest] | None:
+def _commit(table: OpenTable, engine: str, seconds: float, merged: tuple[Step, MergeOutput]) -> Link[Manifest] | None:
     """The committed version, or None where the race was lost to a writer that changed the bucket: then it is redone."""
+    step, output = merged
     partition, head = step.task.partition, step.head
     chain = table.objects.partition(partition)
     made: dict[str, str | float | int] = {
@@ -365,14 +368,16 @@ def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda part
 
     It reads the heads of the partitions that are not published up to the ledger's head, and no others.
     """
-    head = table.objects.ledger.head()
+    head = table.ledger_head()
     snapshot = table.last_snapshot()
     if head is None:
         return 0
     wanted = {
         p: b for p, b in table.unpublished(snapshot.body if snapshot else None, head.number).items() if selected(p)
     }
-    messages = [Message(table.name, p, batch) for p, batch in wanted.items() if not table.merged(p, batch)]
+    heads = table.heads(wanted)
+    behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}
+    messages = [Message(table.name, p, batch) for p, batch in behind.items()]
     table.queue.send(messages)
     return len(messages)
 

@@ -68,7 +68,9 @@ def drain_in_processes(
         def begin() -> None:
             left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
             # A pool for each, as the death of one process ends the others of its pool.
-            pool = ProcessPoolExecutor(1, mp_context=context, initializer=_begin, initargs=(listening, dict(os.environ)))
+            pool = ProcessPoolExecutor(
+                1, mp_context=context, initializer=_begin, initargs=(listening, dict(os.environ))
+            )
             pools.enter_context(pool)
             began = pool.submit(os.getpid)
             pending[pool.submit(_drain, table.name, table.settings, until_empty, left)] = began
