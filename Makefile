@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench month lock
+.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-latency month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -67,6 +67,9 @@ test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; sever
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.night $(BENCH_ARGS)
+
+bench-latency: setup servers ## a night with 30 ms added to every request to S3 and SQS, with 1, 2, 4 and 8 workers
+	@$(BIN)/python -m benchmarks.latency $(LATENCY_ARGS)
 
 month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was, and its plan true? Ten minutes; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)
