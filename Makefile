@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-big bench month lock
+.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-latency month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -59,11 +59,17 @@ build/infra/.installed: infra/requirements.txt
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
 
+test-chaos: setup servers ## six workers on S3 and SQS, one killed every five seconds, answers lost; CHAOS_ARGS="--minutes 4 --runs 3"
+	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)
+
 test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; several minutes, 8 GB of disk
 	@$(BIN)/pytest -m big -s
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.night $(BENCH_ARGS)
+
+bench-latency: setup servers ## a night with 30 ms added to every request to S3 and SQS, with 1, 2, 4 and 8 workers
+	@$(BIN)/python -m benchmarks.latency $(LATENCY_ARGS)
 
 month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was, and its plan true? Ten minutes; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)

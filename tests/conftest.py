@@ -93,10 +93,7 @@ def new_bucket(monkeypatch: pytest.MonkeyPatch) -> Callable[[servers.Server], st
     def make(server: servers.Server) -> str:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
-        bucket = f"b-{clock.new_id()[:12]}"
-        import boto3
-
-        boto3.client("s3").create_bucket(Bucket=bucket)
+        servers.new_bucket(bucket := f"b-{clock.new_id()[:12]}")
         return bucket
 
     return make

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -28,7 +29,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
-from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.opened import OpenTable, at_once
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
@@ -41,9 +42,10 @@ from lakeupsert.table.work import Rebuilt
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 20
-LEASE_SECONDS = 900.0
-"""How long a worker owns a message between two extensions (it extends while it works). Longer: the message of a dead
-worker on another machine waits longer. Too short: a second worker repeats the work (harmless, but paid twice)."""
+LEASE_SECONDS = 120.0
+"""How long a worker owns a message between two extensions; it extends every third of it while it works, so its own work may
+take any time. Longer: the message of a dead worker on another machine waits longer. Shorter than two extensions that fail:
+a second worker repeats the work (harmless, but paid twice)."""
 RETRY_SECONDS = 5.0
 """How long a waiting worker leaves a message alone that just failed; one that drains the queue tries again at once."""
 IDLE_SECONDS = 1.0
@@ -126,11 +128,16 @@ def dedupe_partitions(
     heads: dict[str, Link[Manifest] | None] = {}  # what we committed last is the head, as far as we know
     while todo:
         begun = clock.elapsed()
+        unknown = [partition for partition in todo if partition not in heads]
+        found = at_once(
+            lambda partition: table.newest(
+                partition, snapshot, from_landing=from_landing, up_to=todo[partition] if work is None else None
+            ),
+            unknown,
+        )
+        heads.update(zip(unknown, found, strict=True))
         steps: list[Step] = []
         for partition, batch in list(todo.items()):
-            if partition not in heads:
-                up_to = batch if work is None else None
-                heads[partition] = table.newest(partition, snapshot, from_landing=from_landing, up_to=up_to)
             head = heads.pop(partition)
             if work is None:
                 step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
@@ -160,9 +167,9 @@ def dedupe_partitions(
             outputs = engine.merge(table.store, table.spec(version), version, [step.task for step in of_spec])
             merged += zip(of_spec, outputs, strict=True)
         seconds = (clock.elapsed() - begun) / len(steps)
-        for step, output in merged:
+        links = at_once(partial(_commit, table, engine.name, seconds), merged)
+        for (step, output), link in zip(merged, links, strict=True):
             partition = step.task.partition
-            link = _commit(table, step, output, engine.name, seconds)
             if link is None:
                 lost[partition] += 1
                 if lost[partition] > ATTEMPTS:
@@ -299,8 +306,9 @@ def _spec_version(step: Step) -> int:
     return max(last, step.base.spec_version, step.head.body.spec_version if step.head else 0)
 
 
-def _commit(table: OpenTable, step: Step, output: MergeOutput, engine: str, seconds: float) -> Link[Manifest] | None:
+def _commit(table: OpenTable, engine: str, seconds: float, merged: tuple[Step, MergeOutput]) -> Link[Manifest] | None:
     """The committed version, or None where the race was lost to a writer that changed the bucket: then it is redone."""
+    step, output = merged
     partition, head = step.task.partition, step.head
     chain = table.objects.partition(partition)
     made: dict[str, str | float | int] = {
@@ -407,7 +415,9 @@ def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda part
     wanted = {
         p: b for p, b in table.unpublished(snapshot.body if snapshot else None, head.number).items() if selected(p)
     }
-    messages = [Message(table.name, p, batch) for p, batch in wanted.items() if not table.merged(p, batch)]
+    heads = table.heads(wanted)
+    behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}
+    messages = [Message(table.name, p, batch) for p, batch in behind.items()]
     table.queue.send(messages)
     return len(messages)
 
@@ -419,6 +429,7 @@ def drain(
     until_empty: bool,
     stop: Stop,
     max_seconds: float | None = None,
+    lease_seconds: float = LEASE_SECONDS,
     progress: Callable[[int], None] | None = None,
     alive: Callable[[], object] = lambda: None,
 ) -> list[PartitionResult]:
@@ -433,7 +444,7 @@ def drain(
     results: list[PartitionResult] = []
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
         alive()
-        leases = table.queue.receive(engine.partitions_per_call, LEASE_SECONDS, 0.0 if until_empty else WAIT_SECONDS)
+        leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
             if until_empty:
                 break
@@ -444,7 +455,7 @@ def drain(
                 table.queue.release(lease)
             break
         received = clock.elapsed()
-        with _extended(table, leases, stop, alive):
+        with _extended(table, leases, lease_seconds, stop, alive):
             results += _work(table, engine, leases, [], retry_seconds=0.0 if until_empty else RETRY_SECONDS)
         longest = max(longest, clock.elapsed() - received)
         if progress is not None:
@@ -483,8 +494,8 @@ def drain_received(
         for _ in _work(table, engine, of_it, back, RETRY_SECONDS, AWAY_SECONDS):
             pass
 
-    for at_once, groups in ((workers, together), (1, alone)):
-        pool = ThreadPoolExecutor(at_once, thread_name_prefix="dedupe")
+    for threads, groups in ((workers, together), (1, alone)):
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
         begun = {pool.submit(work, of_it): of_it for of_it in groups}
         pending = set(begun)
         while pending and seconds_left() > 0:
@@ -606,7 +617,7 @@ def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> No
 
 @contextmanager
 def _extended(
-    table: OpenTable, leases: Sequence[Lease], stop: Stop, alive: Callable[[], object] = lambda: None
+    table: OpenTable, leases: Sequence[Lease], lease_seconds: float, stop: Stop, alive: Callable[[], object]
 ) -> Iterator[None]:
     """Extend the leases in the background while the block works on them; at ``stop``, give them back where it takes too long.
 
@@ -633,8 +644,8 @@ def _extended(
                     each(table.queue.release)
                     stop.abandon()
                     return
-            if now - extended >= LEASE_SECONDS / 3:
-                each(table.queue.extend, LEASE_SECONDS)
+            if now - extended >= lease_seconds / 3:
+                each(table.queue.extend, lease_seconds)
                 extended = now
 
     thread = threading.Thread(target=extend, name="extend-leases", daemon=True)

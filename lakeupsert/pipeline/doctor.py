@@ -38,6 +38,8 @@ Level = Literal["ok", "warning", "problem"]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ROUNDS = 20
 WRITERS = 8
+FUNCTION_SECONDS = 900
+"""How long a Lambda function may run at most."""
 CLOCKS_APART = timedelta(minutes=5)
 CLOCKS_FAR_APART = timedelta(hours=1)
 FUTURE = timedelta(seconds=10)
@@ -243,12 +245,12 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             f"dead letters: {stats.dead}; the first: {letter.reason}",
             "mend that; `lakeupsert run` tries again what is not merged (see `lakeupsert status`)",
         )
-    if isinstance(queue, SqsQueue) and (visibility := queue.visibility_seconds()) < LEASE_SECONDS:
+    if isinstance(queue, SqsQueue) and (visibility := queue.visibility_seconds()) < FUNCTION_SECONDS:
         yield Finding(
             "queue",
             "warning",
             f"the visibility timeout of {queue.name} is {visibility} s, and a function that SQS calls works "
-            f"by it: at least {LEASE_SECONDS:g} s are expected, or a second one repeats what the first one merges",
+            f"by it: at least {FUNCTION_SECONDS} s are expected, or a second one repeats what the first one merges",
             "set the queue's visibility timeout to six times the function's; `lakeupsert worker` says its own",
         )
     if isinstance(queue, SqliteQueue):

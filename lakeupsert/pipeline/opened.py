@@ -2,13 +2,14 @@
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +27,12 @@ from lakeupsert.table.spec import DeleteRule, TableSpec, create
 from lakeupsert.table.work import Work, read_work
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = 16
+"""Requests of one process that are on their way at once."""
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -195,8 +202,9 @@ class OpenTable:
 
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
         """The newest version of each that has one; of those that the last call returned, only what is new is read."""
-        found = {p: self.objects.partition(p).head(self._heads.get(p)) for p in partitions}
-        self._heads = {p: head for p, head in found.items() if head is not None}
+        partitions = list(partitions)
+        found = at_once(lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions)
+        self._heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
         return self._heads
 
     def newest(
@@ -314,6 +322,14 @@ class OpenTable:
                     f"[tables.{self.name}] says {_text(value)}. These are fixed when a table is created.",
                     next=f"{mend}, or give [tables.{self.name}] a processed path of its own",
                 )
+
+
+def at_once(call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]:
+    """What ``call`` returns for each, in their order; for requests to the store, which only wait."""
+    if len(items) <= 1:
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
+        return list(pool.map(call, items))
 
 
 def _last_touches(links: Iterable[Link[LedgerEntry]]) -> dict[str, int]:

@@ -547,9 +547,9 @@ def _requests(
     entries = sum(divmod(head.number + 1, HEADERS_TOGETHER)) if head else 0
     versions = sum(p.versions for p in partitions)
     return {
-        "get": entries + 9 + nights + sum(p.exists + p.objects + 1 + 2 * p.dirty for p in partitions),
+        "get": entries + 4 + nights + sum(p.exists + p.objects + 1 + 2 * p.dirty for p in partitions),
         "head": 0,
-        "list": 13 + len(partitions) // 8 + sum(2 + p.dirty for p in partitions),
+        "list": 11 + len(partitions) // 8 + sum(2 + p.dirty for p in partitions),
         "put": versions + objects,
         "create": versions + bool(objects) + bool(partitions) + (2 if objects and head is None else 0),
         "delete": 0,

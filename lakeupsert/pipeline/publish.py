@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
+from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Shown, Snapshot
 
@@ -39,17 +40,17 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
 
     ``also``: partitions of which there may be a newer version at the same `merged`. Nobody else looks at their heads.
     """
-    before = table.last_snapshot()
+    before: Link[Snapshot] | None = None
+    head: Link[LedgerEntry] | None = None
 
     def build(last: Link[Snapshot] | None) -> Snapshot | None:
-        nonlocal before
-        before = last
-        return _candidate(table, last.body if last else None, also)
+        nonlocal before, head
+        before, head = last, table.ledger_head()
+        return _candidate(table, last.body if last else None, head.number, also) if head else None
 
     published = table.objects.snapshots.extend(build)
     now = published or before
     body = now.body if now else None
-    head = table.objects.ledger.head()
     behind = table.unpublished(body, head.number) if head else {}
     changed = 0
     if published:
@@ -66,16 +67,13 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     )
 
 
-def _candidate(table: OpenTable, old: Snapshot | None, also: Collection[str]) -> Snapshot | None:
-    """The snapshot of the greatest batch that can be shown, or None where that is what ``old`` shows."""
-    head = table.objects.ledger.head()
-    if head is None:
-        return None
+def _candidate(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
+    """The snapshot of the greatest batch up to ``newest`` that can be shown, or None where that is what ``old`` shows."""
     shown_batch = old.batch if old else 0
-    behind = table.unpublished(old, head.number)
+    behind = table.unpublished(old, newest)
     anew = {p: old.partitions[p].merged for p in also if p in old.partitions} if old else {}
-    heads = {p: table.objects.partition(p).head() for p in {**behind, **anew}}
-    for batch in range(head.number, shown_batch - 1, -1):
+    heads = table.heads({**behind, **anew})
+    for batch in range(newest, shown_batch - 1, -1):
         if batch > shown_batch and table.entries(batch - 1, batch)[0].body.kind == "fence":
             continue  # nothing came with it
         new = _snapshot_of(table, old, batch, heads, anew)
@@ -85,13 +83,13 @@ def _candidate(table: OpenTable, old: Snapshot | None, also: Collection[str]) ->
 
 
 def _snapshot_of(
-    table: OpenTable, old: Snapshot | None, batch: int, heads: dict[str, Link[Manifest] | None], anew: dict[str, int]
+    table: OpenTable, old: Snapshot | None, batch: int, heads: dict[str, Link[Manifest]], anew: dict[str, int]
 ) -> Snapshot | None:
     partitions = dict(old.partitions) if old else {}
     lagging = []
     due = table.unpublished(old, batch)
     for partition, wanted in {**anew, **due}.items():
-        head = heads[partition]
+        head = heads.get(partition)
         if old is not None and old.lost(partition, head):  # what is left of its chain must not be shown instead
             if partition in due:
                 if table.settings.on_failed_partition == "hold":

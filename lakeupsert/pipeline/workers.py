@@ -80,7 +80,7 @@ def drain_in_processes(
             left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
             # A pool for each, as the death of one process ends the others of its pool.
             pool = ProcessPoolExecutor(
-                1, mp_context=context, initializer=_begin, initargs=(listening, stop.grace_seconds)
+                1, mp_context=context, initializer=_begin, initargs=(listening, stop.grace_seconds, dict(os.environ))
             )
             pools.enter_context(pool)
             began = pool.submit(os.getpid)
@@ -133,7 +133,8 @@ def _died(table: OpenTable, deaths: int) -> TryAgainError:
 _stop = Stop(abandon=lambda: os._exit(1))
 
 
-def _begin(listening: Any, grace_seconds: float) -> None:
+def _begin(listening: Any, grace_seconds: float, environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # the server has that of the first call, perhaps with another profile or role
     _stop.grace_seconds = grace_seconds
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service
     threading.Thread(target=_listen, args=(listening,), daemon=True).start()

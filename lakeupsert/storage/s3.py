@@ -12,6 +12,7 @@ store tries to create `PROBE` where it is already (one request), and refuses whe
 
 import io
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -80,6 +81,7 @@ _NETWORK = (
 )
 _UNTOUCHED = "What was committed before is untouched."
 
+_probing = threading.Lock()
 _counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
 """For whom, and as what, requests of this thread are counted: clients are shared, and each sends by itself what it repeats."""
 
@@ -131,16 +133,17 @@ class S3Store:
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
-        if not self._conditions_hold:
-            # True the first time ever, and then it is there.
-            if self._create(PROBE, b"") and self._create(PROBE, b""):
-                raise ConfigurationError(
-                    "conditions-ignored",
-                    f"{self.uri()}: an object that exists was created again, so the server, or a proxy before it, ignores "
-                    "`If-None-Match`, and one writer's commit could replace another's. Nothing was committed.",
-                    next="use a server that keeps conditions, such as Amazon S3, and no proxy that strips headers",
-                )
-            self._conditions_hold = True
+        with _probing:  # of threads that create at once, one asks
+            if not self._conditions_hold:
+                # True the first time ever, and then it is there.
+                if self._create(PROBE, b"") and self._create(PROBE, b""):
+                    raise ConfigurationError(
+                        "conditions-ignored",
+                        f"{self.uri()}: an object that exists was created again, so the server, or a proxy before it, ignores "
+                        "`If-None-Match`, and one writer's commit could replace another's. Nothing was committed.",
+                        next="use a server that keeps conditions, such as Amazon S3, and no proxy that strips headers",
+                    )
+                self._conditions_hold = True
         return self._create(name, data)
 
     @contextmanager

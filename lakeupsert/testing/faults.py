@@ -5,6 +5,7 @@ store = FaultyStore(LocalStore(root), points)
 points.arm(7, Fault.AFTER)            # the eighth call has its effect and its answer is lost
 """
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -28,7 +29,9 @@ class Killed(BaseException):
 
 
 class Points:
-    """Counts calls, and strikes one of them, once."""
+    """Counts calls, of any thread, and strikes one of them, once."""
+
+    _counting = threading.Lock()  # of the class, as instances go to other processes
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -59,8 +62,9 @@ class Points:
             raise Killed(name)  # what a `finally` would still do, a dead process does not
         strikes = False
         if name.startswith(self._kind):
-            strikes = len(self.seen) == self._number
-            self.seen.append(name)
+            with self._counting:
+                strikes = len(self.seen) == self._number
+                self.seen.append(name)
         if strikes and self._amid is not None:
             self.struck = name
             what, self._amid, strikes = self._amid, None, False

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings, is_remote
 from lakeupsert.errors import TryAgainError
@@ -87,13 +88,27 @@ class Lake:
         self.table._table = _FaultyTable("t", self.settings, self.points)
 
     def copy(self, root: Path) -> "Lake":
-        """The same lake, as it is now, in another folder."""
+        """The same lake, as it is now, in another folder; zones that are not folders below its own go to another prefix."""
         self.table.close()
         shutil.copytree(self.root, root)
-        other = type(self)(root, **self.given)
+        other = type(self)(root, **{name: self._moved(value, root) for name, value in self.given.items()})
+        for zone in ("landing", "processed"):
+            if is_remote(getattr(self.settings, zone)):
+                here, there = open_store(getattr(self.settings, zone)), open_store(getattr(other.settings, zone))
+                for found in here.list(""):
+                    with there.write(found.name) as sink:
+                        sink.write(here.get(found.name))
         other.landed, other.refused, other.adopted = dict(self.landed), dict(self.refused), dict(self.adopted)
         other.passes = self.passes
         return other
+
+    def _moved(self, setting: Any, root: Path) -> Any:
+        """A path below the root goes along; an address of S3 gets a new prefix."""
+        if not isinstance(setting, str):
+            return setting
+        if is_remote(setting) and not setting.startswith("sqs:"):
+            return f"{setting}-{clock.new_id()}"
+        return setting.replace(str(self.root), str(root))
 
     def mend(self, mended: Callable[[Row], bool], **settings: Any) -> None:
         """Change settings so that the next spec takes these of the refused rows."""

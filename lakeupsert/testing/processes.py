@@ -13,8 +13,9 @@ The processes are forked by a server process that has imported everything and ru
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
@@ -22,7 +23,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lakeupsert import clock
+from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import LakeupsertError
+from lakeupsert.pipeline.dedupe import drain
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.testing.faults import Fault, Points
 from lakeupsert.testing.lake import Lake
 
@@ -61,7 +65,7 @@ class LakeProcess:
     def __init__(self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver") -> None:
         self._pipe, theirs = _server.Pipe()
         context: Any = _server if start == "forkserver" else get_context(start)
-        self._process = context.Process(target=_serve, args=(theirs, lake.root, lake.given))
+        self._process = context.Process(target=_serve, args=(theirs, dict(os.environ), lake.root, lake.given))
         self._process.start()
         theirs.close()
         self._expect("ready")
@@ -79,6 +83,10 @@ class LakeProcess:
 
     def begin(self, step: str, /, *, strike: Strike | None = None, **options: Any) -> None:
         self._pipe.send((step, options, strike))
+
+    def strike(self, strike: Strike) -> None:
+        """Arm it while a step works that ends by nothing else: calls are counted from now on."""
+        self._pipe.send(strike)
 
     def end(self) -> Any:
         """What the step returned; raises what it raised, or Died."""
@@ -170,6 +178,7 @@ class _ActingPoints(Points):
     def __init__(self, pipe: Any) -> None:
         super().__init__()
         self._pipe = pipe
+        self._listening = threading.Lock()
         self._acts: Callable[[str], None] = _die
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -181,21 +190,31 @@ class _ActingPoints(Points):
             self._acts = _die if strike.act == "kill" else self._wait
             self.arm(strike.number, Fault.BEFORE if strike.when == "before" else Fault.AFTER, strike.kind)
 
+    @contextmanager
+    def at(self, name: str, commit: bool = False) -> Iterator[None]:
+        with self._listening:
+            if self._pipe.poll():
+                self.prepare(self._pipe.recv())
+        with super().at(name, commit):
+            yield
+
     def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
         if self._fault is fails:
             self._acts(name)
 
     def _wait(self, name: str) -> None:
-        self._pipe.send(("held", name))
-        assert self._pipe.recv() == "go"
+        with self._listening:  # another thread would take the word
+            self._pipe.send(("held", name))
+            assert self._pipe.recv() == "go"
 
 
 def _die(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _serve(pipe: Any, root: Path, given: dict[str, Any]) -> None:
+def _serve(pipe: Any, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
     os.setsid()
+    os.environ.update(environment)  # the server's is that of the first test
     lake = Lake(root, **given)
     points = lake.points = _ActingPoints(pipe)
     lake.reopen()
@@ -216,6 +235,11 @@ def _serve(pipe: Any, root: Path, given: dict[str, Any]) -> None:
 def _of_table(name: str, lake: Lake, **options: Any) -> Any:
     usual = {"host": "local"} if name in ("append", "run") else {}
     return getattr(lake.table, name)(**{**usual, **options})
+
+
+def _work(lake: Lake, lease_seconds: float) -> None:
+    """A worker that waits for messages until it is killed."""
+    drain(lake.table._table, ArrowEngine(), until_empty=False, stop=Stop(), lease_seconds=lease_seconds)
 
 
 def _repeat(lake: Lake, step: str, until: str, **options: Any) -> list[Any]:
@@ -241,5 +265,6 @@ def _watch(lake: Lake, until: int) -> list[tuple[int, int, Any]]:
 STEPS: dict[str, Callable[..., Any]] = {
     **{name: partial(_of_table, name) for name in ("append", "dedupe", "publish", "run", "vacuum")},
     "repeat": _repeat,
+    "work": _work,
     "watch": _watch,
 }

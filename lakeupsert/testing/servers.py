@@ -135,6 +135,13 @@ def _aws(port: int) -> dict[str, str]:
     }
 
 
+def new_bucket(name: str) -> None:
+    """Make a bucket in the S3 of this environment."""
+    import boto3
+
+    boto3.client("s3").create_bucket(Bucket=name)
+
+
 def new_queue(name: str, max_receive_count: int = 6, visibility_seconds: int = 900) -> None:
     """Make a standard queue, in the SQS of this environment, and `NAME-dead` for its dead letters."""
     import boto3
@@ -148,11 +155,9 @@ def new_queue(name: str, max_receive_count: int = 6, visibility_seconds: int = 9
 
 def main(command: Sequence[str]) -> int:
     """Run the command, and return its exit code."""
-    import boto3
-
     with versitygw() as s3, elasticmq() as sqs:
         os.environ.update({**s3.env, **sqs.env})
-        boto3.client("s3").create_bucket(Bucket="lake")
+        new_bucket("lake")
         new_queue("lake")
         return subprocess.call(command)
 

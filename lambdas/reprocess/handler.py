@@ -16,6 +16,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from lakeupsert import Table
 from lakeupsert.cli.shared import selection
+from lakeupsert.pipeline.stop import Stop
 
 PUBLISH_SECONDS = 60.0
 """What is kept of the function's time to publish."""
@@ -25,7 +26,7 @@ logger = Logger()
 
 @logger.inject_lambda_context(log_event=True)
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    stop = threading.Event()
+    stop = Stop()
     timer = threading.Timer(context.get_remaining_time_in_millis() / 1000 - PUBLISH_SECONDS, stop.set)
     timer.daemon = True  # nobody waits for it where the work is done before
     timer.start()

@@ -1,13 +1,22 @@
-"""Every call of append, dedupe and publish fails before its effect, after it, and kills the step: nothing is lost or wrong."""
+"""Every call of append, dedupe and publish fails before its effect, after it, and kills the step: nothing is lost or wrong.
+
+On S3 also every single request goes wrong on its way. `make test` has the local store; `make test-crash` has S3.
+"""
 
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake
+from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
+from lakeupsert.testing.servers import Server
 
 STEPS: dict[str, Callable[[Lake], object]] = {
     "append": lambda lake: lake.table.append(host="local"),
@@ -20,11 +29,66 @@ NEVER = -1
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("step", ["first append", "append", "dedupe", "publish"])
 def test_struck_step_loses_nothing_and_shows_nothing_wrong(lakes: dict[str, Lake], step: str, fault: Fault) -> None:
-    def check(lake: Lake) -> None:
-        lake.check()
-        lake.finish_and_check()
-
     lakes[step].strike_every_call(fault, STEPS[step.split()[-1]], check)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("step", ["first append", "append", "dedupe", "publish"])
+def test_struck_step_on_s3_loses_nothing_and_shows_nothing_wrong(
+    lakes_on_s3: dict[str, Lake], step: str, fault: Fault
+) -> None:
+    assert lakes_on_s3[step].strike_every_call(fault, STEPS[step.split()[-1]], check) > 5
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("rule", "passes"),
+    [
+        pytest.param(Rule("lose"), True, id="its answer is lost"),
+        pytest.param(Rule("cut"), True, id="its answer breaks off"),
+        pytest.param(refuse(503, "SlowDown"), True, id="503"),
+        pytest.param(refuse(403, "ExpiredToken"), False, id="the token expired"),
+    ],
+)
+@pytest.mark.parametrize("step", ["first append", "append", "dedupe", "publish"])
+def test_request_that_goes_wrong_loses_nothing_and_shows_nothing_wrong(
+    lakes_on_s3: dict[str, Lake],
+    moto: Server,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    rule: Rule,
+    passes: bool,
+) -> None:
+    with fault_proxy(moto) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
+
+        def struck(number: int) -> Lake:
+            lake = lakes_on_s3[step].copy(folder / str(number))
+            proxy.log.clear()
+            proxy.rules = (replace(rule, skip=number, times=1),) if number >= 0 else ()
+            with nullcontext() if passes else suppress(ConfigurationError):
+                STEPS[step.split()[-1]](lake)
+            proxy.rules = ()
+            return lake
+
+        struck(NEVER)
+        for number in range(len(proxy.log)):
+            try:
+                lake = struck(number)
+                assert proxy.struck(rule.act) == 1
+                lake.reopen()
+                check(lake)
+            except BaseException as e:
+                e.add_note(f"struck at request {number} of {step}")
+                raise
+            lake.table.close()
+
+
+def check(lake: Lake) -> None:
+    lake.check()
+    lake.finish_and_check()
 
 
 @pytest.mark.parametrize("step", ["first append", "append", "dedupe", "publish"])

@@ -1,0 +1,194 @@
+"""Chaos: six worker processes on S3 and SQS, one killed every five seconds, one answer in twenty lost; every row compared.
+
+    python -m lakeupsert.testing.chaos --minutes 4 --runs 3
+
+Reads     nothing; needs the servers that `make servers` gets
+Writes    a new table in a bucket of versitygw for each run, which is gone at the end
+Repeat    safe
+
+All requests to S3, of workers, appends and publishes, go through a proxy that lets the server act and drops one answer in
+twenty. A worker dies (SIGKILL) at its next call of a chosen kind; another one begins in its place, and what it held comes
+back when its lease is over. New batches keep coming. A run is as long as it is told to be, and longer until it has `LEAST`
+of everything. It fails where a snapshot differs from the model in any row, or the counters of a partition do not balance.
+"""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from signal import SIGKILL
+
+from lakeupsert import clock
+from lakeupsert.errors import LakeupsertError
+from lakeupsert.queue import QueueStats
+from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.processes import PATIENCE_SECONDS, Died, LakeProcess, Strike
+from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy
+from lakeupsert.testing.servers import elasticmq, new_bucket, new_queue, versitygw
+
+WORKERS = 6
+PARTITIONS = 120
+LEASE_SECONDS = 10.0
+KILL_SECONDS = 5.0
+LOST = 0.05
+MANIFEST = "create _lakeupsert/partitions"
+STRIKES = [
+    ("while reading", Strike(("open d=", "get _lakeupsert/data"))),
+    ("before a create", Strike(MANIFEST)),
+    ("at a data put", Strike("put d=")),
+    ("after a create", Strike(MANIFEST, when="after")),
+    ("before the ack", Strike("queue ack")),
+    ("while reading", Strike("get _lakeupsert/partitions", when="after")),
+    ("at a data put", Strike("put d=", when="after")),
+]
+LEAST = {"kills": 20, "kills at each step": 2, "lost answers": 200, "lost answers of creates": 20}
+
+
+@dataclass
+class Chaos:
+    """One run on a table that is new; its counts."""
+
+    lake: Lake
+    proxy: FaultProxy
+    chance: random.Random
+    kills: Counter[str] = field(default_factory=Counter)
+    gave_up: int = 0
+    nights: int = 0
+
+    def __post_init__(self) -> None:
+        self._strikes = cycle(STRIKES)
+        self._workers: dict[LakeProcess, str | None] = {}  # and where each is to be killed
+        self._steps = cycle(("append", "publish"))
+
+    def counts(self) -> dict[str, int]:
+        lost = [event for event in self.proxy.log if "lose" in event.acts]
+        return {
+            "kills": self.kills.total(),
+            "kills at each step": min(self.kills[step] for step, _ in STRIKES),
+            "lost answers": len(lost),
+            "lost answers of creates": sum(event.conditional for event in lost),
+        }
+
+    def run(self, seconds: float) -> None:
+        begun = clock.elapsed()
+        strike_at = begun + KILL_SECONDS
+        with ExitStack() as stack:
+            writer = stack.enter_context(LakeProcess(self.lake))
+            self._land()
+            writer.begin("append")
+            while True:
+                now = clock.elapsed()
+                over = now - begun > seconds and all(self.counts()[what] >= n for what, n in LEAST.items())
+                for _ in range(WORKERS - len(self._workers)):
+                    worker = stack.enter_context(LakeProcess(self.lake))
+                    worker.begin("work", lease_seconds=LEASE_SECONDS)
+                    self._workers[worker] = None
+                for worker in [worker for worker in self._workers if worker.answered()]:
+                    self._bury(worker)
+                if now >= strike_at and not over:
+                    strike_at += KILL_SECONDS
+                    self._strike()
+                if writer.answered() and self._go_on(writer, over):
+                    return
+                assert now - begun < 2 * seconds + PATIENCE_SECONDS, f"it comes to no end: {self.counts()}"
+                clock.sleep(0.02)
+
+    def _strike(self) -> None:
+        step, strike = next(self._strikes)
+        victim = self.chance.choice([worker for worker, step in self._workers.items() if step is None])
+        self._workers[victim] = step
+        victim.strike(strike)
+
+    def _bury(self, worker: LakeProcess) -> None:
+        step = self._workers.pop(worker)
+        try:
+            worker.end()
+        except Died as died:
+            if step is None or died.code != -SIGKILL:
+                raise
+            self.kills[step] += 1
+        except LakeupsertError as e:  # a container would begin it again too
+            print(f"a worker gave up: {e}", file=sys.stderr)
+            self.gave_up += 1
+
+    def _go_on(self, writer: LakeProcess, over: bool) -> bool:
+        """Begin the writer's next step where it is time for that; True at the end, when all is merged and published."""
+        queue = self.lake.table._table.queue.stats()
+        assert not queue.dead, "a message went to the dead letters"
+        if not over and queue.visible + queue.leased > PARTITIONS / 2:
+            return False
+        if over and queue != QueueStats(0, 0, 0):
+            return False
+        writer.end()
+        if over:
+            writer.do("publish")
+            return True
+        step = next(self._steps)
+        if step == "append":
+            self._land()
+        writer.begin(step)
+        return False
+
+    def _land(self) -> None:
+        """A night that touches every partition: few keys, times that tie, deletes."""
+        self.nights += 1
+        rows = [
+            row(self.chance.choice("abcdef"), day, self.chance.randrange(9), self.nights * 10 + line, op=op)
+            for day in range(PARTITIONS)
+            for line, op in enumerate((None, None, self.chance.choice((None, None, "D"))))
+        ]
+        self.lake.land(f"{self.nights}.jsonl", rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--minutes", type=float, default=4.0, help="of each run, at least")
+    options.add_argument("--runs", type=int, default=1)
+    options.add_argument("--seed", type=int, default=0, help="of the first run")
+    given = options.parse_args(arguments)
+    with (
+        versitygw() as s3,
+        elasticmq() as sqs,
+        fault_proxy(s3, Rule("lose", chance=LOST), seed=given.seed) as proxy,
+        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
+    ):
+        os.environ.update({**s3.env, **sqs.env})
+        new_bucket("lake")
+        for number in range(given.runs):
+            os.environ.update(proxy.server.env)
+            name = f"run-{number}"
+            new_queue(name, visibility_seconds=int(LEASE_SECONDS))
+            zones = {zone: f"s3://lake/{name}/{zone}" for zone in ("landing", "processed")}
+            lake = Lake(Path(folder) / name, **zones, queue=f"sqs://{name}")
+            proxy.log.clear()
+            begun = clock.elapsed()
+            chaos = Chaos(lake, proxy, random.Random(given.seed + number))
+            chaos.run(given.minutes * 60)
+            seconds, requests = clock.elapsed() - begun, len(proxy.log)
+            os.environ.update(s3.env)
+            lake.reopen()
+            assert lake.table.status().dirty == 0, "the workers left something"
+            lake.finish_and_check()
+            print(
+                f"run {number + 1}, seed {given.seed + number}: {seconds:.0f} s, {chaos.nights} nights of {PARTITIONS} "
+                f"partitions, {requests} requests, {len(lake.rows())} rows in the last of {len(lake.table.snapshots())} "
+                f"snapshots: exact and balanced\n  {_text(chaos.counts())}\n  {_text(chaos.kills)}; "
+                f"workers that gave up: {chaos.gave_up}",
+                flush=True,
+            )
+    return 0
+
+
+def _text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{what}: {n}" for what, n in counts.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
