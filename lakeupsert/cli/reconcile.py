@@ -36,7 +36,7 @@ def reconcile(call: Call, deep: bool, first: str | None, last: str | None, parti
         warnings = list(waiting(found.publish))
         if not found.proof and (first or last or partitions):
             warnings.append("readers have no partition that was asked for, so nothing was proved")
-        by_counts = [p.partition for p in found.proof if not p.by_digest]
+        by_counts = [p.partition for p in found.proof if p.balanced and not p.by_digest]
         if by_counts:
             warnings.append(
                 f"{output.count(len(by_counts), 'partition')} balanced by counts alone, their digests being not yet known: "

@@ -121,10 +121,15 @@ def dedupe_partitions(
     Raises what engine and store raise; then some partitions may be merged, and the call can be repeated.
     """
     snapshot = table.last_snapshot()
-    from_landing = work is not None and table.work(work).source == "landing"
     results = {partition: PartitionResult(partition) for partition in wanted}
     lost = dict.fromkeys(wanted, 0)
     todo = dict(wanted)
+    if work is not None:
+        for partition, there in table.heads(wanted).items():
+            if there.body.reprocessed == work:  # a message that came again: vacuum may have deleted the work object
+                results[partition] = replace(results[partition], version=there.number, merged=there.body.merged)
+                del todo[partition]
+    from_landing = work is not None and bool(todo) and table.work(work).source == "landing"
     heads: dict[str, Link[Manifest] | None] = {}  # what we committed last is the head, as far as we know
     while todo:
         begun = clock.elapsed()

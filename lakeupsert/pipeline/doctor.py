@@ -243,7 +243,7 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             "queue",
             "warning",
             f"dead letters: {stats.dead}; the first: {letter.reason}",
-            "mend that; `lakeupsert run` tries again what is not merged (see `lakeupsert status`)",
+            "mend that, then run `lakeupsert redrive`: it gives back those that are not merged and deletes the others",
         )
     if isinstance(queue, SqsQueue) and (visibility := queue.visibility_seconds()) < FUNCTION_SECONDS:
         yield Finding(

@@ -221,7 +221,12 @@ class _Search:
         chain = self.table.objects.partition(partition)
         head = chain.head()
         published = self.snapshot.body.partitions.get(partition) if self.snapshot else None
-        readers = next(chain.between(published.version - 1, published.version)) if published else None
+        readers = chain.get(published.version) if published else None
+        if self.snapshot and published and (readers is None or readers.body.merged != published.merged):
+            lost = self.snapshot.body.lost(partition, head)
+            raise self.table.objects.missing(
+                partition, published.version, f"Snapshot {self.snapshot.number}", lost=lost
+            )
         merged = head.body.merged if head else -1
 
         rows: list[_Row] = []

@@ -138,11 +138,16 @@ def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapsh
     wanted = _parsed(snapshot, head) if isinstance(snapshot, str) else snapshot
     if isinstance(wanted, datetime):
         moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
-        link: Link[Snapshot] | None = head
-        while link is not None and datetime.fromisoformat(link.written_at) > moment:
-            link = objects.snapshots.get(link.number - 1)
+        link, after = _newest_until(objects, moment)
         if link is None:
             raise _no_snapshot(f"no snapshot from before {moment.isoformat()}, or it is expired", head)
+        if after is not None and after > link.number + 1:
+            tags = ", ".join(repr(tag) for tag, number in head.body.tags.items() if number == link.number)
+            raise _no_snapshot(
+                f"no telling which snapshot was the newest at {moment.isoformat()}: {link.number + 1} to {after - 1} are "
+                f"expired and gone; the nearest before them is {link.number}{tags and f', tagged {tags}'}",
+                head,
+            )
         wanted = link.number
     elif 0 <= wanted <= head.number:
         link = objects.snapshots.get(wanted)
@@ -151,6 +156,17 @@ def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapsh
     if link is None or not head.body.keeps(wanted):
         raise expired(wanted, head)
     return link
+
+
+def _newest_until(objects: TableObjects, moment: datetime) -> tuple[Link[Snapshot] | None, int | None]:
+    """Of the snapshots that there are, the newest published until then, and the number of the one after it."""
+    after = None
+    for number in objects.snapshots.numbers():
+        link = objects.snapshots.get(number)
+        if link is not None and datetime.fromisoformat(link.written_at) <= moment:
+            return link, after
+        after = number
+    return None, after
 
 
 def expired(number: int, head: Link[Snapshot] | None) -> ConfigurationError:

@@ -298,6 +298,11 @@ def test_dead_letter_is_a_warning_with_its_reason(tmp_path: Path) -> None:
     queue.bury(lease, "the disk is on fire")
     (warning,) = found(table, "queue", "warning")
     assert "the disk is on fire" in warning.found
+    assert "`lakeupsert redrive`" in str(warning.next)
+    table.run(host="local")  # merges it, and leaves the letter
+    assert found(table, "queue", "warning") == [warning]
+    table.redrive()
+    assert not found(table, "queue", "warning")
 
 
 def test_queue_without_write_ahead_log_is_a_warning(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lakeupsert.cli import main
-from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.explain import ExplainedPartition, Version
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, Failed, Manifest
@@ -472,6 +472,19 @@ def test_what_can_not_be_explained_says_why(lake: Lake, args: list[str], code: i
 def test_table_that_is_not_there_yet_is_told(lake: Lake) -> None:
     with pytest.raises(ConfigurationError, match="does not exist yet"):
         lake.table.explain({"k": "a", "l": 0})
+
+
+def test_version_that_readers_need_and_that_is_gone_is_told_with_what_mends_it(lake: Lake) -> None:
+    nights(lake, [row("a", 0, 5)], [row("a", 0, 6)])
+    chain = lake.table._table.objects.partition(FIRST)
+    (lake.root / "processed" / chain.name(1)).unlink()
+    lake.reopen()
+    with pytest.raises(DamagedTableError) as gone:
+        lake.table.explain({"k": "a", "l": 0})
+    assert f"Snapshot 1 names version 1 of {FIRST}" in gone.value.message
+    assert f"`lakeupsert reprocess --partition {FIRST} --source landing`" in gone.value.next
+    lake.table.reprocess(source="landing", host="local")
+    assert explained(lake).shown
 
 
 def test_null_is_no_value_of_a_key(lake: Lake) -> None:

@@ -487,6 +487,21 @@ def test_snapshot_that_is_not_there_is_refused(snapshot: Any, published: bool, t
     assert ("published" if snapshot in ("nonsense", "", "0_0") else "snapshot") in str(refused.value)
 
 
+def test_time_is_answered_where_snapshots_in_between_are_trimmed(tmp_path: Path) -> None:
+    """Tagged ones outlive those after them; which was the newest then is known only where the next one is there, too."""
+    lake = nights(tmp_path, *(rows([night]) for night in range(5)))
+    lake.tag("audit", 1)
+    chain = lake._table.objects.snapshots
+    at = {link.number: link.written_at for link in chain.between(-1, 4)}
+    for number in (2, 3):
+        (tmp_path / "processed" / chain.name(number)).unlink()
+    assert [lake.view(at[number]).number for number in (0, 4)] == [0, 4]
+    with pytest.raises(
+        ConfigurationError, match="2 to 3 are expired and gone; the nearest before them is 1, tagged 'audit'"
+    ):
+        lake.view(at[3])
+
+
 def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     lake = nights(tmp_path, rows([1, 2], d=[DAY, date(2020, 1, 2)]))
     path = Path(lake.files()[1].path)

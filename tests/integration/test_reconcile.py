@@ -360,6 +360,19 @@ def test_base_file_that_is_gone_is_told_and_the_other_partitions_are_proved(lake
     assert "is missing" in found["d=2020-01-01"]
 
 
+@pytest.mark.parametrize("kind", ["manifest", "base file"])
+def test_what_is_gone_keeps_no_other_partition_from_its_proof(lake: Lake, kind: str) -> None:
+    manifests = lake.root / "processed/_lakeupsert/partitions/d=2020-01-01"
+    lost = min(manifests.iterdir()) if kind == "manifest" else Path(lake.table.files(where="d = '2020-01-01'")[0].path)
+    lost.unlink()
+    tamper(lake, "d=2020-01-03", alter(0))
+    found = call(lake, "reconcile", "--deep", code=1)
+    assert [p["balanced"] for p in found["result"]["proof"]] == [False, True, False]
+    assert (found["error"]["code"], found["error"]["partition"]) == ("not-balanced", "d=2020-01-01")
+    assert lost.name in found["error"]["message"]
+    assert not found["warnings"]
+
+
 def test_partition_whose_version_lacks_a_batch_is_told(lake: Lake) -> None:
     """A snapshot that shows an older version than its batch says, as no publisher ever makes."""
     head = min((lake.root / "processed/_lakeupsert/snapshots").glob("v*.json"))
