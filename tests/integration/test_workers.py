@@ -1,11 +1,11 @@
 """Workers as containers run them: signals, a kill, memory, a health file, and large partitions that Spark merges."""
 
 import json
-import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,23 @@ FIRST_BASE = Rule("hold", "PUT", "/processed/d=", times=1)
 LARGE = PARTITIONS[2]
 
 
-def begin(lake: Lake, *args: str) -> subprocess.Popen[str]:
-    """The command in a process of its own, as in a container."""
-    config = str(lake.configure())
-    command = [sys.executable, "-c", "from lakeupsert.cli import main; main()", *args, "--config", config, "--json"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+Begin = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def begin() -> Iterator[Begin]:
+    """Begins the command in a process of its own, as in a container; one that a test left is killed."""
+    with ExitStack() as left:
+
+        def begin(lake: Lake, *args: str) -> subprocess.Popen[str]:
+            config = str(lake.configure())
+            code = "from lakeupsert.cli import main; main()"
+            command = [sys.executable, "-c", code, *args, "--config", config, "--json"]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            left.callback(process.kill)
+            return process
+
+        yield begin
 
 
 def end(process: subprocess.Popen[str], code: int = 0) -> Any:
@@ -85,7 +97,7 @@ def lake(
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_sigterm_lets_a_merge_be_finished(lake: Lake, proxy: FaultProxy, processes: str) -> None:
+def test_sigterm_lets_a_merge_be_finished(begin: Begin, lake: Lake, proxy: FaultProxy, processes: str) -> None:
     proxy.rules = (FIRST_BASE,)
     worker = begin(lake, "worker", "--workers", processes)
     wait_until(proxy.holds.is_set, "a merge writes its file")
@@ -99,7 +111,9 @@ def test_sigterm_lets_a_merge_be_finished(lake: Lake, proxy: FaultProxy, process
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_sigterm_gives_back_what_takes_longer_than_the_grace(lake: Lake, proxy: FaultProxy, processes: str) -> None:
+def test_sigterm_gives_back_what_takes_longer_than_the_grace(
+    begin: Begin, lake: Lake, proxy: FaultProxy, processes: str
+) -> None:
     """With more processes the others may have merged theirs meanwhile."""
     proxy.rules = (FIRST_BASE,)
     worker = begin(lake, "worker", "--workers", processes, "--grace-seconds", "0")
@@ -115,7 +129,7 @@ def test_sigterm_gives_back_what_takes_longer_than_the_grace(lake: Lake, proxy: 
     assert lake.rows() == lake.expected(1)
 
 
-def test_run_finishes_after_a_worker_was_killed(lake: Lake, proxy: FaultProxy) -> None:
+def test_run_finishes_after_a_worker_was_killed(begin: Begin, lake: Lake, proxy: FaultProxy) -> None:
     proxy.rules = (FIRST_BASE,)
     worker = begin(lake, "worker", "--workers", "1")
     wait_until(proxy.holds.is_set, "a merge writes its file")
@@ -130,7 +144,7 @@ def test_run_finishes_after_a_worker_was_killed(lake: Lake, proxy: FaultProxy) -
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_health_file_is_touched_while_it_merges_and_while_it_waits(
-    lake: Lake, proxy: FaultProxy, tmp_path: Path, processes: str
+    begin: Begin, lake: Lake, proxy: FaultProxy, tmp_path: Path, processes: str
 ) -> None:
     health = tmp_path / "health"
     proxy.rules = (FIRST_BASE,)
@@ -250,7 +264,7 @@ def test_large_partition_is_handed_from_arrow_to_spark(local: Lake, spark: Any) 
     assert local.rows() == local.expected(1)
 
 
-def test_worker_processes_hand_large_partitions_on(local: Lake) -> None:
+def test_worker_processes_hand_large_partitions_on(begin: Begin, local: Lake) -> None:
     worker = begin(local, "worker", "--workers", "2")
     wait_until(lambda: count(local) == QueueStats(0, 0, 0), "the usual queue is empty")
     worker.terminate()
