@@ -526,8 +526,8 @@ def _work(
 ) -> Iterator[PartitionResult]:
     """What became of the partitions of these messages; every lease is acked, released or buried, also where this fails.
 
-    Those that are released are put into ``back``: after a failure of their partition for ``retry_seconds``, after one that
-    ends the work for ``away_seconds``.
+    Those whose partition failed are released for ``retry_seconds``, and put into ``back``. Where this fails itself, all that
+    are left are released for ``away_seconds``.
     """
     unanswered = set(leases)
 
@@ -577,7 +577,6 @@ def _work(
                     answer(queue.bury, of_it, result.error or "")
                     yield result
     finally:
-        back += unanswered
         for lease in unanswered:
             queue.release(lease, away_seconds)
 
