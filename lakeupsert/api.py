@@ -14,7 +14,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.landing import LandingInput
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.engine.merge import Engine
-from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.adopt import Adopted, adopt
 from lakeupsert.pipeline.append import AppendResult, append, new_files
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, send_missing
@@ -235,11 +235,15 @@ class Table:
         expected = None
         with suppress(DamagedTableError):  # the merge of that partition fails for it, and the others go on
             expected = predicted(self._table, appended)
-        deduped = self.dedupe(
-            workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to merge")
-        )
-        progress("publishing")
-        published = self.publish()
+        try:
+            deduped = self.dedupe(
+                workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to merge")
+            )
+            progress("publishing")
+            published = self.publish()
+        except LakeupsertError as e:
+            e.data_changed = e.data_changed or appended is not None
+            raise
         if not self.settings.retention:
             self.vacuum(dry=False, progress=progress)  # for readers that list folders
         if refused is not None:

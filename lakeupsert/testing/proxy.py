@@ -31,7 +31,8 @@ class Rule:
         act: `lose` lets the server act and closes the connection without its answer; `cut` closes it in the middle of the
             answer's body; `delay` waits before the server is asked; `hold` does so until `FaultProxy.go`; `answer` answers
             instead of it; `strip` leaves a header out.
-        method, path: regular expressions; the whole method, anywhere in path and query (not percent-encoded).
+        method, path: regular expressions; the whole method, anywhere in path and query (not percent-encoded), or in the
+            operation, which SQS names in a header.
         having: only requests with this header, such as `if-none-match`.
         skip, times: strike from the match ``skip`` (from 0) on, this often; None: always.
         chance: of each of these.
@@ -100,9 +101,10 @@ class FaultProxy:
     def striking(self, method: str, path: str, headers: dict[str, str]) -> list[Rule]:
         """The rules for this request, which count it."""
         found = []
+        where = f"{unquote(path)} {headers.get('x-amz-target', '')}"
         with self._lock:
             for rule in self.rules:
-                fits = re.fullmatch(rule.method, method) and re.search(rule.path, unquote(path))
+                fits = re.fullmatch(rule.method, method) and re.search(rule.path, where)
                 if not fits or (rule.having is not None and rule.having not in headers):
                     continue
                 number = self._matched[rule] = self._matched.get(rule, -1) + 1
