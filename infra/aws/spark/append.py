@@ -1,7 +1,7 @@
 """Phase one as a job of EMR Serverless: append what is new, then tell CloudWatch that the night's append ended.
 
-Called with the configuration's address, the stack's name and, where there are several, the table's. Safe to repeat, as `append` is. A job that fails tells nothing,
-so the alarm on nights that are missing covers it.
+Called with the configuration's address, the stack's name and, where there are several, the table's. Safe to repeat, as
+`append` is. A job that fails tells nothing, so the alarm on nights that are missing covers it.
 """
 
 import sys
