@@ -62,8 +62,8 @@ def test_night_keeps_to_its_budget_of_requests(lake: Lake) -> None:
     since_the_beginning = 1  # ledger entries that no checkpoint has yet
 
     assert requests_of(lake, lambda: lake.table.append(host="local")) == {
-        "list": ledger + spec + 1,  # a page of the landing listing
-        "get": ledger + since_the_beginning + spec + 3 * files,  # a file's columns, its hash, its rows
+        "list": snapshot + ledger + spec + 1,  # a page of the landing listing
+        "get": snapshot + ledger + since_the_beginning + spec + 3 * files,  # a file's columns, its hash, its rows
         "put": 1,
         "create": 1 + probe,
     }
