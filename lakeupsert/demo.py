@@ -21,7 +21,7 @@ import click
 
 from lakeupsert import clock, sparkenv
 from lakeupsert.api import EngineName, HostName, RunResult, Table
-from lakeupsert.config import FILE_NAME
+from lakeupsert.config import FILE_NAME, is_remote
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.receipts import AGAIN_NIGHT, Comparison, compared, connected, derive, land
 from lakeupsert.storage import open_store
@@ -146,14 +146,20 @@ def _print_ending(folder: Path, table: Table, nights: Sequence[date], seconds: f
     requests = ", ".join(f"{count / len(nights):.0f} {call}" for call, count in table.requests.items())
     status = table.status()
     (folder / REPORT).write_text(table.report(), encoding="utf-8")
+    print(
+        f"\n{status.batch} batches, {status.rows:,} rows in {status.partitions} partitions, "
+        f"{status.bytes / 1e6:.1f} MB, in {seconds:.0f} s; {folder}/{REPORT} shows these nights in a browser.\n"
+        f"Requests to the table's store a night: {requests}.",
+        flush=True,
+    )
+    if is_remote(table.settings.processed):
+        return  # its servers may end with this process
     config = folder / FILE_NAME
     python = _shown(Path(sys.executable))
     program = _shown(Path(sys.executable).with_name("lakeupsert"))
     sums = "transaction_date, count(*) AS lines, sum(sales_value) AS sales, sum(retail_disc) AS discounts"
     print(
-        f"\n{status.batch} batches, {status.rows:,} rows in {status.partitions} partitions, "
-        f"{status.bytes / 1e6:.1f} MB, in {seconds:.0f} s; {folder}/{REPORT} shows these nights in a browser.\n"
-        f"Requests to the table's store a night: {requests}.\nGo on with:\n\n"
+        "Go on with:\n\n"
         f"{program} status --config {config}\n\n"
         f"{program} export --config {config} --output {folder}/first.csv \\\n"
         f"    --where \"transaction_date = '{nights[0]}'\"\n\n"
