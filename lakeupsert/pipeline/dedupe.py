@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -476,6 +476,7 @@ def drain_received(
 
     Nothing is extended: whoever received them hid them for longer than ``seconds_left``. When that is at or below 0, what
     is not done is given back, visible at once. A merge under way then goes on alone, as any late worker's does.
+    What nobody began is sent anew and acked instead, as it has used up no try.
     What was received often comes last and alone, as it may kill this process, and the others with it.
     A partition that fails goes back, or is marked failed and buried, as in `drain`; where the store is away, for a while.
     """
@@ -485,35 +486,60 @@ def drain_received(
     together = [x for x in of_partition.values() if max(lease.receives for lease in x) < ALONE_FROM]
     alone = [x for x in of_partition.values() if x not in together]
     back: list[Lease] = []
+    begun: set[Lease] = set()
+    left: list[Lease] = []
     failures: list[BaseException] = []
-
-    def release(of_it: Sequence[Lease]) -> None:
-        back.extend(of_it)
-        for lease in of_it:
-            table.queue.release(lease)
 
     def work(of_it: Sequence[Lease]) -> None:
         if seconds_left() <= 0:
-            release(of_it)
             return
+        begun.update(of_it)
         for _ in _work(table, engine, of_it, back, RETRY_SECONDS, AWAY_SECONDS):
             pass
 
     for threads, groups in ((workers, together), (1, alone)):
         pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
-        begun = {pool.submit(work, of_it): of_it for of_it in groups}
-        pending = set(begun)
+        futures = {pool.submit(work, of_it): of_it for of_it in groups}
+        pending = set(futures)
         while pending and seconds_left() > 0:
             _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
         pool.shutdown(wait=False, cancel_futures=True)
-        for future, of_it in begun.items():
-            if future.cancelled() or not future.done():
-                release(of_it)
+        for future, of_it in futures.items():
+            if not begun.issuperset(of_it):
+                left += of_it
+            elif not future.done():
+                back += of_it
+                _answered(table.queue.release, of_it)
             elif (failure := future.exception()) is not None:
+                log.warning("partition was not merged: %s: %s", of_it[0].message.partition, failure)
                 failures.append(failure)
+    if left and not (begun and _sent_anew(table, left)):  # where nothing is ever begun, tries must come to an end
+        back += left
+        _answered(table.queue.release, left)
     if failures:
         raise failures[0]
     return back
+
+
+def _sent_anew(table: OpenTable, leases: Sequence[Lease]) -> bool:
+    """Whether equal messages, which nobody has received yet, took the place of these."""
+    try:
+        table.queue.send([lease.message for lease in leases])
+    except LakeupsertError as e:
+        log.warning("messages that nobody began are given back instead of sent anew: %s", e.message)
+        return False
+    _answered(table.queue.ack, leases)
+    return True
+
+
+def _answered(call: Callable[..., bool], leases: Iterable[Lease], *arguments: object) -> None:
+    """One answer for each. One that fails keeps nobody from the others: its message comes back when its
+    time is up, and somebody repeats the work."""
+    for lease in leases:
+        try:
+            call(lease, *arguments)
+        except LakeupsertError as e:
+            log.warning("the queue did not take an answer about %s: %s", lease.message.partition, e.message)
 
 
 def _work(
@@ -577,8 +603,7 @@ def _work(
                     answer(queue.bury, of_it, result.error or "")
                     yield result
     finally:
-        for lease in unanswered:
-            queue.release(lease, away_seconds)
+        _answered(queue.release, unanswered, away_seconds)
 
 
 def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None) -> Iterator[PartitionResult]:
@@ -629,13 +654,6 @@ def _extended(
     """
     done = threading.Event()
 
-    def each(call: Callable[..., bool], *arguments: object) -> None:
-        for lease in leases:
-            try:
-                call(lease, *arguments)
-            except LakeupsertError as e:  # the next time may do; if not, somebody else repeats the work
-                log.warning("a lease was not extended or given back: %s", e.message)
-
     def extend() -> None:
         extended, told = clock.elapsed(), None
         while not done.wait(TICK_SECONDS):
@@ -645,11 +663,11 @@ def _extended(
             if stop.is_set():
                 told = now if told is None else told
                 if now - told >= stop.grace_seconds:
-                    each(table.queue.release)
+                    _answered(table.queue.release, leases)
                     stop.abandon()
                     return
             if now - extended >= lease_seconds / 3:
-                each(table.queue.extend, lease_seconds)
+                _answered(table.queue.extend, leases, lease_seconds)
                 extended = now
 
     thread = threading.Thread(target=extend, name="extend-leases", daemon=True)

@@ -17,9 +17,10 @@ from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import workers
-from lakeupsert.pipeline.dedupe import drain
+from lakeupsert.pipeline.dedupe import drain, drain_received
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.queue import QueueStats
+from lakeupsert.queue import Lease, QueueStats
+from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy
@@ -319,3 +320,47 @@ def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(l
         queue.bury(lease, "again")
     local.table.reconcile()
     assert set(local.table.status().failed) == {PARTITIONS[0], LARGE}
+
+
+# -- messages that were received elsewhere
+
+
+def drain_all(lake: Lake, seconds_left: Callable[[], float] = lambda: 3600) -> list[Lease]:
+    """All messages, hidden for an hour, given to one thread; what it gave back."""
+    table = lake.table._table
+    leases = table.queue.receive(len(PARTITIONS), 3600)
+    return drain_received(table, ArrowEngine(), leases, workers=1, seconds_left=seconds_left)
+
+
+def until_first_ack(lake: Lake) -> Callable[[], float]:
+    lake.points.seen.clear()
+    return lambda: 0 if "queue ack" in lake.points.seen else 3600
+
+
+def test_partition_that_nobody_begins_uses_up_no_try(local: Lake) -> None:
+    queue = local.table._table.queue
+    for left in reversed(range(len(PARTITIONS))):
+        assert drain_all(local, until_first_ack(local)) == []
+        assert queue.stats() == QueueStats(visible=left, leased=0, dead=0)
+        leases = queue.receive(len(PARTITIONS), 60)
+        assert [lease.receives for lease in leases] == [1] * left
+        queue.send([lease.message for lease in leases])
+        for lease in leases:
+            queue.ack(lease)
+
+
+@pytest.mark.parametrize(("call", "back", "hidden"), [("send", 3, 0), ("ack", 0, 1)])
+def test_refused_answer_about_what_was_not_begun_keeps_nobody_from_the_others(
+    local: Lake, call: str, back: int, hidden: int
+) -> None:
+    local.points.arm(
+        1, Fault.BEFORE, ("queue ack", f"queue {call}")
+    )  # the first is the ack of the partition that is merged
+    assert len(drain_all(local, until_first_ack(local))) == back
+    assert local.table._table.queue.stats() == QueueStats(visible=3, leased=hidden, dead=0)
+
+
+def test_refused_release_keeps_nobody_from_the_others(local: Lake) -> None:
+    local.points.arm(1, Fault.BEFORE, "queue release")
+    assert len(drain_all(local, lambda: 0)) == len(PARTITIONS)
+    assert local.table._table.queue.stats() == QueueStats(visible=3, leased=1, dead=0)
