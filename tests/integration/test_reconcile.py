@@ -453,6 +453,19 @@ def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
     assert call(lake, "reconcile")["result"]["published"] is not None
 
 
+def test_without_the_proof_it_costs_as_much_after_many_nights_as_after_one(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    costs = []
+    for night in range(12):
+        lake.land(f"{night}.jsonl", [row("a", 0, night)])
+        lake.run()
+        lake.reopen()
+        before = lake.table.requests["get"]
+        lake.table.reconcile(counted=False)
+        costs.append(lake.table.requests["get"] - before)
+    assert costs[-1] == costs[0]
+
+
 def test_table_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.configure()
