@@ -1,6 +1,6 @@
 """Send what was lost, publish what is whole, and prove that every row that ever came is accounted for.
 
-Reads     the whole ledger, dead letters, the published manifests, and of their files the key and ordering columns
+Reads     dead letters; to prove: the whole ledger, the published manifests, key and ordering columns of their files
 Writes    messages that were lost; `failed` marks of dead letters; the next snapshot. It repairs no row
 Repeat    safe: the proof is of a snapshot, which does not change while workers go on
 
@@ -23,11 +23,12 @@ from lakeupsert.engine.datafiles import stream_file
 from lakeupsert.engine.digest import Digest, row_hashes
 from lakeupsert.engine.rank import sortable
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.pipeline.dedupe import mark_failed, send_missing
+from lakeupsert.pipeline.dedupe import UNANSWERED, mark_failed, send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.recompute import Comparison, Recomputed, import_duckdb, recompute
 from lakeupsert.pipeline.redrive import is_ours
+from lakeupsert.queue import Message
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import BucketEntry, Counters, Manifest, added
@@ -92,20 +93,21 @@ def reconcile(
 ) -> ReconcileResult:
     """Bring queue, marks and snapshot up to the ledger, then prove the selected partitions of the published snapshot.
 
-    Without ``counted`` that is left out, and no data file is read.
+    Without ``counted`` that is left out: no data file is read, and of the ledger only what is not published yet.
     With ``deep`` DuckDB also computes the rows of those that balance anew from what landed, and every column is compared.
     Raises ConfigurationError where the table does not exist, or ``deep`` lacks DuckDB. What does not add up is no error here.
     """
     table.existing_spec()
     if deep:
         import_duckdb()  # so that the error comes before anything is done
-    for letter in (letter for queue in table.queues for letter in queue.dead_letters()):
-        message = letter.message
-        if message is None or message.work is not None:  # of a reprocess that failed, the partition is as it was
-            continue
-        if is_ours(table, message) and selected(message.partition):
-            mark_failed(table, message.partition, message.batch, letter.reason)
-    resent = send_missing(table, selected)
+    letters = _dead_letters(table, selected)
+    failed = table.failed(letters, table.last_snapshot())
+    for partition, (message, reason) in letters.items():
+        if failed.get(partition, UNANSWERED) == UNANSWERED:  # else the mark says as much already
+            mark_failed(table, partition, message.batch, reason)
+    # A partition that failed before and lies there dead is brought back by a redrive, or by a run. Sent again from here,
+    # it would fail again after every reconcile, each time with one dead letter more.
+    resent = send_missing(table, lambda partition: selected(partition) and partition not in failed)
     before = table.last_snapshot()
     published = publish(table)
     now = table.last_snapshot()
@@ -120,7 +122,7 @@ def reconcile(
         published=published.snapshot if before is None or published.snapshot != before.number else None,
         publish=published,
         proof=tuple(proof),
-        batches=tuple(_unbalanced_batches(table)),
+        batches=tuple(_unbalanced_batches(table)) if counted else (),
         gone=recomputed.gone,
     )
 
@@ -155,6 +157,21 @@ def prove(
             due = [link for link in due if link.number <= manifest.merged]
         spec = table.spec(max(snapshot.body.spec_version, manifest.spec_version))
         found.append(_proof(table, spec, manifest, due, counts[manifest.merged]))
+    return found
+
+
+def _dead_letters(table: OpenTable, selected: Callable[[str], bool]) -> dict[str, tuple[Message, str]]:
+    """Of each selected partition the dead letter of its highest batch, with a worker's reason rather than without one."""
+    found: dict[str, tuple[Message, str]] = {}
+    for letter in (letter for queue in table.queues for letter in queue.dead_letters()):
+        message = letter.message
+        if message is None or message.work is not None:  # of a reprocess that failed, the partition is as it was
+            continue
+        if not is_ours(table, message) or not selected(message.partition):
+            continue
+        last = found.get(message.partition)
+        if last is None or (message.batch, letter.reason != UNANSWERED) > (last[0].batch, last[1] != UNANSWERED):
+            found[message.partition] = (message, letter.reason)
     return found
 
 

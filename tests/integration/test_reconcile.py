@@ -23,6 +23,7 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings
 from lakeupsert.engine.datafiles import from_bytes, to_bytes
+from lakeupsert.pipeline.dedupe import UNANSWERED
 from lakeupsert.queue import Message
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.testing.lake import Lake, row
@@ -451,6 +452,47 @@ def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
     assert list(lake.table.status().failed) == ["d=2020-01-01"]
     lake.table.dedupe()
     assert call(lake, "reconcile")["result"]["published"] is not None
+
+
+def test_partition_that_fails_for_ever_is_not_sent_again_until_somebody_asks(lake: Lake) -> None:
+    """The one without an answer is tried once more, as the store may only have been away."""
+    lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(2)])
+    lake.table.append(host="local")
+    queue = lake.table._table.queue
+
+    def bury_all(reason: str) -> None:
+        for lease in queue.receive(9, 900):
+            queue.bury(lease, reason)
+
+    bury_all(UNANSWERED)
+    resent = []
+    for _ in range(4):
+        lake.reopen()
+        resent.append(lake.table.reconcile(counted=False).resent)
+        bury_all("it has no such column")
+    assert resent == [2, 0, 0, 0]
+    assert len(queue.dead_letters()) == 4
+    assert set(lake.table.status().failed.values()) == {"it has no such column"}
+    manifests = lake.root / "processed/_lakeupsert/partitions/d=2020-01-01"
+    versions = len(list(manifests.iterdir()))
+    lake.table.reconcile(counted=False)
+    assert len(list(manifests.iterdir())) == versions, "what is marked is not marked again"
+    lake.run()
+    assert not reconcile(lake)
+    assert lake.table.reconcile(counted=False).publish.waiting == ()
+
+
+def test_without_the_proof_it_costs_as_much_after_many_nights_as_after_one(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    costs = []
+    for night in range(12):
+        lake.land(f"{night}.jsonl", [row("a", 0, night)])
+        lake.run()
+        lake.reopen()
+        before = lake.table.requests["get"]
+        lake.table.reconcile(counted=False)
+        costs.append(lake.table.requests["get"] - before)
+    assert costs[-1] == costs[0]
 
 
 def test_table_that_is_not_there_yet_is_told(tmp_path: Path) -> None:
