@@ -28,7 +28,12 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 
     records = event["Records"]
     with of_queue(records[0]["eventSourceARN"]) as table:
-        back = table.dedupe_received(records, workers=os.cpu_count() or 1, seconds_left=seconds_left)
+        back = table.dedupe_received(
+            records,
+            workers=os.cpu_count() or 1,
+            memory_bytes=int(context.memory_limit_in_mb) << 20,  # the runtime gives a string, whatever its type says
+            seconds_left=seconds_left,
+        )
     logger.info("messages answered", extra={"table": table.name, "received": len(records), "given_back": len(back)})
     # Without an answer Lambda would delete these too, and a listed one alone stays hidden: so they are both.
     return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in back]}
