@@ -194,8 +194,8 @@ class Table:
         """Phase two for the records of an event of AWS Lambda's SQS source; those that were given back to the queue.
 
         All others were acked, sent anew or buried. Engine arrow, in ``workers`` threads that share ``memory_bytes`` (or what
-        this process may take, where that is less), as long as ``seconds_left`` is above 0. It tries to publish where it
-        leaves the queue empty.
+        this process may take, where that is less), as long as ``seconds_left`` is above 0. It publishes
+        where no partition is left to merge.
         """
         queue = self._table.queue
         assert isinstance(queue, SqsQueue), f"records of SQS are not of {queue}"
@@ -208,8 +208,7 @@ class Table:
                 workers=workers,
                 seconds_left=seconds_left,
             )
-        stats = queue.stats()
-        if not back and not stats.visible + stats.leased:
+        if self._table.is_through():  # SQS's counts lag: by them the last worker sees itself, and nobody publishes
             self.publish()
         tokens = {lease.token for lease in back}
         return [record for record in records if record["receiptHandle"] in tokens]

@@ -1,7 +1,7 @@
 """Phase two, fed by the queue: merge the partitions that the messages name.
 
 Reads     an event of the SQS source: up to ten messages of one table's queue
-Writes    what `lakeupsert worker` writes; publishes where it leaves the queue empty, as far as SQS tells
+Writes    what `lakeupsert worker` writes; publishes where no partition is left to merge
 Answers   the messages that it gave back, which Lambda must not delete; it has answered all of them itself
 Repeat    safe
 """

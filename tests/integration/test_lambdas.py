@@ -23,7 +23,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from lakeupsert import ConfigurationError, RefusedError, TryAgainError, api
 from lakeupsert.pipeline import dedupe
-from lakeupsert.queue import QueueStats
+from lakeupsert.queue import Message, QueueStats
 from lakeupsert.storage import s3
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import wait_until
@@ -448,6 +448,16 @@ def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) 
         invoke("dedupe_worker", event)
     assert refused.value.code == "no-table-of-queue"
     assert appended.table._table.queue.stats().leased == 10
+
+
+def test_who_merges_the_last_partition_publishes_whatever_the_queue_counts(appended: Lake) -> None:
+    queue, events = appended.table._table.queue, [receive(appended) for _ in range(2)]
+    queue.send([Message.decode(events[0]["Records"][0]["body"])])
+    assert queue.receive(1, 3600)
+    for event, published in zip(events, (0, 1), strict=True):
+        invoke("dedupe_worker", event)
+        assert appended.table.status().batch == published
+    assert queue.stats() == QueueStats(visible=0, leased=1, dead=0)
 
 
 # -- reconcile

@@ -384,3 +384,19 @@ def test_partition_that_needs_all_the_memory_gets_it_at_its_third_try(
             seconds_left=lambda: 3600,
         )
         assert table.merged(PARTITIONS[0], 1) is done
+
+
+def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder: Path) -> None:
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(2)])
+    lake.table.append(host="local")
+    table = lake.table._table
+    assert not table.is_through()
+    dedupe.dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
+    assert not table.is_through()
+    dedupe.mark_failed(table, PARTITIONS[0], 1, "a test")
+    assert table.is_through()
+    lake.table.dedupe()
+    assert table.is_through()
+    lake.table.publish()
+    assert not table.is_through()
