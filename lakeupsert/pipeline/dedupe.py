@@ -593,7 +593,12 @@ def _work(
             for result in itertools.chain(given_up, _each(table, engine, to_try, work)):
                 of_it = of_work[result.partition]
                 if result.status == "large" and table.large_queue is not None:
-                    table.large_queue.send([Message(table.name, result.partition, wanted[result.partition], work)])
+                    try:
+                        table.large_queue.send([Message(table.name, result.partition, wanted[result.partition], work)])
+                    except TryAgainError:
+                        raise
+                    except LakeupsertError as e:  # such as a send that is not permitted: told like a failed merge
+                        result = replace(result, status="failed", error=str(e))
                 if result.status != "failed":
                     answer(queue.ack, of_it)
                     yield result

@@ -400,3 +400,17 @@ def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder
     assert table.is_through()
     lake.table.publish()
     assert not table.is_through()
+
+
+def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
+    local: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    table = local.table._table
+    (local.root / "large.sqlite").write_text("not a queue")
+    while table.queue.stats().visible:
+        drain_all(local)
+    [letter] = table.queue.dead_letters()
+    assert (letter.message.partition, letter.receives) == (LARGE, table.queue.max_receives)
+    assert "large.sqlite" in letter.reason
+    assert table.failed([LARGE], None) == {LARGE: letter.reason}
