@@ -21,6 +21,7 @@ from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, s
 from lakeupsert.pipeline.doctor import Finding, doctor
 from lakeupsert.pipeline.explain import Explanation, explain
 from lakeupsert.pipeline.latest import latest
+from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.plan import Plan, Predicted, plan, predicted, refuse_above
 from lakeupsert.pipeline.publish import PublishResult, publish
@@ -31,7 +32,7 @@ from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
-from lakeupsert.pipeline.workers import drain_in_processes
+from lakeupsert.pipeline.workers import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
@@ -183,19 +184,31 @@ class Table:
         return results
 
     def dedupe_received(
-        self, records: Sequence[Mapping[str, Any]], *, workers: int, seconds_left: Callable[[], float]
+        self,
+        records: Sequence[Mapping[str, Any]],
+        *,
+        workers: int,
+        memory_bytes: int,
+        seconds_left: Callable[[], float],
     ) -> list[Mapping[str, Any]]:
         """Phase two for the records of an event of AWS Lambda's SQS source; those that were given back to the queue.
 
-        All others were acked or buried. Engine arrow, in ``workers`` threads, as long as ``seconds_left`` is above 0. It
-        tries to publish where it leaves the queue empty.
+        All others were acked, sent anew or buried. Engine arrow, in ``workers`` threads that share ``memory_bytes`` (or what
+        this process may take, where that is less), as long as ``seconds_left`` is above 0. It publishes
+        where no partition is left to merge.
         """
         queue = self._table.queue
         assert isinstance(queue, SqsQueue), f"records of SQS are not of {queue}"
+        memory = min(memory_bytes, limit_bytes()) - PROCESS_BYTES
         with queue.received(records) as leases:
-            back = drain_received(self._table, ArrowEngine(), leases, workers=workers, seconds_left=seconds_left)
-        stats = queue.stats()
-        if not back and not stats.visible + stats.leased:
+            back = drain_received(
+                self._table,
+                lambda threads: ArrowEngine(memory // threads),
+                leases,
+                workers=workers,
+                seconds_left=seconds_left,
+            )
+        if self._table.is_through():  # SQS's counts lag: by them the last worker sees itself, and nobody publishes
             self.publish()
         tokens = {lease.token for lease in back}
         return [record for record in records if record["receiptHandle"] in tokens]

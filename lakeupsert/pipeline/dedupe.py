@@ -470,14 +470,20 @@ def drain(
 
 
 def drain_received(
-    table: OpenTable, engine: Engine, leases: Sequence[Lease], *, workers: int, seconds_left: Callable[[], float]
+    table: OpenTable,
+    engine: Callable[[int], Engine],
+    leases: Sequence[Lease],
+    *,
+    workers: int,
+    seconds_left: Callable[[], float],
 ) -> list[Lease]:
     """Work on messages that were received elsewhere, in threads, each at one partition; the leases that were given back.
 
     Nothing is extended: whoever received them hid them for longer than ``seconds_left``. When that is at or below 0, what
     is not done is given back, visible at once. A merge under way then goes on alone, as any late worker's does.
     What nobody began is sent anew and acked instead, as it has used up no try.
-    What was received often comes last and alone, as it may kill this process, and the others with it.
+    What was received often comes last and alone, as it may kill this process, and the others with it; or as it needs all
+    the memory. ``engine`` makes the engine of one of so many threads.
     A partition that fails goes back, or is marked failed and buried, as in `drain`; where the store is away, for a while.
     """
     of_partition: dict[tuple[str | None, str], list[Lease]] = {}
@@ -490,16 +496,16 @@ def drain_received(
     left: list[Lease] = []
     failures: list[BaseException] = []
 
-    def work(of_it: Sequence[Lease]) -> None:
+    def work(of_threads: Engine, of_it: Sequence[Lease]) -> None:
         if seconds_left() <= 0:
             return
         begun.update(of_it)
-        for _ in _work(table, engine, of_it, back, RETRY_SECONDS, AWAY_SECONDS):
+        for _ in _work(table, of_threads, of_it, back, RETRY_SECONDS, AWAY_SECONDS):
             pass
 
     for threads, groups in ((workers, together), (1, alone)):
         pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
-        futures = {pool.submit(work, of_it): of_it for of_it in groups}
+        futures = {pool.submit(work, engine(threads), of_it): of_it for of_it in groups}
         pending = set(futures)
         while pending and seconds_left() > 0:
             _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
@@ -587,7 +593,12 @@ def _work(
             for result in itertools.chain(given_up, _each(table, engine, to_try, work)):
                 of_it = of_work[result.partition]
                 if result.status == "large" and table.large_queue is not None:
-                    table.large_queue.send([Message(table.name, result.partition, wanted[result.partition], work)])
+                    try:
+                        table.large_queue.send([Message(table.name, result.partition, wanted[result.partition], work)])
+                    except TryAgainError:
+                        raise
+                    except LakeupsertError as e:  # such as a send that is not permitted: told like a failed merge
+                        result = replace(result, status="failed", error=str(e))
                 if result.status != "failed":
                     answer(queue.ack, of_it)
                     yield result

@@ -204,8 +204,9 @@ class OpenTable:
         """The newest version of each that has one; of those that the last call returned, only what is new is read."""
         partitions = list(partitions)
         found = at_once(lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions)
-        self._heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
-        return self._heads
+        heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
+        self._heads = heads
+        return heads  # not what another thread has put there meanwhile
 
     def newest(
         self,
@@ -250,6 +251,20 @@ class OpenTable:
                 since = self.entries(snapshot.partitions[partition].merged, snapshot.batch)
                 touched.setdefault(partition, _last_touches(since)[partition])
         return touched
+
+    def is_through(self) -> bool:
+        """Whether no partition is waited for, merged or marked failed each, and there is something to publish.
+
+        It stops at the first that is waited for, and begins with those whose messages were sent last: while much is left
+        that takes few requests.
+        """
+        snapshot, last = self.last_snapshot(), self.ledger_head()
+        behind = self.unpublished(snapshot.body if snapshot else None, last.number) if last else {}
+        for partition, batch in reversed(behind.items()):
+            head = self.objects.partition(partition).head()
+            if head is None or (head.body.merged < batch and head.body.failed is None):
+                return False
+        return bool(behind)
 
     def merged(self, partition: str, batch: int) -> bool:
         """Whether the partition's newest version has ``batch`` in it."""

@@ -121,6 +121,7 @@ class S3Store:
         return f"s3://{self.bucket}/{self._prefix}{name}".rstrip("/")
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        parts_of(name)  # it may come from a message; `open` reads landing files, whose keys others chose, such as a//b
         wanted = None if part is None else f"bytes={part[0]}-{part[0] + part[1] - 1}"
         return self._read(name, wanted)[0]
 

@@ -219,6 +219,8 @@ class ObjectStoreContract:
     def test_name_that_leaves_the_root_is_refused(self, store: ObjectStore, name: str) -> None:
         with pytest.raises(ValueError, match="not an object name"):
             store.create(name, b"x")
+        with pytest.raises(ValueError, match="not an object name"):
+            store.get(name)
 
     def test_pickled_store_is_the_same_store(self, store: ObjectStore) -> None:
         store.create("a", b"x")

@@ -1,7 +1,7 @@
 """Phase two, fed by the queue: merge the partitions that the messages name.
 
 Reads     an event of the SQS source: up to ten messages of one table's queue
-Writes    what `lakeupsert worker` writes; publishes where it leaves the queue empty, as far as SQS tells
+Writes    what `lakeupsert worker` writes; publishes where no partition is left to merge
 Answers   the messages that it gave back, which Lambda must not delete; it has answered all of them itself
 Repeat    safe
 """
@@ -28,7 +28,12 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 
     records = event["Records"]
     with of_queue(records[0]["eventSourceARN"]) as table:
-        back = table.dedupe_received(records, workers=os.cpu_count() or 1, seconds_left=seconds_left)
+        back = table.dedupe_received(
+            records,
+            workers=os.cpu_count() or 1,
+            memory_bytes=int(context.memory_limit_in_mb) << 20,  # the runtime gives a string, whatever its type says
+            seconds_left=seconds_left,
+        )
     logger.info("messages answered", extra={"table": table.name, "received": len(records), "given_back": len(back)})
     # Without an answer Lambda would delete these too, and a listed one alone stays hidden: so they are both.
     return {"batchItemFailures": [{"itemIdentifier": record["messageId"]} for record in back]}

@@ -23,7 +23,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from lakeupsert import ConfigurationError, RefusedError, TryAgainError, api
 from lakeupsert.pipeline import dedupe
-from lakeupsert.queue import QueueStats
+from lakeupsert.queue import Message, QueueStats
 from lakeupsert.storage import s3
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import wait_until
@@ -45,7 +45,7 @@ class Context:
     """What a handler asks of the runtime's context object."""
 
     function_name = "function"
-    memory_limit_in_mb = 3008
+    memory_limit_in_mb = "3008"  # a string, as the runtime has it
     invoked_function_arn = "arn:aws:lambda:us-east-1:000000000000:function:function"
     aws_request_id = "8f507cfc-1f4c-4e0b-9f5c-6d1f0a9a0001"
 
@@ -69,7 +69,7 @@ handler = getattr(import_module(module), name)
 ends = time.monotonic() + float(sys.argv[2])
 class Context:
     function_name = invoked_function_arn = aws_request_id = "function"
-    memory_limit_in_mb = 3008
+    memory_limit_in_mb = "3008"
     def get_remaining_time_in_millis(self):
         return int(1000 * (ends - time.monotonic()))
 answer = handler(json.load(sys.stdin), Context())
@@ -428,6 +428,18 @@ def test_messages_that_were_received_often_come_last_and_alone(appended: Lake) -
     assert found[last].body.failed.reason == dedupe.UNANSWERED
 
 
+def test_partition_that_needs_more_memory_than_the_function_has_is_not_begun(
+    appended: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    small = Context()
+    small.memory_limit_in_mb = "150"  # as much as Python, Arrow and boto3 take
+    deliver(appended, lambda function, event: invoke(function, event, small))
+    found = heads(appended)
+    assert len(found) == 12
+    assert all("takes about" in head.body.failed.reason for head in found.values())
+
+
 def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) -> None:
     event = receive(appended)
     for record in event["Records"]:
@@ -436,6 +448,16 @@ def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) 
         invoke("dedupe_worker", event)
     assert refused.value.code == "no-table-of-queue"
     assert appended.table._table.queue.stats().leased == 10
+
+
+def test_who_merges_the_last_partition_publishes_whatever_the_queue_counts(appended: Lake) -> None:
+    queue, events = appended.table._table.queue, [receive(appended) for _ in range(2)]
+    queue.send([Message.decode(events[0]["Records"][0]["body"])])
+    assert queue.receive(1, 3600)
+    for event, published in zip(events, (0, 1), strict=True):
+        invoke("dedupe_worker", event)
+        assert appended.table.status().batch == published
+    assert queue.stats() == QueueStats(visible=0, leased=1, dead=0)
 
 
 # -- reconcile

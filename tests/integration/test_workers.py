@@ -16,7 +16,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import workers
+from lakeupsert.pipeline import dedupe, workers
 from lakeupsert.pipeline.dedupe import drain, drain_received
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Lease, QueueStats
@@ -329,7 +329,7 @@ def drain_all(lake: Lake, seconds_left: Callable[[], float] = lambda: 3600) -> l
     """All messages, hidden for an hour, given to one thread; what it gave back."""
     table = lake.table._table
     leases = table.queue.receive(len(PARTITIONS), 3600)
-    return drain_received(table, ArrowEngine(), leases, workers=1, seconds_left=seconds_left)
+    return drain_received(table, lambda threads: ArrowEngine(), leases, workers=1, seconds_left=seconds_left)
 
 
 def until_first_ack(lake: Lake) -> Callable[[], float]:
@@ -364,3 +364,53 @@ def test_refused_release_keeps_nobody_from_the_others(local: Lake) -> None:
     local.points.arm(1, Fault.BEFORE, "queue release")
     assert len(drain_all(local, lambda: 0)) == len(PARTITIONS)
     assert local.table._table.queue.stats() == QueueStats(visible=3, leased=1, dead=0)
+
+
+def test_partition_that_needs_all_the_memory_gets_it_at_its_third_try(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    lake.table.append(host="local")
+    table = lake.table._table
+    for done in (False, False, True):
+        leases = table.queue.receive(1, 3600)
+        drain_received(
+            table,
+            lambda threads: ArrowEngine(1 << 30 if threads == 1 else 0),
+            leases,
+            workers=2,
+            seconds_left=lambda: 3600,
+        )
+        assert table.merged(PARTITIONS[0], 1) is done
+
+
+def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder: Path) -> None:
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(2)])
+    lake.table.append(host="local")
+    table = lake.table._table
+    assert not table.is_through()
+    dedupe.dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
+    assert not table.is_through()
+    dedupe.mark_failed(table, PARTITIONS[0], 1, "a test")
+    assert table.is_through()
+    lake.table.dedupe()
+    assert table.is_through()
+    lake.table.publish()
+    assert not table.is_through()
+
+
+def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
+    local: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    table = local.table._table
+    (local.root / "large.sqlite").write_text("not a queue")
+    while table.queue.stats().visible:
+        drain_all(local)
+    [letter] = table.queue.dead_letters()
+    assert (letter.message.partition, letter.receives) == (LARGE, table.queue.max_receives)
+    assert "large.sqlite" in letter.reason
+    assert table.failed([LARGE], None) == {LARGE: letter.reason}
