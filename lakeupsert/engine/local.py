@@ -83,7 +83,9 @@ class _Spill:
         for partition, rows in by_partition(pa.concat_tables(tables)):
             number = zlib.crc32(partition.encode()) % SPILL_FILES
             if number not in self._files:
-                self._files[number] = pa.ipc.new_stream(str(self._path(number)), rows.schema)
+                self._files[number] = pa.ipc.new_stream(
+                    str(self._path(number)), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+                )
             self._files[number].write_table(rows)
 
     def groups(self) -> Iterator[list[Any]]:

@@ -28,7 +28,7 @@ def start_job(table: str, night: str, files: Sequence[Any]) -> str:
             "no-spark",
             f"Table {table!r}: {sum(f.size for f in files):,} bytes are new, more than LAKEUPSERT_LOCAL_BYTES "
             f"({os.environ['LAKEUPSERT_LOCAL_BYTES']}), and there is no Spark application. Nothing was appended.",
-            next="deploy with a SparkImage, or raise LocalBytes; `lakeupsert run` on a machine takes this night",
+            next="deploy with a SparkImage, or raise LocalBytes and Memory; `lakeupsert run` on a machine takes this night",
         )
     said = "\n".join([table, night, *(f"{f.path} {f.etag}" for f in files)])
     answer = boto3.client("emr-serverless").start_job_run(

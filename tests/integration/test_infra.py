@@ -245,7 +245,7 @@ def test_the_lake_itself_refuses_commits_without_a_condition_and_nothing_else(co
 
 
 def test_only_vacuum_may_delete_and_it_no_old_version(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1", KmsKeyArn=KEY)
+    create_service(SparkImage="spark@sha256:1", SparkRelease="r", KmsKeyArn=KEY)
     roles = created("AWS::IAM::Role")
     assert len(roles) == len(FUNCTIONS) + len(("schedule", "spark", "vacuum"))
     deletes = ("s3:DeleteObject", "s3:DeleteObjectVersion", "s3:DeleteBucket", "s3:PutLifecycleConfiguration")
@@ -262,7 +262,7 @@ def test_only_vacuum_may_delete_and_it_no_old_version(aws: None) -> None:
 
 
 def test_no_role_has_a_wildcard_but_where_aws_knows_no_resource(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1", KmsKeyArn=KEY)
+    create_service(SparkImage="spark@sha256:1", SparkRelease="r", KmsKeyArn=KEY)
     wide = set()
     for role, name in created("AWS::IAM::Role").items():
         for statement in statements(name):
@@ -274,7 +274,7 @@ def test_no_role_has_a_wildcard_but_where_aws_knows_no_resource(aws: None) -> No
 
 
 def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1")
+    create_service(SparkImage="spark@sha256:1", SparkRelease="r")
     roles = created("AWS::IAM::Role")
     queue, dead = attributes(f"{STACK}-work")["QueueArn"], attributes(f"{STACK}-work-dead")["QueueArn"]
     lake, landing = "arn:aws:s3:::lake", "arn:aws:s3:::landing"
@@ -306,7 +306,7 @@ def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
 
 
 def test_only_the_nightly_function_may_start_spark_and_only_with_its_role(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1")
+    create_service(SparkImage="spark@sha256:1", SparkRelease="r")
     roles = created("AWS::IAM::Role")
     spark = boto3.client("iam").get_role(RoleName=roles["SparkRole"])["Role"]["Arn"]
     starters = {
@@ -322,6 +322,15 @@ def test_only_the_nightly_function_may_start_spark_and_only_with_its_role(aws: N
     assert environment["Variables"]["LAKEUPSERT_EMR_ROLE"] == spark
     assert environment["Variables"]["LAKEUPSERT_EMR_APPLICATION"]
     assert environment["Variables"]["LAKEUPSERT_EMR_ENTRYPOINT"] == "s3://lake/code/append.py"
+
+
+def test_a_spark_image_needs_its_release() -> None:
+    """Declared only: moto checks no rules."""
+    body = template("service.yaml")
+    [rule] = body["Rules"].values()
+    assert rule["RuleCondition"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": "SparkImage"}, ""]}]}
+    assert rule["Assertions"][0]["Assert"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": "SparkRelease"}, "none"]}]}
+    assert body["Parameters"]["SparkRelease"]["Default"] == "none"
 
 
 def test_without_a_spark_image_nothing_of_spark_is_made(aws: None) -> None:
