@@ -13,6 +13,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -33,13 +34,21 @@ from lakeupsert.engine.batch import (
     quarantine_files,
     touched_by,
 )
-from lakeupsert.engine.landing import LandingInput, RowRules, Survey, content_hash, unify, without_nulls
+from lakeupsert.engine.landing import (
+    ChangedFileError,
+    LandingInput,
+    RowRules,
+    Survey,
+    content_hash,
+    unify,
+    without_nulls,
+)
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.opened import OpenTable, at_once
 from lakeupsert.queue import Message
-from lakeupsert.storage import LocalStore, NotFoundError, open_store
+from lakeupsert.storage import LocalStore, ObjectInfo, open_store
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, counting, next_stamp, taken
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, SeenFile, counting, next_stamp, taken
 from lakeupsert.table.spec import TableSpec, evolve
 from lakeupsert.table.types import named_type
 
@@ -66,6 +75,7 @@ class _Ground:
     head: Link[LedgerEntry] | None
     spec_head: Link[TableSpec] | None
     inputs: tuple[LandingInput, ...]
+    seen: tuple[SeenFile, ...]
     batch_id: str
     received_at: int
     warnings: tuple[str, ...]
@@ -160,7 +170,8 @@ def _look(
         withdrawn = taken(entry for number, entry in enumerate(entries) if number not in count)
     if head is None:
         _refuse_unadopted(table)
-    inputs, left_out = _new_files(table, known, withdrawn, received, frozenset(changed))
+    hashes = {(f.path, f.size, f.etag): f.sha256 for entry in entries for f in entry.seen}
+    inputs, seen, left_out = _new_files(table, known, hashes, withdrawn, received, frozenset(changed))
     warnings = _told(left_out)
     if not inputs:
         for warning in warnings:
@@ -175,7 +186,7 @@ def _look(
             next="give the new files a --batch-id of their own, or none",
         )
     stamp = next_stamp(head.body if head else None)
-    return _Ground(head, spec_head, inputs, batch_id or clock.new_id(), stamp, warnings)
+    return _Ground(head, spec_head, inputs, seen, batch_id or clock.new_id(), stamp, warnings)
 
 
 def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
@@ -201,11 +212,17 @@ def _refuse_unadopted(table: OpenTable) -> None:
 def _new_files(
     table: OpenTable,
     known: dict[str, list[LandingFile]],
+    hashes: dict[tuple[str, int, str], str],
     among: dict[str, list[LandingFile]] | None,
     received: tuple[date | None, date | None],
     leave_out: frozenset[str],
-) -> tuple[tuple[LandingInput, ...], list[str]]:
-    """Landing files that no batch took (of ``among``, where it is given), and files that can't be taken as they are called."""
+) -> tuple[tuple[LandingInput, ...], tuple[SeenFile, ...], list[str]]:
+    """Landing files that no batch took (of ``among``, where it is given), those that had to be read to see that one did,
+    and files that can't be taken as they are called.
+
+    ``hashes`` by path, size and etag are of files that were read so before. The next ledger entry remembers what is read
+    here; a night that brings nothing new writes none, so the night after reads the same files once more.
+    """
     landing = open_store(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
         raise ConfigurationError(
@@ -213,7 +230,7 @@ def _new_files(
             f"The landing zone {landing.root} of table {table.name!r} is no folder.",
             next=f"create it, or correct `landing` in [tables.{table.name}]",
         )
-    inputs: list[LandingInput] = []
+    listed: list[ObjectInfo] = []
     left_out: list[str] = []
     for found in table.landing.list(""):
         if (
@@ -228,18 +245,30 @@ def _new_files(
             continue
         if table.settings.landing_dates and not (received[0] or day) <= day <= (received[1] or day):
             continue
-        before = known.get(found.name, [])
-        if any((f.size, f.etag) == (found.size, found.etag) for f in before):
+        if not any((f.size, f.etag) == (found.size, found.etag) for f in known.get(found.name, ())):
+            listed.append(found)
+
+    def sent(found: ObjectInfo) -> SeenFile | None:
+        with suppress(ChangedFileError):  # it is left to the next batch
+            content = content_hash(table.landing, found.name, found.etag)
+            return SeenFile(path=found.name, size=found.size, etag=found.etag, sha256=content)
+        return None
+
+    # Same path, other etag: only the content tells whether it is the same file sent again.
+    unsure = [f for f in listed if f.name in known and (f.name, f.size, f.etag) not in hashes]
+    read = {f.name: file for f, file in zip(unsure, at_once(sent, unsure), strict=True)}
+    inputs: list[LandingInput] = []
+    seen: list[SeenFile] = []
+    for found in listed:
+        file = read.get(found.name)
+        if found.name in read and file is None:
             continue
-        if before:  # same path, other etag: only the content tells whether it is the same file sent again
-            try:
-                content = content_hash(table.landing, found.name)
-            except NotFoundError:
-                continue
-            if any(f.sha256 == content for f in before):
-                continue
-        inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
-    return tuple(inputs), left_out
+        content = file.sha256 if file else hashes.get((found.name, found.size, found.etag))
+        if not any(f.sha256 == content for f in known.get(found.name, ())):
+            inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
+        elif file:
+            seen.append(file)
+    return tuple(inputs), tuple(seen), left_out
 
 
 def _late(changed: Sequence[str]) -> list[str]:
@@ -412,6 +441,7 @@ def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadabl
             LandingFile(path=i.path, size=i.size, etag=i.etag, sha256=hashes.get(i.path, ""), rows=rows[i.path])
             for i in ground.inputs
         ),
+        seen=ground.seen,
         touched=touched_by(reports),
         rows_read=sum(rows.values()) + len(unreadable),  # an unreadable file counts as the one row that tells of it
         quarantined=dict(sorted(reasons.items())),

@@ -10,13 +10,18 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
 
 
-class LandingFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A landing file that a batch took: (path, sha256) is its identity; size and etag only save reading it again."""
+class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A landing file as it was read: (path, sha256) is its identity; size and etag only save reading it again."""
 
     path: str
     size: int
     etag: str
     sha256: str
+
+
+class LandingFile(SeenFile, frozen=True, kw_only=True):
+    """A landing file that a batch took."""
+
     rows: int
 
 
@@ -73,6 +78,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
         files: the landing files, in the order that ranks their rows.
         quarantined: refused rows by reason.
+        seen: landing files that entries before took and that were sent again unchanged, under another etag; not taken here.
         replayed: where the batch took its rows instead of landing files, in the order that ranks them (ADR 0010).
         fence: behind a fence no append commits that began when the ledger had this many entries, or fewer: a vacuum deleted
             what those left. A restore gives up at any fence: the snapshot that it chose may have expired.
@@ -90,6 +96,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     restored: Restored | None = None
     replayed: tuple[Replayed, ...] = ()
     fence: int | None = None
+    seen: tuple[SeenFile, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Phase one's counterexamples: each of these lost, doubled or held back something once."""
 
+import os
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime
@@ -80,6 +81,65 @@ def test_file_replaced_after_its_rows_were_read_is_left_to_the_next_batch(
     lake.run()
     lake.finish_and_check()
     assert [r["k"] for r in lake.rows()] == ["a", "b", "z"]
+
+
+def send_again(lake: Lake, *paths: str) -> None:
+    """The same content, as another file of that name."""
+    for path in paths:
+        file = lake.root / "landing" / path
+        content = file.read_bytes()
+        file.unlink()
+        file.write_bytes(content)
+        os.utime(file, (1, 1))
+
+
+def test_file_that_was_sent_again_is_read_once_and_not_by_every_later_batch(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    real = pipeline_append.content_hash
+
+    def counted(store: Any, path: str, *etag: str) -> str:
+        read.append(path)
+        return real(store, path, *etag)
+
+    monkeypatch.setattr(pipeline_append, "content_hash", counted)
+    for name in ("1.jsonl", "2.jsonl", "3.jsonl"):
+        lake.land(name, [row(name, 0, 1)])
+    lake.run()
+    send_again(lake, "1.jsonl", "2.jsonl", "3.jsonl")
+    for night in (4, 5, 6):
+        lake.land(f"{night}.jsonl", [row("a", 0, night)])
+        lake.reopen()
+        lake.run()
+    assert sorted(read) == ["1.jsonl", "2.jsonl", "3.jsonl"]
+    lake.land("2.jsonl", [row("a", 0, 9), row("b", 0, 9)])
+    lake.run()
+    assert [f.path for f in lake.entries()[-1][1].files] == ["2.jsonl"]
+
+
+@pytest.mark.parametrize(("withdrawn_first", "taken_again"), [(True, ["2.jsonl"]), (False, ["2.jsonl", "3.jsonl"])])
+def test_file_that_was_sent_again_counts_by_the_batch_that_took_it_alone(
+    lake: Lake, withdrawn_first: bool, taken_again: list[str]
+) -> None:
+    """Whether the batch that met it again counts says nothing about its rows."""
+    for night in (1, 2):
+        lake.land(f"{night}.jsonl", [row("a", 0, night)])
+        lake.run()
+    snapshot = lake.table.snapshots()[1].number
+    if withdrawn_first:
+        lake.table.restore(snapshot, dry=False)
+    send_again(lake, "1.jsonl", "2.jsonl")
+    lake.land("3.jsonl", [row("a", 0, 3)])
+    lake.run()
+    assert [f.path for f in lake.entries()[-1][1].seen] == ["1.jsonl", "2.jsonl"]
+    if not withdrawn_first:
+        lake.table.restore(snapshot, dry=False)
+    lake.reopen()
+    taken = lake.table.append(host="local", again=True)
+    assert taken is not None
+    assert [f.path for f in taken.entry.files] == taken_again
+    lake.finish_and_check()
 
 
 def test_refused_batch_does_not_hold_back_what_was_committed_before(lake: Lake) -> None:
