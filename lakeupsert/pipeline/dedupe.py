@@ -408,10 +408,11 @@ def _added(
 # ---------------------------------------------------------------- the queue's side
 
 
-def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda partition: True) -> int:
+def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda partition: True, *, queued: int = 0) -> int:
     """Send a message for every selected partition where the ledger is ahead of the manifest; how many were sent.
 
-    It reads the heads of the partitions that are not published up to the ledger's head, and no others.
+    None is sent where there are no more such partitions than ``queued`` messages on their way, which are then taken for
+    theirs. It reads the heads of the partitions that are not published up to the ledger's head, and no others.
     """
     snapshot = table.last_snapshot()
     head = table.ledger_head()
@@ -422,9 +423,10 @@ def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda part
     }
     heads = table.heads(wanted)
     behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}
-    messages = [Message(table.name, p, batch) for p, batch in behind.items()]
-    table.queue.send(messages)
-    return len(messages)
+    if len(behind) <= queued:
+        return 0
+    table.queue.send(Message(table.name, p, batch) for p, batch in behind.items())
+    return len(behind)
 
 
 def drain(

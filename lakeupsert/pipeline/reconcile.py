@@ -107,7 +107,13 @@ def reconcile(
             mark_failed(table, partition, message.batch, reason)
     # A partition that failed before and lies there dead is brought back by a redrive, or by a run. Sent again from here,
     # it would fail again after every reconcile, each time with one dead letter more.
-    resent = send_missing(table, lambda partition: selected(partition) and partition not in failed)
+    # What is under way is not lost: a call every 10 minutes of a long night would send all that is left of it again.
+    on_their_way = table.queue_stats()
+    resent = send_missing(
+        table,
+        lambda partition: selected(partition) and partition not in failed,
+        queued=on_their_way.visible + on_their_way.leased,
+    )
     before = table.last_snapshot()
     published = publish(table)
     now = table.last_snapshot()

@@ -1,11 +1,13 @@
 """By a schedule: send messages that got lost, mark what died, publish what is whole; on request, prove it.
 
 Reads     an event that may have `"prove": true`
-Writes    what `lakeupsert reconcile` writes. The proof reads keys and order of every row, so not every hour makes one
-Answers   of each table what `lakeupsert reconcile --json` tells, and how many partitions wait; the proof where asked for
+Writes    what `lakeupsert reconcile` writes. The proof reads keys and order of every row, so the schedule asks for none
+Answers   how many partitions readers don't see up to date yet (`waiting`), and how many of them `failed`: the night is
+          through where none waits. And of each table what `lakeupsert reconcile --json` tells, with the proof where asked for
 Repeat    safe
 """
 
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
@@ -20,14 +22,16 @@ logger = Logger()
 
 @logger.inject_lambda_context
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    answer, wrong = {}, []
+    totals, answer, wrong = Counter(waiting=0, failed=0), {}, []
     with configured() as tables:
         for table in (t for t in tables if t.exists()):
             found = table.reconcile(counted=event.get("prove", False))
-            told = {"resent": found.resent, "published": found.published, "waiting": len(found.publish.waiting)}
+            state = {"waiting": len(found.publish.waiting), "failed": len(found.publish.failed)}
+            told = {"resent": found.resent, "published": found.published, **state}
+            totals.update(state)
             logger.info("reconciled", extra={"table": table.name, **told})
             answer[table.name] = {**told, "proof": [{**asdict(p), "balanced": p.balanced} for p in found.proof]}
             wrong += [*found.batches, *(f"{table.name}: {p.partition}: {p.difference}" for p in found.unbalanced)]
     if wrong:
         raise RefusedError("not-balanced", f"{wrong}", next="run `lakeupsert reconcile`, which says what mends it")
-    return {"tables": answer}
+    return {**totals, "tables": answer}

@@ -436,6 +436,6 @@ def test_the_airflow_example_names_what_service_yaml_makes() -> None:
     text = (AWS / "examples" / "airflow_dag.py").read_text()
     tree = ast.parse(text)
     chain = next(n for n in ast.walk(tree) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.RShift))
-    assert ast.unparse(chain) == "append >> drained >> publish >> vacuum"
+    assert ast.unparse(chain) == "append >> published >> vacuum"
     assert "-reconcile" in text
     assert template("service.yaml")["Parameters"]["SparkScriptKey"]["Default"] in text

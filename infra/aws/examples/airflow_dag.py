@@ -1,32 +1,41 @@
 """An example: a night as an Airflow DAG, where Airflow already runs your nights. For Airflow 3 with its Amazon provider.
 
 Deploy service.yaml with Schedule=DISABLED and a SparkImage, and set the Airflow variable `lakeupsert` to its outputs as JSON:
-    {"stack": "…", "application": "…", "role": "…", "bucket": "…", "queue_url": "…"}
+    {"stack": "…", "application": "…", "role": "…", "bucket": "…"}
 The worker's AWS connection may do what NightRole in step_functions.yaml may; vacuum runs under the profile `lakeupsert-vacuum`
 of the worker, which takes the stack's VacuumRole.
 
-    append -> drained -> publish -> vacuum
+    append -> published -> vacuum
 
 Each task looks at the table and not at what the one before said, so clearing any of them in the UI is safe.
 """
 
+import json
 from datetime import UTC, datetime, timedelta
 
-from airflow.providers.amazon.aws.hooks.sqs import SqsHook
+from airflow.providers.amazon.aws.hooks.lambda_function import LambdaHook
 from airflow.providers.amazon.aws.operators.emr import EmrServerlessStartJobOperator
-from airflow.providers.amazon.aws.operators.lambda_function import LambdaInvokeFunctionOperator
 from airflow.providers.standard.operators.bash import BashOperator
 from airflow.providers.standard.sensors.python import PythonSensor
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.timetables.trigger import CronTriggerTimetable
+from botocore.config import Config
 
-WAITING = ("ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible")
 
-
-def queue_is_empty(queue_url: str) -> bool:
-    """As far as SQS tells, which is about; `publish` tells what is true."""
-    answer = SqsHook().get_conn().get_queue_attributes(QueueUrl=queue_url, AttributeNames=list(WAITING))
-    return all(answer["Attributes"][name] == "0" for name in WAITING)
+def is_published(function: str) -> bool:
+    """Have lost messages sent again and what is whole published, and tell whether that is all of it."""
+    # The function may take its 15 minutes, and is not to be called again meanwhile.
+    hook = LambdaHook(config=Config(read_timeout=900, retries={"total_max_attempts": 1}))
+    answer = hook.invoke_lambda(function_name=function, payload="{}")
+    told = json.loads(answer["Payload"].read())
+    if "FunctionError" in answer:
+        raise AirflowException(f"{function}: {told}")
+    if told["failed"]:
+        raise AirflowFailException(
+            f"{told['failed']} partitions failed. `lakeupsert status` tells why and what mends it."
+        )
+    return bool(told["waiting"] == 0)
 
 
 with DAG(
@@ -51,16 +60,13 @@ with DAG(
             }
         },
     )
-    drained = PythonSensor(
-        task_id="drained",
-        python_callable=queue_is_empty,
-        op_args=["{{ var.json.lakeupsert.queue_url }}"],
-        poke_interval=60,
+    published = PythonSensor(
+        task_id="published",
+        python_callable=is_published,
+        op_args=["{{ var.json.lakeupsert.stack }}-reconcile"],
+        poke_interval=300,
         timeout=6 * 3600,
         mode="reschedule",  # holds no worker while it waits
-    )
-    publish = LambdaInvokeFunctionOperator(
-        task_id="publish", function_name="{{ var.json.lakeupsert.stack }}-reconcile", payload="{}"
     )
     vacuum = BashOperator(
         task_id="vacuum",
@@ -68,4 +74,4 @@ with DAG(
         env={"AWS_PROFILE": "lakeupsert-vacuum"},
         append_env=True,
     )
-    append >> drained >> publish >> vacuum
+    append >> published >> vacuum
