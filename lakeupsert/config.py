@@ -61,7 +61,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """strftime pattern of the first folders below landing, such as ``%m/%d/%Y``; empty: every file below."""
     queue: str = "auto"
     engine: Literal["arrow", "spark"] = "arrow"
-    strategy: Literal["auto", "rewrite"] = "auto"
+    strategy: Literal["auto", "rewrite", "delta"] = "auto"
     on_failed_partition: Literal["hold", "skip"] = "hold"
     """``hold`` publishes nothing newer while a partition fails; ``skip`` publishes and lists it as lagging."""
     quarantine_limit: str | int = "1%"

@@ -69,8 +69,8 @@ def _facts(found: "ExplainedPartition") -> list[output.Fact]:
 def _origin(version: "Version") -> str:
     if version.batch is None or version.received_at is None:
         return "stored; the appended file that it came with is gone"
-    if version.source in ("base", "tombstone"):
-        return f"the same, stored as {'a row' if version.source == 'base' else 'a tombstone'}"
+    if version.source in ("base", "delta", "tombstone"):
+        return f"the same, stored as {'a tombstone' if version.source == 'tombstone' else 'a row'}"
     if version.file is None:
         return "adopted when the table was made"
     received = output.when(version.received_at)

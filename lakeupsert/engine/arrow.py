@@ -1,13 +1,16 @@
-"""Strategy rewrite on Arrow, in this process: the base streams by in key order and the few incoming rows are worked in.
+"""Both strategies on Arrow, in this process: the base streams by in key order and meets the few incoming rows.
 
 The base has one row per key and is sorted by it, so nothing is windowed again: of a block of the base and the incoming
 rows that fall in its key range, keys and ordering columns alone decide; the payload is moved and never looked at.
+Strategy rewrite works the incoming rows in. Strategy delta reads keys and ordering columns alone, and of these only row
+groups that may hold an incoming key; it notes the positions of rows that lost.
 Memory: the incoming rows of the partition, one block of the base, and keys and order of rows that lost; of an adopted
 partition, once, the whole of it.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
-from lakeupsert.engine.datafiles import read_file, stream_file
+from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
-from lakeupsert.engine.rank import latest, rows_up_to
+from lakeupsert.engine.rank import latest, rows_up_to, sortable
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
@@ -56,8 +59,8 @@ class ArrowEngine:
         self.memory_limit = memory_limit
 
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
-        stored, adopted = (task.base, ()) if task.settled else ((), task.base)
-        incoming = [f for files in (adopted, task.tombstones, *task.batches) for f in files]
+        stored, adopted = ((*task.kept, *task.base), ()) if task.settled else ((), task.base)
+        incoming = [f for files in (adopted, task.deltas, task.tombstones, *task.batches) for f in files]
         width = sum(_width(type_) for type_ in (*spec.stored_schema.types, *_RANKS.types))
 
         def decoded(files: Sequence[DataFile]) -> int:
@@ -72,7 +75,10 @@ class ArrowEngine:
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
     ) -> list[MergeOutput]:
         lost: list[list[Any]] = [[] for _ in tasks]
-        outputs = [_rewrite(store, spec, spec_version, task, to) for task, to in zip(tasks, lost, strict=True)]
+        outputs = [
+            (_delta if task.kept else _rewrite)(store, spec, spec_version, task, to)
+            for task, to in zip(tasks, lost, strict=True)
+        ]
         found = zip(outputs, digests(lost, spec), strict=True)
         return [replace(output, superseded_digest=digest) for output, digest in found]
 
@@ -88,7 +94,7 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
             for stored in stream_file(store, file, spec.stored_schema):
                 met = rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
                 if not met:
-                    out.base.write(stored)
+                    out.live.write(stored)
                     continue
                 both = pa.concat_tables([_tagged(stored, age=0, deleted=False), rest.slice(0, met)])
                 rest = rest.slice(met)
@@ -96,12 +102,49 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
         if pc.any(rest[DELETE_FLAG]).as_py():
             out.write(rest, pa.array(np.arange(rest.num_rows)))
         else:
-            out.base.write(rest)
+            out.live.write(rest)
     return out.output(sum(rows.num_rows for rows in lost), adopted=None if task.settled else str(adopted))
 
 
+def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, lost: list[Any]) -> MergeOutput:
+    """Rows that lost, their key and ordering columns, are put into ``lost``."""
+    incoming = _incoming(store, spec, task, Digest(spec))
+    incoming = incoming.take(_winners(incoming, spec, lost))
+    met, source, position = _met(store, spec, task.kept, incoming)
+    both = pa.concat_tables([met, incoming.select(met.schema.names)])
+    order, wins = latest(both, spec.stored_key, spec.order_by, (_AGE.name, FILE, PLACE))
+    losers = order.filter(pc.invert(wins))
+    lost.append(both.select(spec.tombstone_schema.names).take(losers))
+    superseded = losers.to_numpy()
+    superseded = np.sort(superseded[superseded < met.num_rows])
+    winners = order.filter(pc.and_(wins, pc.greater_equal(order, met.num_rows)))
+    with MergeWriter(store, spec, spec_version, task) as out:
+        out.write(incoming, pc.subtract(winners, met.num_rows))
+    positions = [position[superseded[source[superseded] == number]] for number in range(len(task.kept))]
+    return out.output(sum(rows.num_rows for rows in lost), positions=positions)
+
+
+def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], incoming: Any) -> tuple[Any, Any, Any]:
+    """Stored rows that may have the key of an incoming one: key and ordering columns; each one's file, and place in it.
+
+    A row is taken whose every key column has a value that an incoming row has there: few more than there are, and cheap.
+    """
+    schema = spec.tombstone_schema.append(pa.field(POSITION, pa.int64()))
+    keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
+    near = next(iter(keys.items()))
+    tables, sources = [schema.empty_table()], [np.empty(0, np.int64)]
+    for number, file in enumerate(files):
+        for rows in stream_file(store, file, schema, near):
+            is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
+            tables.append(rows.filter(reduce(pc.and_, is_near)))
+            sources.append(np.full(tables[-1].num_rows, number))
+    met = pa.concat_tables(tables)
+    position = met[POSITION].to_numpy()
+    return _tagged(met.drop_columns(POSITION), age=0, deleted=False), np.concatenate(sources), position
+
+
 def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Digest) -> Any:
-    """Tombstones, appended rows and ``adopted`` ones in one table, which holds a key as often as they do."""
+    """Tombstones, deltas, appended rows and ``adopted`` ones in one table, which holds a key as often as they do."""
     tables = [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)]
     for number, file in enumerate(() if task.settled else task.base):
         rows = adopted_rows(store, file, spec, task.partition)
@@ -109,6 +152,8 @@ def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Dig
         columns = [pa.repeat(pa.scalar(number, _FILE.type), rows.num_rows), pa.array(np.arange(rows.num_rows))]
         rows = rows.append_column(_FILE, columns[0]).append_column(_PLACE, columns[1])
         tables.append(_tagged(rows, age=0, deleted=False))
+    for delta in task.deltas:
+        tables.append(_tagged(read_file(store, delta, spec.stored_schema), age=0, deleted=False))
     for tombstones in task.tombstones:
         tables.append(_tagged(read_file(store, tombstones, spec.stored_schema), age=0, deleted=True))
     for age, files in enumerate(task.batches, start=1):

@@ -2,16 +2,19 @@
 
 import errno
 import io
+import itertools
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeupsert.engine.vectors import deleted_positions, without
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table.layout import HOME, made_anew, partition_of
@@ -26,7 +29,10 @@ PAGE_BYTES = 1 << 20
 SAMPLED_ROWS = 250
 MOST_DISTINCT = 0.8
 FEW_ROWS = 500
+_COMPARED_BY_STATISTICS = (pa.types.is_integer, pa.types.is_date32, pa.types.is_string, pa.types.is_large_string)
 FOOTER = "lakeupsert."
+POSITION = "_lakeupsert_position"
+"""Integer column that `stream_file` makes on demand: the row's place in its file, superseded ones counted."""
 
 
 @dataclass(frozen=True)
@@ -200,10 +206,25 @@ def read_file(store: ObjectStore, file: DataFile, schema: Any) -> Any:
     return pa.concat_tables(list(stream_file(store, file, schema)) or [schema.empty_table()])
 
 
-def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any]:
-    """The rows of one of our files in their order, in tables of about ``ROW_GROUP_BYTES``."""
+def stream_file(store: ObjectStore, file: DataFile, schema: Any, near: tuple[str, Any] | None = None) -> Iterator[Any]:
+    """The rows of one of our files that live, in their order, in tables of about ``ROW_GROUP_BYTES``.
+
+    A column `POSITION` in ``schema`` gets each row's place in the file. With ``near``, a column and values of it, row groups
+    may be left out that hold none of these.
+    """
+    deleted = deleted_positions(store, file)
+    for at, rows in _decoded(store, file, schema, near):
+        if POSITION in schema.names:
+            rows = rows.append_column(schema.field(POSITION), pa.array(np.arange(at, at + rows.num_rows)))
+        yield without(aligned(rows, schema), deleted, at)
+
+
+def _decoded(
+    store: ObjectStore, file: DataFile, schema: Any, near: tuple[str, Any] | None
+) -> Iterator[tuple[int, Any]]:
+    """The rows of a file as they are there, each table with the place of its first row."""
     if isinstance(file, TombstoneFile) and file.inline:
-        yield aligned(from_bytes(file.inline), schema)
+        yield 0, from_bytes(file.inline)
         return
     part = None if file.at is None else (file.at, file.bytes)
     with (
@@ -218,8 +239,34 @@ def stream_file(store: ObjectStore, file: DataFile, schema: Any) -> Iterator[Any
         rows = min(rows, max((g.num_rows for g in groups), default=1))
         stored = set(parquet.schema_arrow.names)
         columns = [name for name in schema.names if name in stored]
-        for batch in parquet.iter_batches(batch_size=rows, columns=columns, use_threads=False):
-            yield aligned(pa.Table.from_batches([batch]), schema)
+        begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
+        wanted = [i for i, group in enumerate(groups) if near is None or _may_hold(group, near)]
+        for first, last in _runs(wanted):
+            at = begins[first]
+            run = list(range(first, last + 1))
+            for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
+                yield at, pa.Table.from_batches([batch])
+                at += batch.num_rows
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of numbers that follow each other."""
+    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        found = [number for _, number in run]
+        yield found[0], found[-1]
+
+
+def _may_hold(group: Any, near: tuple[str, Any]) -> bool:
+    """Whether a row group may hold one of the values of a column, by its statistics."""
+    name, values = near
+    if not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
+        return True
+    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == name)
+    found = column.statistics
+    if found is None or not found.has_min_max:
+        return True
+    low, high = (pa.scalar(value, values.type) for value in (found.min, found.max))
+    return bool(pc.any(pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))).as_py())
 
 
 @contextmanager

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, to_bytes
+from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import NO_ROWS, DataFile, TombstoneFile
@@ -25,7 +26,10 @@ class MergeTask:
     """One bucket of one partition, to be merged with the appended files of some batches.
 
     Attributes:
-        base, tombstones: what is stored: base files in key order, one row per key; keys that are deleted.
+        base, deltas, tombstones: what is stored and written anew: base files in key order, then rows that supersede none of
+            them and are not superseded, one row per key altogether; keys that are deleted.
+        kept: stored files that stay: base files, deltas. Rows that are superseded in them are marked by deletion vectors,
+            and winners go to a new delta (strategy delta). Where there are none, all is written into a new base (rewrite).
         batches: per batch, in ledger order, its appended files; a key may be in several of them, and their rank columns decide.
         up_to: the batch that `merged` will be.
         start: how many versions the partition's chain has; it is in the new files' names.
@@ -40,30 +44,45 @@ class MergeTask:
     up_to: int
     start: int
     settled: bool = True
+    deltas: tuple[DataFile, ...] = ()
+    kept: tuple[DataFile, ...] = ()
+
+    @property
+    def strategy(self) -> Literal["rewrite", "delta"]:
+        return "delta" if self.kept else "rewrite"
+
+    @property
+    def stored(self) -> tuple[DataFile, ...]:
+        """All files of rows that live."""
+        return (*self.kept, *self.base, *self.deltas)
 
     @property
     def bytes(self) -> int:
-        """Compressed bytes that the merge reads."""
-        return sum(f.bytes for files in (self.base, self.tombstones, *self.batches) for f in files)
+        """Compressed bytes that the merge reads, at most: of what is kept it reads keys and ordering columns alone."""
+        return sum(f.bytes for files in (self.stored, self.tombstones, *self.batches) for f in files)
 
 
 @dataclass(frozen=True)
 class MergeOutput:
     """What replaces the bucket: files in key order; how many rows lost to a greater one, and their digest.
 
-    ``adopted`` is the digest of all rows that were stored, where they had to be settled.
+    Attributes:
+        written: new files of rows that live, a base or a delta as the task's strategy says.
+        kept: those of the task that still have such rows, with their deletion vectors of now.
+        adopted: the digest of all rows that were stored, where they had to be settled.
     """
 
-    base: tuple[DataFile, ...]
+    written: tuple[DataFile, ...]
     tombstones: tuple[TombstoneFile, ...]
     superseded: int
     superseded_digest: str = NO_ROWS
     adopted: str | None = None
+    kept: tuple[DataFile, ...] = ()
 
     @property
-    def names(self) -> list[str]:
-        """What was written to the store."""
-        return [f.name for f in (*self.base, *self.tombstones) if f.name]
+    def objects(self) -> set[str]:
+        """What it needs in the store."""
+        return {name for file in (*self.kept, *self.written, *self.tombstones) for name in file.objects}
 
 
 class Engine(Protocol):
@@ -85,19 +104,21 @@ class Engine(Protocol):
 
 
 class MergeWriter:
-    """Where an engine puts winners, in key order: live rows into base files, deletes into tombstone files."""
+    """Where an engine puts winners, in key order: live rows into base or delta files, deletes into tombstone files."""
 
     def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> None:
         footer = partial(
             Footer, table=spec.table_id, batch=str(task.up_to), spec_version=spec_version, partition=task.partition
         )
+        self._store, self._task = store, task
         self._stack = ExitStack()
         self._few: list[Any] | None = []  # None: they were too many
-        self.base = DataFileWriter(
+        new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")
+        self.live = DataFileWriter(
             store,
-            partial(TableObjects.new_base, task.partition, task.start),
+            partial(new_name, task.partition, task.start),
             spec.stored_schema,
-            footer(kind="base"),
+            footer(kind=kind),
             spec.stored_key,
         )
         self._tombstones = DataFileWriter(
@@ -109,7 +130,7 @@ class MergeWriter:
         )
 
     def __enter__(self) -> "MergeWriter":
-        self._stack.enter_context(self.base)
+        self._stack.enter_context(self.live)
         self._stack.enter_context(self._tombstones)
         return self
 
@@ -120,7 +141,7 @@ class MergeWriter:
         """Those of ``rows`` (the stored columns and `DELETE_FLAG`) whose indices are ``winners``, in that order."""
         deleted = rows[DELETE_FLAG].take(winners)
         self._bury(rows.select(self._tombstones.schema.names).take(winners.filter(deleted)))
-        self.base.write(rows.select(self.base.schema.names).take(winners.filter(pc.invert(deleted))))
+        self.live.write(rows.select(self.live.schema.names).take(winners.filter(pc.invert(deleted))))
 
     def _bury(self, tombstones: Any) -> None:
         if self._few is not None:
@@ -130,11 +151,19 @@ class MergeWriter:
             tombstones, self._few = pa.concat_tables(self._few), None
         self._tombstones.write(tombstones)
 
-    def output(self, superseded: int, superseded_digest: str = NO_ROWS, adopted: str | None = None) -> MergeOutput:
-        """After the block: what was written."""
+    def output(
+        self,
+        superseded: int,
+        superseded_digest: str = NO_ROWS,
+        adopted: str | None = None,
+        positions: Sequence[Any] = (),
+    ) -> MergeOutput:
+        """After the block: what was written; ``positions`` are those of rows that lost in each file that is kept."""
         files = [TombstoneFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in self._tombstones.files]
         few = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._few or [])])
         if few.num_rows:
             inline = to_bytes(few.combine_chunks())
             files.append(TombstoneFile(name="", rows=few.num_rows, bytes=len(inline), inline=inline))
-        return MergeOutput(tuple(self.base.files), tuple(files), superseded, superseded_digest, adopted)
+        new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
+        kept = with_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
+        return MergeOutput(tuple(self.live.files), tuple(files), superseded, superseded_digest, adopted, tuple(kept))

@@ -45,6 +45,12 @@ def sortable(column: Any) -> Any:
     return pa.array(ordered, mask=pc.is_null(values).to_numpy(zero_copy_only=False))
 
 
+def sorted_by(table: Any, key: Sequence[str]) -> Any:
+    """Indices of the rows in key order."""
+    columns = {f"k{i}": sortable(table[name]) for i, name in enumerate(key)}
+    return pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
+
+
 def rows_up_to(table: Any, key: Sequence[str], last: Sequence[Any]) -> int:
     """How many rows of ``table``, sorted by key, have a key that is not above ``last`` (one scalar a key column)."""
     up_to = equal = None

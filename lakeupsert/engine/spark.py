@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +34,7 @@ from lakeupsert.engine.batch import (
     settle_and_write,
     split,
 )
-from lakeupsert.engine.datafiles import from_bytes, stream_file, to_bytes
+from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
@@ -292,8 +293,8 @@ def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
 
 
 def _sources(task: MergeTask) -> list[tuple[DataFile, int]]:
-    """The files of a merge, each with its age (see `arrow`)."""
-    stored = [(f, 0) for f in (*task.base, *task.tombstones)]
+    """The files of a merge, those that are kept first, each with its age (see `arrow`)."""
+    stored = [(f, 0) for f in (*task.stored, *task.tombstones)]
     return stored + [(f, age) for age, files in enumerate(task.batches, 1) for f in files]
 
 
@@ -302,26 +303,25 @@ def _ranks(store: ObjectStore, spec: TableSpec, unit: int, source: int, file: Da
     compared = [spec.schema.field(n) for n in (*spec.stored_key, *spec.order_by)]
     appended = spec.ranked_schema if age else None
     extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.delete else []))] if appended else []
-    schema = pa.schema([*{f.name: f for f in (*compared, *extra)}.values()])
-    at = 0
+    position = pa.field(POSITION, pa.int64())
+    schema = pa.schema([*{f.name: f for f in (*compared, *extra, position)}.values()])
     for rows in stream_file(store, file, schema):
         n = rows.num_rows
         columns = {
             "unit": np.full(n, unit, np.int32),
             "source": np.full(n, source, np.int32),
-            "row": np.arange(at, at + n),
+            "row": rows[POSITION],
             "age": np.full(n, age, np.int32),
             "file": rows[FILE]
             if age
             else np.full(n, source, np.int32),  # between stored rows only adopted ones can tie
-            "place": rows[PLACE] if age else np.arange(at, at + n),
+            "place": rows[PLACE] if age else rows[POSITION],
             "deleted": rows[DELETE_FLAG] if age and spec.delete else np.full(n, isinstance(file, TombstoneFile)),
             "hash": row_hashes(rows, hashed_columns(spec)).view(np.int64),
         }
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
         columns |= {f"o{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.order_by)}
         yield from pa.table(columns).to_batches()
-        at += n
 
 
 def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
@@ -383,24 +383,28 @@ def _gather(
     sources: list[tuple[DataFile, int]],
     ranked: Iterator[Any],
 ) -> MergeOutput:
-    """Write the winning rows, in key order, and add up the others.
+    """Write the winning rows, in key order, but those in files that are kept; add up the others.
 
     Files are sorted by key too, so each is read forward once; but adopted ones.
     """
     cursors = [
-        _Cursor(stream_file(store, file, spec.stored_schema))
+        _Cursor(stream_file(store, msgspec.structs.replace(file, deleted=None), spec.stored_schema))
         if age or task.settled
         else adopted_rows(store, file, spec, task.partition)
         for file, age in sources
     ]
     lost = lost_sum = adopted_sum = 0
+    superseded: list[list[Any]] = [[] for _ in task.kept]
     with MergeWriter(store, spec, spec_version, task) as out:
         for batch in ranked:
             wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
             lost += int(np.count_nonzero(~wins))
             lost_sum += int(hashes[~wins].sum())
-            adopted_sum += int(hashes[batch["source"].to_numpy() < len(task.base)].sum())
-            batch = batch.filter(pa.array(wins))
+            source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
+            adopted_sum += int(hashes[source < len(task.base)].sum())
+            for number, positions in enumerate(superseded):
+                positions.append(row[~wins & (source == number)])
+            batch = batch.filter(pa.array(wins & (source >= len(task.kept))))
             if not batch.num_rows:
                 continue
             source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
@@ -409,7 +413,8 @@ def _gather(
             found = [cursors[s].take(row[source == s]) for s in np.unique(source)]
             rows = pa.concat_tables(found).append_column(DELETE_FLAG, batch["deleted"].take(pa.array(by_source)))
             out.write(rows, pa.array(np.argsort(by_source, kind="stable")))
-    return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum))
+    positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
+    return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
 
 
 class _Cursor:

@@ -1,8 +1,8 @@
 """Phase two: bring dirty partitions up to a batch, one row per key.
 
 Reads     the partition's head manifest, its pending ledger entries, and the files that both list
-Writes    new base and tombstone files, then the next manifest version (the only commit here; readers see it with the next
-          snapshot)
+Writes    new base, delta, vector and tombstone files, then the next manifest version (the only commit here; readers see
+          it with the next snapshot)
 Repeat    safe: twice, late, or beside another worker on the same partition
 
     receive -> load manifest and pending -> engine.merge -> commit -> ack
@@ -31,11 +31,12 @@ from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable, at_once
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.strategy import Strategy, in_place
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, counting
-from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Digests, Failed, Manifest, added
+from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Failed, Manifest, added
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Rebuilt
 
@@ -81,7 +82,7 @@ class PartitionResult:
     bytes_read: int = 0
     bytes_written: int = 0
     engine: str = ""
-    strategy: str = "rewrite"
+    strategy: str = ""
     seconds: float = 0.0
     status: Literal["merged", "clean", "failed", "large"] = "clean"
     error: str | None = None
@@ -108,7 +109,7 @@ class Step:
     @property
     def merges(self) -> bool:
         """Whether rows are written; a restore puts a version back as it is."""
-        return bool(self.task.batches) or (self.work is not None and bool(self.task.base or self.task.tombstones))
+        return bool(self.task.batches) or (self.work is not None and bool(self.task.stored or self.task.tombstones))
 
 
 def dedupe_partitions(
@@ -162,12 +163,12 @@ def dedupe_partitions(
         # A version is written under its own batch's spec: under a newer one, readers of that batch would meet files that
         # their spec does not describe.
         by_spec: dict[int, list[Step]] = {}
-        merged: list[tuple[Step, MergeOutput]] = []
+        merged: list[tuple[Step, MergeOutput | None]] = []
         for step in steps:
             if step.merges:
                 by_spec.setdefault(_spec_version(step), []).append(step)
             else:
-                merged.append((step, MergeOutput(step.task.base, step.task.tombstones, 0)))
+                merged.append((step, None))
         for version, of_spec in by_spec.items():
             outputs = engine.merge(table.store, table.spec(version), version, [step.task for step in of_spec])
             merged += zip(of_spec, outputs, strict=True)
@@ -240,7 +241,8 @@ def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: 
         low = base.merged
     entries = table.entries(low, number)
     pending = tuple(link for link in entries if partition in link.body.touched)
-    return _step(head, base, pending, frozenset(counting((link.number, link.body) for link in entries)), number)
+    counts = frozenset(counting((link.number, link.body) for link in entries))
+    return _step(head, base, pending, counts, number, strategy=table.strategy)
 
 
 def _step_anew(table: OpenTable, head: Link[Manifest] | None, partition: str, name: str) -> Step | None:
@@ -276,13 +278,18 @@ def _step(
     counts: frozenset[int],
     number: int,
     work: str | None = None,
+    strategy: Strategy = "rewrite",
 ) -> Step:
     bucket = base.buckets[0] if base.buckets else BucketEntry(id="")
+    batches = tuple(link.body.touched[base.partition].files for link in pending if link.number in counts)
+    kept, folded = in_place(strategy, bucket, sum(f.bytes for files in batches for f in files))
     task = MergeTask(
         partition=base.partition,
-        base=bucket.base,
+        base=() if kept else bucket.base,
+        deltas=folded,
+        kept=kept,
         tombstones=bucket.tombstones,
-        batches=tuple(link.body.touched[base.partition].files for link in pending if link.number in counts),
+        batches=batches,
         up_to=number,
         start=head.number + 1 if head else 0,
         settled=bucket.settled,
@@ -311,14 +318,16 @@ def _spec_version(step: Step) -> int:
     return max(last, step.base.spec_version, step.head.body.spec_version if step.head else 0)
 
 
-def _commit(table: OpenTable, engine: str, seconds: float, merged: tuple[Step, MergeOutput]) -> Link[Manifest] | None:
+def _commit(
+    table: OpenTable, engine: str, seconds: float, merged: tuple[Step, MergeOutput | None]
+) -> Link[Manifest] | None:
     """The committed version, or None where the race was lost to a writer that changed the bucket: then it is redone."""
     step, output = merged
     partition, head = step.task.partition, step.head
     chain = table.objects.partition(partition)
     made: dict[str, str | float | int] = {
         "engine": engine,
-        "strategy": "rewrite",
+        "strategy": step.task.strategy,
         "seconds": round(seconds, 3),
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
@@ -330,7 +339,8 @@ def _commit(table: OpenTable, engine: str, seconds: float, merged: tuple[Step, M
         # What changed the bucket makes us redo it; behind a fence what we wrote may be gone already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.task.start
         if fenced or _bucket(newer) != _bucket(head):
-            table.discard(set(output.names) - {f.name for f in (*step.task.base, *step.task.tombstones)})
+            if output is not None:
+                table.discard(output.objects - _old_bucket(step).objects)
             return None
         head = newer  # something else was appended, such as a mark; what we read still stands
 
@@ -338,35 +348,31 @@ def _commit(table: OpenTable, engine: str, seconds: float, merged: tuple[Step, M
 def _merged(
     step: Step,
     head: Link[Manifest] | None,
-    output: MergeOutput,
+    output: MergeOutput | None,
     made: dict[str, str | float | int],
 ) -> Manifest:
-    task = step.task
-    bucket = step.base.buckets[0] if step.base.buckets else BucketEntry(id="", digests=NO_DIGESTS)
-    old, digests = bucket.counters, bucket.digests
+    """The next version; without ``output`` no row moves, and some may be withdrawn."""
+    task, old = step.task, _old_bucket(step)
     brought = {link.number: link.body.touched[task.partition] for link in step.pending}
     merged = [t for number, t in brought.items() if number in step.counting]
     withdrawn = [t for number, t in brought.items() if number not in step.counting]
-    counters = msgspec.structs.replace(
+    bucket = msgspec.structs.replace(
         old,
-        appended=old.appended + sum(t.rows for t in brought.values()),
-        live=sum(f.rows for f in output.base),
-        tombstones=sum(f.rows for f in output.tombstones),
-        superseded=old.superseded + sum(t.superseded for t in merged) + output.superseded,
-        withdrawn=old.withdrawn + sum(t.rows for t in withdrawn),
-    )
-    bucket = BucketEntry(
         id=clock.new_id(),
-        settled=task.settled or step.merges,
-        base=output.base,
-        tombstones=output.tombstones,
-        counters=counters,
-        digests=Digests(
-            adopted=digests.adopted if task.settled else output.adopted,
-            superseded=added((digests.superseded, output.superseded_digest, *(t.superseded_digest for t in merged))),
-            withdrawn=added((digests.withdrawn, *(t.digest for t in withdrawn))),
+        counters=msgspec.structs.replace(
+            old.counters,
+            appended=old.counters.appended + sum(t.rows for t in brought.values()),
+            superseded=old.counters.superseded + sum(t.superseded for t in merged),
+            withdrawn=old.counters.withdrawn + sum(t.rows for t in withdrawn),
+        ),
+        digests=msgspec.structs.replace(
+            old.digests,
+            superseded=added((old.digests.superseded, *(t.superseded_digest for t in merged))),
+            withdrawn=added((old.digests.withdrawn, *(t.digest for t in withdrawn))),
         ),
     )
+    if output is not None:
+        bucket = _with_output(bucket, task, output)
     before = head.body if head else Manifest(partition=task.partition, merged=0, spec_version=0)
     return msgspec.structs.replace(
         before,
@@ -379,30 +385,67 @@ def _merged(
     )
 
 
+def _with_output(bucket: BucketEntry, task: MergeTask, output: MergeOutput) -> BucketEntry:
+    base = {file.name for file in bucket.base}
+    kept = [[file for file in output.kept if (file.name in base) == is_base] for is_base in (True, False)]
+    written = ((), output.written) if task.kept else (output.written, ())
+    return msgspec.structs.replace(
+        bucket,
+        settled=True,
+        base=(*kept[0], *written[0]),
+        deltas=(*kept[1], *written[1]),
+        tombstones=output.tombstones,
+        counters=msgspec.structs.replace(
+            bucket.counters,
+            live=sum(f.live for f in (*output.kept, *output.written)),
+            tombstones=sum(f.rows for f in output.tombstones),
+            superseded=bucket.counters.superseded + output.superseded,
+        ),
+        digests=msgspec.structs.replace(
+            bucket.digests,
+            adopted=bucket.digests.adopted if task.settled else output.adopted,
+            superseded=added((bucket.digests.superseded, output.superseded_digest)),
+        ),
+    )
+
+
+def _old_bucket(step: Step) -> BucketEntry:
+    """What the merge begins from."""
+    return step.base.buckets[0] if step.base.buckets else BucketEntry(id="", digests=NO_DIGESTS)
+
+
 def _bucket(link: Link[Manifest] | None) -> BucketEntry | None:
     return link.body.buckets[0] if link and link.body.buckets else None
 
 
 def _added(
-    result: PartitionResult, step: Step, output: MergeOutput, link: Link[Manifest], engine: str, seconds: float
+    result: PartitionResult, step: Step, output: MergeOutput | None, link: Link[Manifest], engine: str, seconds: float
 ) -> PartitionResult:
-    task = step.task
-    read = [f for files in (task.base, task.tombstones, *task.batches) for f in files]
+    task, old = step.task, _old_bucket(step)
+    new = link.body.buckets[0]
+    read = [f for files in (task.stored, task.tombstones, *task.batches) for f in files]
     return replace(
         result,
         version=link.number,
         merged=link.body.merged,
-        rows_in=result.rows_in + sum(f.rows for f in read),
+        rows_in=result.rows_in + sum(f.live for f in read),
         rows_out=link.body.rows,
-        rows_superseded=result.rows_superseded + output.superseded,
-        rows_deleted=sum(f.rows for f in output.tombstones),
-        bytes_read=result.bytes_read + (task.bytes if step.merges else 0),
-        bytes_written=result.bytes_written
-        + (sum(f.bytes for f in (*output.base, *output.tombstones)) if step.merges else 0),
+        rows_superseded=result.rows_superseded + (output.superseded if output else 0),
+        rows_deleted=new.counters.tombstones,
+        bytes_read=result.bytes_read + (task.bytes if output else 0),
+        bytes_written=result.bytes_written + (_new_bytes(old, new) if output else 0),
         engine=engine,
+        strategy=task.strategy,
         seconds=result.seconds + seconds,
         status="merged",
     )
+
+
+def _new_bytes(old: BucketEntry, new: BucketEntry) -> int:
+    """Of the files that a merge wrote, and of the vectors."""
+    before = {f.name: f.deleted for f in old.data}
+    files = sum(f.bytes for f in (*new.data, *new.tombstones) if f.name not in before)
+    return files + sum(f.deleted.size for f in new.data if f.deleted and f.deleted != before.get(f.name))
 
 
 # ---------------------------------------------------------------- the queue's side

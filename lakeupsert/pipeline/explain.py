@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from lakeupsert.engine.convert import convert, plain
-from lakeupsert.engine.datafiles import aligned, opened, read_file
+from lakeupsert.engine.datafiles import aligned, opened, stream_file
 from lakeupsert.engine.rank import latest, sortable
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
@@ -32,7 +32,7 @@ from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
-Source = Literal["appended", "adopted", "base", "tombstone"]
+Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
 Outcome = Literal["shown", "deletes", "won, not published", "pending", "superseded", "withdrawn"]
 
 _AGE = pa.field("_lakeupsert_age", pa.int64())
@@ -298,8 +298,10 @@ class _Search:
         """The rows of the key in a file; those that bring no rank columns are ranked by their file and place in it."""
         self.files += 1
         condition = reduce(and_, [ds.field(name) == self.key[name][0] for name in self.spec.stored_key])
-        if isinstance(file, TombstoneFile) and file.inline:
-            rows = read_file(self.table.store, file, self.spec.tombstone_schema).filter(condition)
+        if file.deleted or (isinstance(file, TombstoneFile) and file.inline):
+            schema = self.spec.tombstone_schema if isinstance(file, TombstoneFile) else self.spec.stored_schema
+            found = [rows.filter(condition) for rows in stream_file(self.table.store, file, schema)]
+            rows = pa.concat_tables([schema.empty_table(), *found])
         else:
             part = None if file.at is None else (file.at, file.bytes)
             with opened(self.table.store, file.name, part, partition) as opened_file:
@@ -324,8 +326,8 @@ class _Search:
         if version is not None:
             age, home = version.body.merged, f"{HOME}/partitions/{partition} version {version.number}"
             for bucket in version.body.buckets:
-                for file in bucket.base:
-                    stored += self._rows(partition, file, "base", age)
+                for file in bucket.data:
+                    stored += self._rows(partition, file, "base" if file in bucket.base else "delta", age)
                 for tombstones in bucket.tombstones:
                     stored += self._rows(partition, tombstones, "tombstone", age, manifest=home)
         rows = self._ranked(rows)

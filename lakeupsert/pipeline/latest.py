@@ -94,10 +94,10 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     overlay = OverlayStore(table.store) if any(task.batches for task in tasks) else None
     try:
         for task in tasks:
-            files = _files(overlay, spec, spec_version, task) if overlay and task.batches else task.base
+            files = _files(overlay, spec, spec_version, task) if overlay and task.batches else task.stored
             pinned[task.partition] = files
             shown[task.partition] = Shown(  # of no version
-                version=-1, merged=task.up_to, rows=sum(f.rows for f in files), bytes=sum(f.bytes for f in files)
+                version=-1, merged=task.up_to, rows=sum(f.live for f in files), bytes=sum(f.bytes for f in files)
             )
     except BaseException:
         if overlay:
@@ -131,4 +131,4 @@ def _files(store: OverlayStore, spec: TableSpec, spec_version: int, task: MergeT
             next=f"{e.next}; `published` can be read meanwhile",
             partition=task.partition,
         ) from e
-    return output.base
+    return (*output.kept, *output.written)

@@ -16,6 +16,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.table.chain import FORMAT, Link, newer_format
@@ -51,6 +52,12 @@ class OpenTable:
     @cached_property
     def objects(self) -> TableObjects:
         return TableObjects(self.store)
+
+    @property
+    def strategy(self) -> Strategy:
+        """Where nothing superseded is kept, readers list folders, and what lies in deltas is not in them."""
+        by_folder = not self.settings.retention and self.settings.strategy == "auto"
+        return "rewrite" if by_folder else self.settings.strategy
 
     @cached_property
     def store(self) -> ObjectStore:

@@ -501,15 +501,15 @@ def _merges(
             exists = head is not None
             while step := next_step(table, partition, behind[partition], snapshot.body if snapshot else None, head):
                 task = step.task
-                stored = _of_files((*task.base, *task.tombstones))
+                stored = _of_files((*task.stored, *task.tombstones))
                 if task.batches:  # a restore alone moves no bytes
                     stored = stored.and_merged(sum(f.rows for files in task.batches for f in files), sizes)
                     read, written = read + task.bytes, written + stored.bytes
-                    objects += sum(len(files) for files in (task.base, *task.batches))
+                    objects += sum(len(files) for files in (task.stored, *task.batches))
                 versions += 1
                 head = _imagined(partition, task.up_to, stored)
             if head is not None and not versions:
-                stored = _of_files([f for b in head.body.buckets for f in (*b.base, *b.tombstones)])
+                stored = _of_files([f for b in head.body.buckets for f in (*b.data, *b.tombstones)])
         dirty = versions > 0
         if partition in incoming:
             rows = incoming[partition].rows

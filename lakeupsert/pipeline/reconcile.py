@@ -253,9 +253,11 @@ def _proof(
 def _read(table: OpenTable, spec: TableSpec, bucket: BucketEntry, live: Digest, tombstones: Digest) -> list[str]:
     """Add up what the files of a bucket hold, key and ordering columns alone; what is wrong with the keys in them."""
     wrong = []
-    buried: list[Any] = []
-    for files, total in ((bucket.tombstones, tombstones), (bucket.base, live)):
+    before = np.empty(0, np.uint64)  # hashes of keys in other files
+    runs = [(bucket.tombstones, tombstones), *(((delta,), live) for delta in bucket.deltas), (bucket.base, live)]
+    for number, (files, total) in enumerate(runs, 1):
         last = spec.tombstone_schema.empty_table()
+        keys = []
         for file in files:
             for rows in stream_file(table.store, file, spec.tombstone_schema):
                 total.add(rows)
@@ -264,11 +266,13 @@ def _read(table: OpenTable, spec: TableSpec, bucket: BucketEntry, live: Digest, 
                 name = file.name or "tombstones in the manifest"
                 if not _ascends(pa.concat_tables([last, rows]), spec.stored_key):
                     wrong.append(f"{name}: keys are not there once and in their order")
-                if total is tombstones:
-                    buried.append(row_hashes(rows, spec.stored_key))
-                elif buried and np.isin(row_hashes(rows, spec.stored_key), np.concatenate(buried)).any():
-                    wrong.append(f"{name}: rows whose keys are deleted")
-                last = rows.slice(rows.num_rows - 1)
+                hashes = row_hashes(rows, spec.stored_key)
+                if len(before) and np.isin(hashes, before).any():
+                    wrong.append(f"{name}: rows whose keys are deleted, or in a delta")
+                if number < len(runs):
+                    keys.append(hashes)
+                last = rows.slice(max(0, rows.num_rows - 1))
+        before = np.concatenate([before, *keys])
     return list(dict.fromkeys(wrong))
 
 

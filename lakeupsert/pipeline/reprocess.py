@@ -110,8 +110,8 @@ def reprocess(
     newest = {p: table.newest(p, snapshot, from_landing=host is not None) for p in filter(selected, _partitions(table))}
     heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
     if host is None:
-        stored = [f for head in heads.values() for b in head.body.buckets for f in (*b.base, *b.tombstones)]
-        plan = ReprocessPlan("stored", heads, (), sum(bool(f.name) for f in stored), sum(f.bytes for f in stored))
+        stored = [head.body for head in heads.values()]
+        plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
         return plan if dry or not heads else _begun(table, plan, {}, start=None)
     needed = _needed(table, {p: head.body.merged for p, head in heads.items()})
     adopted = [f for p in heads for f in _adopted(table, p)]

@@ -231,7 +231,7 @@ class _Look:
         needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
         needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next
         needed |= {r.versions[partition] for n, r in self._restores(partition) if merged < n}
-        named = {f.name for n in needed & set(versions) for f in self._files(partition, n)}
+        named = {name for n in needed & set(versions) for name in self._data(partition, n)}
         if any(work.source == "landing" and partition in work.partitions for work in self._works):
             named |= {f.name for f in self._adopted(partition)}  # it begins from them
         unnamed = [found for name, found in data.items() if name not in named]
@@ -241,9 +241,9 @@ class _Look:
                 after = self._version(partition, successor)
                 if number not in needed and after and self._age(after.written_at) < self._table.settings.retention:
                     needed.add(number)
-                    named |= {f.name for f in self._files(partition, number)}
+                    named |= self._data(partition, number)
             unnamed = [found for found in unnamed if found.name not in named]
-            superseded = {f.name for n in set(versions) - needed for f in self._files(partition, n)}
+            superseded = {name for n in set(versions) - needed for name in self._data(partition, n)}
             superseded |= {f.name for f in self._adopted(partition)}
         for found in unnamed:
             start = TableObjects.start_of(found.name)
@@ -270,10 +270,10 @@ class _Look:
             if link.body.restored is not None and partition in link.body.touched:
                 yield link.number, link.body.restored
 
-    def _files(self, partition: str, number: int) -> Iterable[DataFile]:
+    def _data(self, partition: str, number: int) -> set[str]:
+        """Objects with rows or vectors that a version needs."""
         link = self._version(partition, number) if number >= 0 else None
-        for bucket in link.body.buckets if link else ():
-            yield from (*bucket.base, *bucket.tombstones)
+        return {name for bucket in (link.body.buckets if link else ()) for name in bucket.objects}
 
     def _version(self, partition: str, number: int) -> Link[Manifest] | None:
         """None where another vacuum has trimmed it since it was listed."""

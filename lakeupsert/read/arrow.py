@@ -1,15 +1,18 @@
 """Reading a view with Arrow; Polars and DuckDB take the reader as it is."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from lakeupsert.engine.datafiles import opened
+from lakeupsert.engine.rank import rows_up_to, sorted_by
+from lakeupsert.engine.vectors import deleted_positions, without
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
-from lakeupsert.table.layout import partition_scalar
+from lakeupsert.table.layout import DATA, partition_scalar
 from lakeupsert.table.spec import TableSpec, normal
 
 READAHEAD = 2
@@ -24,8 +27,9 @@ def reader_schema(spec: TableSpec) -> Any:
 def to_arrow(view: View, where: str | None = None, partition: str | None = None) -> Any:
     """``pyarrow.RecordBatchReader`` over the view's rows: columns of the spec, ordered by partition and key.
 
-    Files are opened one after the other while the reader is consumed; a missing column of an old file is null, a
-    narrower one widened. Memory: one row group, and a few batches. With ``partition``, that one's rows alone.
+    Files are opened while the reader is consumed, one after the other, and deltas of a partition together with its base; a
+    missing column of an old file is null, a narrower one widened. Memory: a row group and a few batches of each. With
+    ``partition``, that one's rows alone.
 
     Raises ConfigurationError for a filter that can't be used; DamagedTableError, while it is consumed, where a file is
     missing or not readable; StoreUnavailableError where the disk or mount failed.
@@ -38,13 +42,54 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
 
 
 def _batches(view: View, files: Iterator[ViewFile], schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:
-    column = ds.field(view.spec.partition_by[0])
-    for file in files:
-        value = partition_scalar(view.spec, file.partition)
-        with opened(view.objects.store, file.name, partition=file.partition) as source:
-            whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=column == value)
-            # By row group: the scanner keeps what it has read of a fragment until it is through with it.
-            for group in whole.split_by_row_group(pushed, schema):
-                scanner = group.scanner(schema=schema, filter=pushed, batch_readahead=READAHEAD, use_threads=True)
-                for batch in scanner.to_batches():
-                    yield batch if rest is None else batch.filter(rest)
+    for _, of_partition in itertools.groupby(files, lambda file: file.partition):
+        base: list[Iterator[Any]] = []
+        deltas: list[Iterator[Any]] = []
+        for file in of_partition:
+            rows = _rows(view, file, schema, pushed, rest)
+            (deltas if file.name.startswith(f"{DATA}/") else base).append(rows)
+        yield from in_key_order([itertools.chain.from_iterable(base), *deltas], view.spec.stored_key)
+
+
+def _rows(view: View, file: ViewFile, schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:
+    """The rows of one file that live and that the filter takes, in record batches."""
+    store = view.objects.store
+    value = partition_scalar(view.spec, file.partition)
+    deleted = deleted_positions(store, file.file)
+    with opened(store, file.name, partition=file.partition) as source:
+        expression = ds.field(view.spec.partition_by[0]) == value
+        whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=expression)
+        begins = [0, *itertools.accumulate(group.num_rows for group in whole.row_groups)] if len(deleted) else []
+        # By row group: the scanner keeps what it has read of a fragment until it is through with it.
+        for group in whole.split_by_row_group(pushed, schema):
+            # With positions to leave out, the filter comes after them: what a scanner has filtered has none any more.
+            at = begins[group.row_groups[0].id] if len(deleted) else None
+            in_scan, after = (
+                (pushed, rest) if at is None else (None, all_of([t for t in (pushed, rest) if t is not None]))
+            )
+            scanner = group.scanner(schema=schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
+            for batch in scanner.to_batches():
+                rows = batch if at is None else without(batch, deleted, at)
+                at = None if at is None else at + batch.num_rows
+                yield rows if after is None else rows.filter(after)
+
+
+def in_key_order(streams: Sequence[Iterator[Any]], key: Sequence[str]) -> Iterator[Any]:
+    """Record batches of several streams, each of them in key order, as one that is so; a key is in one stream alone."""
+    heads = [(head, stream) for stream in streams if (head := _next(stream)) is not None]
+    while len(heads) > 1:
+        ends = pa.concat_tables([pa.table(head.select(key).slice(head.num_rows - 1)) for head, _ in heads])
+        first = sorted_by(ends, key)[0].as_py()
+        end = [ends[name][first] for name in key]
+        parts = [(head, stream, rows_up_to(head, key, end)) for head, stream in heads]
+        rows = pa.Table.from_batches([head.slice(0, n) for head, _, n in parts])
+        yield from rows.take(sorted_by(rows, key)).combine_chunks().to_batches()
+        left = [(head.slice(n) if n < head.num_rows else _next(stream), stream) for head, stream, n in parts]
+        heads = [(head, stream) for head, stream in left if head is not None]
+    for head, stream in heads:
+        yield head
+        yield from stream
+
+
+def _next(stream: Iterator[Any]) -> Any:
+    return next((batch for batch in stream if batch.num_rows), None)

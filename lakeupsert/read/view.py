@@ -23,13 +23,30 @@ from lakeupsert.table.spec import TableSpec
 
 @dataclass(frozen=True)
 class ViewFile:
-    """One file that a reader of the snapshot opens; ``name`` is relative to the table."""
+    """One file that a reader of the snapshot opens."""
 
     partition: str
-    name: str
     uri: str
-    rows: int
-    bytes: int
+    file: DataFile
+
+    @property
+    def name(self) -> str:
+        """Relative to the table."""
+        return self.file.name
+
+    @property
+    def rows(self) -> int:
+        """Rows that a reader sees; the file has those besides that its deletion vector names."""
+        return self.file.live
+
+    @property
+    def bytes(self) -> int:
+        return self.file.bytes
+
+    @property
+    def superseded(self) -> int:
+        """Rows in the file that no reader sees: who opens it without the deletion vector reads too many."""
+        return self.file.rows - self.file.live
 
     @property
     def path(self) -> str:
@@ -78,8 +95,7 @@ class View:
         for partition in self.partitions(where) if only is None else [only]:
             pinned = self.pinned.get(partition)
             for file in self._shown(partition) if pinned is None else pinned:
-                uri = self.objects.store.uri(file.name)
-                yield ViewFile(partition, file.name, uri, file.rows, file.bytes)
+                yield ViewFile(partition, self.objects.store.uri(file.name), file)
 
     def _shown(self, partition: str) -> list[DataFile]:
         shown, chain = self.snapshot.partitions[partition], self.objects.partition(partition)
@@ -88,7 +104,7 @@ class View:
             named_by = "`latest`" if self.number is None else f"Snapshot {self.number}"
             lost = self.snapshot.lost(partition, chain.head())
             raise self.objects.missing(partition, shown.version, named_by, lost=lost)
-        return [file for bucket in manifest.body.buckets for file in bucket.base]
+        return [file for bucket in manifest.body.buckets for file in bucket.data]
 
 
 def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None) -> Iterator[str]:

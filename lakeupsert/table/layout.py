@@ -22,6 +22,8 @@ from lakeupsert.table.snapshot import Snapshot, check_snapshot
 from lakeupsert.table.spec import TableSpec, check_spec
 
 HOME = "_lakeupsert"
+DATA = f"{HOME}/data"
+"""What is in no base file: appended rows, and below a folder for each partition its deltas, vectors and tombstones."""
 LONGEST_PARTITION = 200
 """Bytes of a partition's folder name; file systems end at 255, and temporary names need room."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
@@ -35,6 +37,8 @@ _OURS = re.compile(
         for kind, ending in {
             "base": "parquet",
             "appended": "pack",
+            "delta": r"parquet\.delta",
+            "vectors": "roaring",
             "tombstones": r"parquet\.keys",
             "quarantine": r"parquet\.rows",
         }.items()
@@ -83,11 +87,19 @@ class TableObjects:
     @staticmethod
     def new_appended(start: int) -> str:
         # Here and below no `.parquet` at the end: DuckDB and Polars would read these rows as if they were merged.
-        return f"{HOME}/data/appended-{start}-{clock.new_id()}.pack"
+        return f"{DATA}/appended-{start}-{clock.new_id()}.pack"
+
+    @staticmethod
+    def new_delta(partition: str, start: int) -> str:
+        return f"{DATA}/{partition}/delta-{start}-{clock.new_id()}.parquet.delta"
+
+    @staticmethod
+    def new_vectors(partition: str, start: int) -> str:
+        return f"{DATA}/{partition}/vectors-{start}-{clock.new_id()}.roaring"
 
     @staticmethod
     def new_tombstones(partition: str, start: int) -> str:
-        return f"{HOME}/data/{partition}/tombstones-{start}-{clock.new_id()}.parquet.keys"
+        return f"{DATA}/{partition}/tombstones-{start}-{clock.new_id()}.parquet.keys"
 
     @staticmethod
     def new_quarantine(start: int) -> str:
@@ -112,7 +124,7 @@ def partition_name(column: str, text: str) -> str | None:
 
 def partition_of(name: str) -> str | None:
     """The partition that a stored file is in, base or tombstones; None for a file of several partitions."""
-    folder, _, _ = name.removeprefix(f"{HOME}/data/").partition("/")
+    folder, _, _ = name.removeprefix(f"{DATA}/").partition("/")
     return folder if "=" in folder else None
 
 

@@ -10,18 +10,46 @@ NO_ROWS = "0" * 16
 """The digest of nothing; see docs/FORMAT.md, "Digests"."""
 
 
+class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which rows of a data file are superseded: a Roaring bitmap of their positions. Few of them lie here.
+
+    Attributes:
+        rows: how many they are.
+        size: bytes of the bitmap.
+        name: the object that has it, beside others, ``at`` some place; empty where it is ``inline``.
+    """
+
+    rows: int
+    size: int
+    name: str = ""
+    at: int = 0
+    inline: bytes = b""
+
+
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An immutable Parquet file.
 
     Attributes:
         name: the object's, relative to the table.
         at: where it begins in that object, which has ``bytes`` bytes of it and other files; None: it is the whole object.
+        deleted: the rows that nobody is to see any more; None: they all live.
     """
 
     name: str
     rows: int
     bytes: int
     at: int | None = None
+    deleted: DeletionVector | None = None
+
+    @property
+    def live(self) -> int:
+        """Rows that readers see."""
+        return self.rows - (self.deleted.rows if self.deleted else 0)
+
+    @property
+    def objects(self) -> list[str]:
+        """What it needs in the store."""
+        return [name for name in (self.name, self.deleted.name if self.deleted else "") if name]
 
 
 class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,8 +92,12 @@ NO_DIGESTS = Digests(adopted=NO_ROWS, superseded=NO_ROWS, withdrawn=NO_ROWS)
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket. ``id`` is new whenever rows were merged into it, even where none won: who lost a race redoes it.
 
-    ``settled``: a key is there once, and files are in key order. Not so in adopted files: the first merge settles them.
-    Reserved until strategy `delta`: deltas, deletion_vectors, floor. Until buckets land there is one, number 0.
+    Attributes:
+        settled: a key lives once in all the files, and each is in key order. Not so in adopted files: the first merge
+            settles them.
+        base: in key order from file to file.
+        deltas: newer rows, oldest file first; the rows that they supersede are marked in ``base`` and in older deltas.
+        floor: reserved. Until buckets land there is one, number 0.
     """
 
     id: str
@@ -73,11 +105,20 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool = True
     base: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
-    deletion_vectors: tuple[str, ...] = ()
     tombstones: tuple[TombstoneFile, ...] = ()
     floor: str | None = None
     counters: Counters = Counters()
     digests: Digests = Digests()
+
+    @property
+    def data(self) -> tuple[DataFile, ...]:
+        """The files that readers read."""
+        return (*self.base, *self.deltas)
+
+    @property
+    def objects(self) -> set[str]:
+        """What it needs in the store."""
+        return {name for file in (*self.data, *self.tombstones) for name in file.objects}
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,16 +152,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        return sum(f.rows for b in self.buckets for f in b.base)
+        return sum(f.live for b in self.buckets for f in b.data)
 
     @property
     def bytes(self) -> int:
-        return sum(f.bytes for b in self.buckets for f in (*b.base, *b.deltas, *b.tombstones))
+        files = [f for b in self.buckets for f in (*b.data, *b.tombstones)]
+        return sum(f.bytes + (f.deleted.size if f.deleted else 0) for f in files)
 
     @property
     def files(self) -> int:
-        """Tombstones that lie in the manifest itself are in none."""
-        return sum(bool(f.name) for b in self.buckets for f in (*b.base, *b.deltas, *b.tombstones))
+        """Objects in the store; tombstones and vectors that lie in the manifest itself are in none."""
+        return sum(len(b.objects) for b in self.buckets)
 
 
 def added(digests: Iterable[str | None]) -> str | None:
@@ -147,7 +189,7 @@ def check_manifest(old: Manifest | None, new: Manifest) -> None:
         accounted = c.live + c.tombstones + c.superseded + c.tombstones_dropped + c.refused + c.withdrawn
         if c.appended != accounted:
             wrong.append(f"bucket {bucket.bucket}: {c.appended} rows appended, {accounted} accounted for")
-        if c.live != sum(f.rows for f in bucket.base) or c.tombstones != sum(f.rows for f in bucket.tombstones):
+        if c.live != sum(f.live for f in bucket.data) or c.tombstones != sum(f.rows for f in bucket.tombstones):
             wrong.append(f"bucket {bucket.bucket}: its counters are not what its files hold")
     if wrong:
         raise DamagedTableError(

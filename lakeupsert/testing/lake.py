@@ -208,8 +208,8 @@ class Lake:
         for partition in {p for _, entry in self.entries() for p in entry.touched}:
             head = objects.partition(partition).head()
             for link in objects.partition(partition).between(-1, head.number) if head else ():
-                named |= {f.name for b in link.body.buckets for f in (*b.base, *b.tombstones)}
-        return named - {""}  # tombstones that lie in the manifest
+                named |= {name for b in link.body.buckets for name in b.objects}
+        return named
 
     def stored_files(self) -> set[str]:
         """Every data file that is there, named by a version or not."""

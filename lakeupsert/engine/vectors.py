@@ -1,0 +1,91 @@
+"""Deletion vectors: which rows of a data file are superseded, so that the file itself can stay as it is.
+
+A vector is a Roaring bitmap of row positions in the bytes that Delta and Iceberg keep (docs/FORMAT.md, "Deletion vectors"),
+so that exports to both can copy it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap64
+
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table.layout import made_anew, partition_of
+from lakeupsert.table.manifest import DataFile, DeletionVector
+
+MAGIC = (1681511377).to_bytes(4, "little")
+INLINE_BYTES = 4 << 10
+"""Vectors of one commit up to so many bytes lie in its manifest. More: manifests, which every publish and reader reads,
+grow. Less: an object more to write in a merge, and to read for every reader."""
+
+
+def deleted_positions(store: ObjectStore, file: DataFile) -> Any:
+    """Positions of superseded rows (numpy uint64, ascending), rows counted from 0."""
+    vector = file.deleted
+    if vector is None:
+        return np.empty(0, np.uint64)
+    try:
+        data = vector.inline or store.get(vector.name, (vector.at, vector.size))
+        if data[:4] != MAGIC:
+            raise ValueError(f"it begins with {bytes(data[:4])!r}")
+        positions = np.asarray(BitMap64.deserialize(bytes(data[4:])).to_array(), np.uint64)
+        if len(positions) != vector.rows or (len(positions) and positions[-1] >= file.rows):
+            raise ValueError(
+                f"it has {len(positions)} positions up to {positions[-1:]}, and {vector.rows} were written"
+            )
+    except (NotFoundError, ValueError) as e:
+        partition = partition_of(file.name)
+        raise DamagedTableError(
+            "damaged-deletion-vector",
+            f"The deletion vector of {store.uri(file.name)} can't be read: {e}. Something other than lakeupsert deleted or "
+            "changed it.",
+            next="restore that object from a backup or from the bucket's own versions"
+            + (f", or make the partition anew from its landing files: `{made_anew(partition)}`" if partition else ""),
+            partition=partition,
+        ) from e
+    return positions
+
+
+def without(rows: Any, deleted: Any, at: int) -> Any:
+    """Rows of a file (an Arrow table or record batch, as they are there from place ``at`` on) but those in ``deleted``."""
+    dead = deleted[np.searchsorted(deleted, at) : np.searchsorted(deleted, at + rows.num_rows)]
+    if not len(dead):
+        return rows
+    lives = np.ones(rows.num_rows, bool)
+    lives[(dead - np.uint64(at)).astype(np.int64)] = False
+    return rows.filter(pa.array(lives))
+
+
+def with_deleted(
+    store: ObjectStore, files: Sequence[DataFile], superseded: Sequence[Any], new_name: Callable[[], str]
+) -> list[DataFile]:
+    """``files`` after the rows at these positions (an array for each, of rows that live) were superseded too.
+
+    Files without a live row are left out. Vectors that are new are written as one object, unless they are few.
+    """
+    left = [(file, more) for file, more in zip(files, superseded, strict=True) if len(more) < file.live]
+    bitmaps = [_bitmap(store, file, more) if len(more) else b"" for file, more in left]
+    name, at = "", 0
+    if sum(map(len, bitmaps)) > INLINE_BYTES:
+        name = new_name()
+        with store.write(name) as sink:
+            sink.write(b"".join(bitmaps))
+    found = []
+    for (file, more), data in zip(left, bitmaps, strict=True):
+        if data:
+            rows = file.rows - file.live + len(more)
+            vector = DeletionVector(rows=rows, size=len(data), name=name, at=at, inline=b"" if name else data)
+            file = msgspec.structs.replace(file, deleted=vector)
+            at += len(data) if name else 0
+        found.append(file)
+    return found
+
+
+def _bitmap(store: ObjectStore, file: DataFile, more: Any) -> bytes:
+    bitmap = BitMap64(np.concatenate([deleted_positions(store, file), np.asarray(more, np.uint64)]))
+    bitmap.run_optimize()
+    return MAGIC + bytes(bitmap.serialize())

@@ -1,0 +1,47 @@
+"""What a merge leaves in place and what it writes anew: the one place that trades writing now for reading later.
+
+Rewrite writes the whole partition. Delta writes what arrived, and leaves a debt to every reader: bytes of deltas, and rows
+in the base that are superseded. Three rules bound it, for a base of B bytes and nights of d bytes:
+
+    debt <= `MOST_DEBT` x B                  what a reader reads beyond the live rows; the merge that would pass it rewrites
+    a delta is more than `TIER` times as large as all that are newer together, or it is folded into the new one:
+                                             so there are at most log3(MOST_DEBT x B / d) + 1, and no row is in more of them
+    below `SMALL_BYTES` of base: rewrite     there a request costs more than the bytes
+
+A byte that arrives is so written once, at most once for each tier, and 1 + 1 / `MOST_DEBT` times in the rewrite that
+pays the debt off (ADR 0014).
+"""
+
+from typing import Literal
+
+from lakeupsert.table.manifest import BucketEntry, DataFile
+
+Strategy = Literal["auto", "rewrite", "delta"]
+
+MOST_DEBT = 0.5
+"""Debt, as a share of the base's bytes. More: slower reads. Less: the base is rewritten more often."""
+TIER = 2
+SMALL_BYTES = 4 << 20
+"""Compressed bytes of a base that `auto` always rewrites. More: more bytes are written. Less: readers open more small files."""
+
+
+def in_place(
+    strategy: Strategy, bucket: BucketEntry, incoming_bytes: int
+) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
+    """Stored files that the next merge keeps, and deltas that it folds into the new one; none and all where it rewrites."""
+    if not bucket.base or not bucket.settled or strategy == "rewrite":
+        return (), bucket.deltas
+    base_bytes = sum(file.bytes for file in bucket.base)
+    if strategy == "auto" and (base_bytes < SMALL_BYTES or debt(bucket) + incoming_bytes > MOST_DEBT * base_bytes):
+        return (), bucket.deltas
+    kept, newer = len(bucket.deltas), incoming_bytes
+    while kept and bucket.deltas[kept - 1].bytes <= TIER * newer:
+        kept -= 1
+        newer += bucket.deltas[kept].bytes
+    return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
+
+
+def debt(bucket: BucketEntry) -> float:
+    """Bytes that a reader reads beyond one base of the rows that live."""
+    superseded = sum(file.bytes * (1 - file.live / file.rows) for file in bucket.base)
+    return sum(file.bytes for file in bucket.deltas) + superseded
