@@ -31,6 +31,7 @@ from lakeupsert.pipeline.replay import replay
 from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.strategy import worth_compacting
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import SqsQueue
@@ -316,18 +317,20 @@ class Table:
     def compact(
         self,
         *,
+        full: bool = False,
         workers: int = 1,
         stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
-        """Settle every partition that was adopted and that no merge has touched since."""
+        """Write partitions anew whose deltas and superseded rows cost readers much (``full``: anything), so that no night has
+        to; and those that were adopted and that no merge has touched since. No row changes."""
         snapshot = self._table.last_snapshot()
         shown = snapshot.body.partitions if snapshot else {}
         heads = self._table.heads(shown)
         if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
             publish(self._table, also=ahead)  # what a compact that died had settled, and nobody would show
-        unsettled = {p for p, head in heads.items() if not all(b.settled for b in head.body.buckets)}
-        return self.reprocess(unsettled.__contains__, workers=workers, stop=stop, progress=progress)
+        costly = {p for p, head in heads.items() if any(worth_compacting(b, full=full) for b in head.body.buckets)}
+        return self.reprocess(costly.__contains__, workers=workers, stop=stop, progress=progress)
 
     def restore(self, to: str | int | datetime, *, dry: bool = True) -> RestorePlan:
         """Go back to a snapshot by its number, a tag or a time; `dedupe` and `publish` then finish it.

@@ -67,22 +67,23 @@ def reprocess(
 
 
 @main.command()
-@click.option("--full", is_flag=True, required=True, help="Settle every partition, also those that nothing came for.")
+@click.option("--full", is_flag=True, help="Leave no delta and no superseded row, for readers that list folders.")
 @workers_option
 @common
 @click.pass_obj
 def compact(call: Call, full: bool, workers: int) -> Answer:
-    """Settle what was adopted: one row a key, in key order, without waiting for a night that touches it.
+    """Write anew what is costly to read: partitions with many deltas or superseded rows, and adopted ones.
 
-    Readers that list folders need it once after `adopt`, and `vacuum` after it. Strategy rewrite leaves nothing else to compact.
+    Nights need none of it, since they pay for themselves; after it they are shorter, and so are reads. Nights and readers
+    may go on beside it. Readers that list folders need `--full`, and `vacuum` after it.
 
     \b
     Example:
-      lakeupsert compact --full
+      lakeupsert compact
     """
     with call.open_table() as table:
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.compact(workers=workers, stop=stop, progress=progress)
+            done = table.compact(full=full, workers=workers, stop=stop, progress=progress)
         return _told(call, table, done)
 
 

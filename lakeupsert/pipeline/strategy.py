@@ -41,6 +41,16 @@ def in_place(
     return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
 
 
+def worth_compacting(bucket: BucketEntry, *, full: bool) -> bool:
+    """Whether the bucket should be written anew between the nights: then it owes readers half of what a merge bears, or is
+    small. ``full``: whether that would change anything."""
+    if not bucket.settled:
+        return True
+    owed = debt(bucket)
+    base_bytes = sum(file.bytes for file in bucket.base)
+    return owed > (0 if full or base_bytes < SMALL_BYTES else MOST_DEBT / 2 * base_bytes)
+
+
 def debt(bucket: BucketEntry) -> float:
     """Bytes that a reader reads beyond one base of the rows that live."""
     superseded = sum(file.bytes * (1 - file.live / file.rows) for file in bucket.base)

@@ -1,28 +1,36 @@
-"""Reading a view with Spark: a native Parquet scan, so filters and columns are pushed down into it.
+"""Reading a view with Spark: native Parquet scans, so filters and columns are pushed down into them.
 
+Rows that a deletion vector names are left out by an anti-join with (file, position), which Spark broadcasts; no row passes
+through Python.
 A table on S3 is read through Hadoop's S3A, whose settings for the table's bucket come with the scan as its options: the
 session's own stay as they are, and go before them.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 from pyarrow.types import is_binary, is_fixed_size_binary, is_large_binary
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
 from lakeupsert.engine.convert import plain
+from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.view import View, plain_path
+from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import parse_where
+from lakeupsert.table.layout import DATA
 
+BROADCAST_ROWS = 10_000_000
+"""Positions up to which each executor gets all of them. More: executors need that much memory, about 100 bytes each. Less:
+Spark sorts and shuffles what it reads to join it."""
 _KEPT: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
 """Views with temporary files. They live as long as the session: which frames are made of theirs, nobody can tell."""
 
@@ -33,29 +41,49 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
     Raises ConfigurationError naming the column and type where Spark can't hold one, and for a filter that can't be used.
     """
     schema = s.StructType([s.StructField(field.name, spark_type(field.type, field.name)) for field in view.spec.schema])
-    roots: dict[str, list[str]] = {}
+    roots: dict[tuple[str, bool], list[ViewFile]] = {}
     for file in view.files(where):
-        path = _hadoop_path(file.uri)
-        roots.setdefault(path.removesuffix(file.name), []).append(_escaped(path))
+        root = _hadoop_path(file.uri).removesuffix(file.name) + (f"{DATA}/" if file.name.startswith(f"{DATA}/") else "")
+        roots.setdefault((root, bool(file.superseded)), []).append(file)
     if not roots:
         return spark.createDataFrame([], schema)
-    if roots.keys() - {_hadoop_path(view.objects.store.uri()) + "/"}:
+    home = _hadoop_path(view.objects.store.uri()) + "/"
+    if {root.removesuffix(f"{DATA}/") for root, _ in roots} - {home}:
         _keep(spark, view)
     options = {
         "datetimeRebaseMode": "CORRECTED",  # our files hold the calendar of today, also before 1582
         "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
         "ignoreCorruptFiles": "false",
     }
-    if any(root.startswith("s3a:") for root in roots):
+    if any(root.startswith("s3a:") for root, _ in roots):
         options |= _s3a_options(spark, urlsplit(view.objects.store.uri()).netloc)
     reader = spark.read.schema(schema).options(**options)
     # One scan a root: Spark takes the values of the partition column from below the base path, and refuses files elsewhere.
     with _s3a_may_be_missing(spark):
-        scans = [reader.option("basePath", root).parquet(*paths) for root, paths in roots.items()]
+        scans = [
+            _scan(spark, view, reader.option("basePath", root), files, superseded)
+            for (root, superseded), files in roots.items()
+        ]
     frame = reduce(DataFrame.union, scans)
     for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
         frame = frame.where(conjunct.expression)
     return frame.select(*[_quoted(name) for name in schema.names])
+
+
+def _scan(
+    spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile], superseded: bool
+) -> DataFrame:
+    scan = reader.parquet(*[_escaped(_hadoop_path(file.uri)) for file in files])
+    if not superseded:
+        return scan
+    positions = [deleted_positions(view.objects.store, file.file).astype("int64") for file in files]
+    names = [PurePosixPath(file.name).name for file in files]  # ours have an id in them, so they tell files apart
+    table = pa.table({"_file": names, "_positions": pa.array(positions, pa.list_(pa.int64()))})
+    dead = spark.createDataFrame(table).select("_file", f.explode("_positions").alias("_row"))
+    if sum(map(len, positions)) <= BROADCAST_ROWS:
+        dead = f.broadcast(dead)
+    here = (f.col("_metadata.file_name") == dead["_file"]) & (f.col("_metadata.row_index") == dead["_row"])
+    return scan.join(dead, here, "left_anti")
 
 
 def _s3a_options(spark: SparkSession, bucket: str) -> dict[str, str]:

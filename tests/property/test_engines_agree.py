@@ -16,7 +16,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import PARTITION, AppendJob, settle_and_write
 from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.landing import RowRules
-from lakeupsert.engine.merge import MergeTask
+from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec, create
@@ -127,8 +127,6 @@ def rows(store: LocalStore, files: tuple[DataFile, ...], schema: Any) -> list[st
 def test_engines_agree_on_generated_tables(
     name: str, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lakeupsert.engine.spark import SparkEngine
-
     rng = random.Random(name)
     spec = spec_of(*TABLES[name])
     store = LocalStore(tmp_path)
@@ -139,22 +137,53 @@ def test_engines_agree_on_generated_tables(
     stored = ArrowEngine().merge(store, spec, 0, begun[:half])
     monkeypatch.setattr(merge, "INLINE_BYTES", 0)  # tombstones of the other half go into files
     stored += ArrowEngine().merge(store, spec, 0, begun[half:])
-    tasks = [
-        MergeTask(p, base.base, base.tombstones, (second.get(p, ()), third.get(p, ())), 3, 1)
-        for p, base in zip(partitions, stored, strict=True)
+    seconds = [(second.get(p, ()),) for p in partitions]
+    both = [(second.get(p, ()), third.get(p, ())) for p in partitions]
+    rewrites = [
+        MergeTask(p, out.written, out.tombstones, batches, 3, 1)
+        for p, out, batches in zip(partitions, stored, both, strict=True)
     ]
-    assert len([f for t in tasks for f in t.tombstones if f.name]) >= 5, "the generator makes too few deletes"
-    assert len([f for t in tasks for f in t.tombstones if f.inline]) >= 5
-    tasks += [  # and some whose stored rows nobody has settled yet
+    assert len([f for t in rewrites for f in t.tombstones if f.name]) >= 5, "the generator makes too few deletes"
+    assert len([f for t in rewrites for f in t.tombstones if f.inline]) >= 5
+    unsettled = [
         MergeTask(p, first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False)
         for p in partitions[: PARTITIONS // 5]
     ]
+    merged = agreed(store, spec, [*rewrites, *unsettled])[: len(rewrites)]
+
+    # The same by deltas, and where there are two, some of them folded: in the end the same rows live.
+    deltas = [
+        MergeTask(p, (), out.tombstones, batches, 2, 1, kept=out.written)
+        for p, out, batches in zip(partitions, stored, seconds, strict=True)
+    ]
+    thirds = []
+    for task, out in zip(deltas, agreed(store, spec, deltas), strict=True):
+        folded = rng.choice([(), out.written]) if task.kept and out.kept else ()
+        kept = (*out.kept, *(f for f in out.written if f not in folded))
+        batch = third.get(task.partition, ())
+        thirds.append(MergeTask(task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept))
+    assert len([t for t in thirds if t.deltas]) >= 5
+    assert len([t for t in thirds if len(t.kept) > 1]) >= 5
+    for rewritten, task, twice in zip(merged, thirds, agreed(store, spec, thirds), strict=True):
+        live = rows(store, (*twice.kept, *twice.written), spec.stored_schema)
+        assert sorted(live) == sorted(rows(store, rewritten.written, spec.stored_schema)), task
+        buried = [rows(store, out.tombstones, spec.tombstone_schema) for out in (twice, rewritten)]
+        assert buried[0] == buried[1], task
+
+
+def agreed(store: LocalStore, spec: TableSpec, tasks: list[MergeTask]) -> list[MergeOutput]:
+    """What both engines make of the tasks."""
+    from lakeupsert.engine.spark import SparkEngine
+
     one = ArrowEngine().merge(store, spec, 0, tasks)
     other = SparkEngine().merge(store, spec, 0, tasks)
     for task, a, b in zip(tasks, one, other, strict=True):
-        assert rows(store, a.base, spec.stored_schema) == rows(store, b.base, spec.stored_schema), task
+        for found, expected in ((a.kept, b.kept), (a.written, b.written)):
+            assert rows(store, found, spec.stored_schema) == rows(store, expected, spec.stored_schema), task
+        assert [f.name for f in a.kept] == [f.name for f in b.kept], task
         assert rows(store, a.tombstones, spec.tombstone_schema) == rows(store, b.tombstones, spec.tombstone_schema), (
             task
         )
         assert (a.superseded, a.superseded_digest, a.adopted) == (b.superseded, b.superseded_digest, b.adopted)
         assert (a.adopted is None) == task.settled
+    return one

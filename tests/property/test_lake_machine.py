@@ -5,12 +5,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
@@ -42,14 +51,23 @@ class LakeMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
-        self.lake = Lake(self.root)
         self.number = 0
         self.checked = (-1, -1)
+        self.patch = pytest.MonkeyPatch()
+        # These partitions are tiny: `auto` would rewrite them all, and their deltas are all of one size.
+        self.patch.setattr(strategy, "SMALL_BYTES", 0)
+        self.lake = Lake(self.root)
+
+    @initialize(chosen=st.sampled_from(["rewrite", "delta", "auto"]), tier=st.sampled_from([0, 2]))
+    def choose_strategy(self, chosen: str, tier: int) -> None:
+        self.patch.setattr(strategy, "TIER", tier)
+        self.lake = Lake(self.root, strategy=chosen)
 
     def teardown(self) -> None:
         try:
             self.lake.finish_and_check()
         finally:
+            self.patch.undo()
             self.lake.table.close()
             shutil.rmtree(self.root)
 
@@ -118,6 +136,11 @@ class LakeMachine(RuleBasedStateMachine):
         for lease in queue.receive(1000, 60)[keep:]:
             queue.ack(lease)
         self.lake.reopen()  # what this process leased and kept comes back by its end
+
+    @rule(strike=strikes, full=st.booleans())
+    def compact(self, strike: Any, full: bool) -> None:
+        if self.lake.entries():
+            self.struck(strike, lambda: self.lake.table.compact(full=full))
 
     @rule(strike=strikes)
     def publish(self, strike: Any) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,9 +23,11 @@ from hypothesis.stateful import (
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
+from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
+from lakeupsert.table.layout import DATA
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
@@ -75,13 +78,15 @@ class UpkeepMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        self.context = ExitStack()
+        self.patch = self.context.enter_context(pytest.MonkeyPatch.context())
+        self.patch.setattr(strategy, "SMALL_BYTES", 0)  # these partitions are tiny: `auto` would rewrite them all
         self.lake = Lake(self.root, keep_snapshots=2, schema=SCHEMA)
         self.number = 0
         self.mended = False
         self.checked: Any = None
         self.readers: list[Reader] = []
         self.time = PassingTime()
-        self.context = ExitStack()
         self.context.enter_context(clock.use(self.time))
 
     def teardown(self) -> None:
@@ -111,7 +116,7 @@ class UpkeepMachine(RuleBasedStateMachine):
                 for number in versions if link is newest else [shown.version]:
                     if number >= shown.version:
                         buckets = table.version(partition, number).buckets
-                        named |= {f.name for b in buckets for f in (*b.base, *b.tombstones) if f.name}
+                        named |= {name for b in buckets for name in b.objects}
         stored = {name for name in self.lake.stored_files() if "/quarantine/" not in name}
         assert stored == named, f"left over: {stored - named}, lost: {named - stored}"
 
@@ -132,9 +137,13 @@ class UpkeepMachine(RuleBasedStateMachine):
         files=st.one_of(st.just([]), st.lists(st.lists(adopted, min_size=1, max_size=4), min_size=1, max_size=2)),
         strike=strikes,
         call=calls,
+        chosen=st.sampled_from(["rewrite", "delta", "auto"]),
+        tier=st.sampled_from([0, 2]),
     )
-    def adopt(self, files: list[list[Any]], strike: Any, call: Any) -> None:
+    def adopt(self, files: list[list[Any]], strike: Any, call: Any, chosen: str, tier: int) -> None:
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
+        self.patch.setattr(strategy, "TIER", tier)
+        self.lake = Lake(self.root, **self.lake.given, strategy=chosen)
         for number, rows in enumerate(files):
             self.lake.lay(f"{number}.parquet", rows)
         if not files:
@@ -164,12 +173,15 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.adopt_unless_done(self.lake)
         assert self.everything() == before
 
-    @rule(strike=strikes)
-    def compact(self, strike: Any) -> None:
+    @rule(strike=strikes, full=st.booleans())
+    def compact(self, strike: Any, full: bool) -> None:
         self.lake.table.run(host="local")
         if self.lake.entries():
-            self.struck(strike, self.lake.table.compact)
-            assert strike is not None or not self.lake.unsettled_in(self.lake.table.view())
+            self.struck(strike, lambda: self.lake.table.compact(full=full))
+            if strike is None:
+                assert not self.lake.unsettled_in(self.lake.table.view())
+                left = [f for f in self.lake.table.files() if f.superseded or f.name.startswith(DATA)]
+                assert not left or not full
 
     def land(self, rows: list[Any]) -> None:
         self.number += 1
