@@ -3,12 +3,12 @@
 Rewrite writes the whole partition. Delta writes what arrived, and leaves a debt to every reader: bytes of deltas, and rows
 in the base that are superseded. Three rules bound it, for a base of B bytes and nights of d bytes:
 
-    debt <= `MOST_DEBT` x B                  what a reader reads beyond the live rows; the merge that would pass it rewrites
-    a delta is more than `TIER` times as large as all that are newer together, or it is folded into the new one:
-                                             so there are at most log3(MOST_DEBT x B / d) + 1, and no row is in more of them
-    below `SMALL_BYTES` of base: rewrite     there a request costs more than the bytes
+    debt <= `MOST_DEBT` x B          what a reader reads beyond the live rows; the merge that would pass it rewrites
+    `TOGETHER` deltas of a size are folded into one, the new one among them: so there are at most `TOGETHER` - 1 of each of
+                                     log4(MOST_DEBT x B / d) sizes, and a row is folded once for each
+    below `SMALL_BYTES` of base      all is rewritten: there a request costs more than the bytes
 
-A byte that arrives is so written once, at most once for each tier, and 1 + 1 / `MOST_DEBT` times in the rewrite that
+A byte that arrives is so written once, at most once more for each size, and 1 + 1 / `MOST_DEBT` times in the rewrite that
 pays the debt off (ADR 0014).
 """
 
@@ -20,7 +20,10 @@ Strategy = Literal["auto", "rewrite", "delta"]
 
 MOST_DEBT = 0.5
 """Debt, as a share of the base's bytes. More: slower reads. Less: the base is rewritten more often."""
-TIER = 2
+TOGETHER = 4
+"""How many deltas of about one size make one. More: readers open more files. Less: rows are folded more often."""
+SAME_SIZE = 2
+"""A delta is of a size with those that are not so many times smaller."""
 SMALL_BYTES = 4 << 20
 """Compressed bytes of a base that `auto` always rewrites. More: more bytes are written. Less: readers open more small files."""
 
@@ -34,10 +37,15 @@ def in_place(
     base_bytes = sum(file.bytes for file in bucket.base)
     if strategy == "auto" and (base_bytes < SMALL_BYTES or debt(bucket) + incoming_bytes > MOST_DEBT * base_bytes):
         return (), bucket.deltas
-    kept, newer = len(bucket.deltas), incoming_bytes
-    while kept and bucket.deltas[kept - 1].bytes <= TIER * newer:
-        kept -= 1
-        newer += bucket.deltas[kept].bytes
+    kept, size = len(bucket.deltas), incoming_bytes
+    while True:
+        run = kept
+        while run and bucket.deltas[run - 1].bytes <= SAME_SIZE * size:
+            run -= 1
+        if kept - run < TOGETHER - 1:
+            break
+        size += sum(file.bytes for file in bucket.deltas[run:kept])
+        kept = run
     return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
 
 

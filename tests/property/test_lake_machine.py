@@ -58,9 +58,9 @@ class LakeMachine(RuleBasedStateMachine):
         self.patch.setattr(strategy, "SMALL_BYTES", 0)
         self.lake = Lake(self.root)
 
-    @initialize(chosen=st.sampled_from(["rewrite", "delta", "auto"]), tier=st.sampled_from([0, 2]))
-    def choose_strategy(self, chosen: str, tier: int) -> None:
-        self.patch.setattr(strategy, "TIER", tier)
+    @initialize(chosen=st.sampled_from(["rewrite", "delta", "auto"]), together=st.sampled_from([2, 99]))
+    def choose_strategy(self, chosen: str, together: int) -> None:
+        self.patch.setattr(strategy, "TOGETHER", together)
         self.lake = Lake(self.root, strategy=chosen)
 
     def teardown(self) -> None:

@@ -138,11 +138,11 @@ class UpkeepMachine(RuleBasedStateMachine):
         strike=strikes,
         call=calls,
         chosen=st.sampled_from(["rewrite", "delta", "auto"]),
-        tier=st.sampled_from([0, 2]),
+        together=st.sampled_from([2, 99]),
     )
-    def adopt(self, files: list[list[Any]], strike: Any, call: Any, chosen: str, tier: int) -> None:
+    def adopt(self, files: list[list[Any]], strike: Any, call: Any, chosen: str, together: int) -> None:
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
-        self.patch.setattr(strategy, "TIER", tier)
+        self.patch.setattr(strategy, "TOGETHER", together)
         self.lake = Lake(self.root, **self.lake.given, strategy=chosen)
         for number, rows in enumerate(files):
             self.lake.lay(f"{number}.parquet", rows)
