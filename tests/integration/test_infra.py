@@ -456,7 +456,9 @@ def test_the_state_machine_fails_only_where_nothing_is_on_its_way(aws: None) -> 
         for night, end in NIGHTS.items():
             payload = json.dumps({"Payload": told(*night)})
             name = "-".join(map(str, night))
-            run = client.start_execution(stateMachineArn=arn["stateMachineArn"], name=name, input=payload)["executionArn"]
+            run = client.start_execution(stateMachineArn=arn["stateMachineArn"], name=name, input=payload)[
+                "executionArn"
+            ]
             wait_until(lambda run=run: client.describe_execution(executionArn=run)["status"] != "RUNNING", "it ended")
             events = client.get_execution_history(executionArn=run)["events"]
             entered = [e["stateEnteredEventDetails"]["name"] for e in events if "stateEnteredEventDetails" in e]

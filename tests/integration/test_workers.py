@@ -406,6 +406,8 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
         assert table.failed(PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], dedupe.UNANSWERED)
     finally:
         frozen.set()
+        for thread in [t for t in threading.enumerate() if t.name.startswith("dedupe")]:
+            thread.join()
 
 
 @pytest.mark.parametrize(("partitions", "third"), [(1, False), (2, True)])
