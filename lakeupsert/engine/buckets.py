@@ -20,7 +20,6 @@ _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
     for prime in (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
 )
-_ZERO, _WORD = np.uint64(0), np.uint64(8)
 _STARTS = tuple(np.uint64(x % 2**64) for x in (int(_P1) + int(_P2), int(_P2), 0, -int(_P1)))
 
 
@@ -52,13 +51,14 @@ def _hashes(columns: Sequence[Any]) -> Any:
             sizes += 1 + _word_count(text[2])
     longest = sizes.max()
     if sizes.min() == longest:
-        return _xxh64(_lanes(fixed, texts, sizes))
+        return _xxh64(_lanes(fixed, texts, sizes), sizes)
     # Longest first: the rows that have a j-th word are then those at the front. (numpy sorts small integers by radix.)
     order = np.argsort((longest - sizes).astype(np.min_scalar_type(longest)), kind="stable")
     fixed = [[words[order] for words in of_column] for of_column in fixed]
     texts = [text and (text[0], text[1][order], text[2][order]) for text in texts]
     hashes = np.empty(n, np.uint64)
-    hashes[order] = _xxh64(_lanes(fixed, texts, sizes))
+    sizes = sizes[order]
+    hashes[order] = _xxh64(_lanes(fixed, texts, sizes), sizes)
     return hashes
 
 
@@ -111,37 +111,36 @@ def _fixed_words(array: Any) -> list[Any]:
     return [limbs[:, i] for i in range(2 if type_.precision <= 38 else 4)]
 
 
-def _xxh64(lanes: Sequence[Any]) -> Any:
-    """XXH64 of messages of 8-byte words: lane j has the j-th words of the first so many messages, never more than lane j - 1.
+def _xxh64(lanes: Sequence[Any], sizes: Any) -> Any:
+    """XXH64 of messages of 8-byte words: the j-th words of all that have one, for each j; ``sizes`` never grow.
 
     https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md: step by step, on all messages at once.
     """
-    filled = [
-        len(lanes[j | 3]) if j | 3 < len(lanes) else 0 for j in range(len(lanes))
-    ]  # messages whose stripe of j is whole
-    hashes = np.full(len(lanes[0]), _P5)
-    if filled[0]:
-        sums = [np.full(filled[0], start) for start in _STARTS]
-        for j, lane in enumerate(lanes):
-            some = sums[j % 4][: filled[j]]
-            some[:] = _round(some, lane[: filled[j]])
-        long = hashes[: filled[0]]
+    hashes = np.full(len(sizes), _P5)
+    # Four words are a stripe. Of each word, how many messages have the whole stripe: the first ones, as they are the longest.
+    whole = [len(lanes[j | 3]) if j | 3 < len(lanes) else 0 for j in range(len(lanes))]
+    if many := whole[0]:
+        sums = [_round(lane[:many], start) for lane, start in zip(lanes, _STARTS, strict=False)]
+        for j in range(4, len(lanes)):
+            some = sums[j % 4][: whole[j]]
+            some[:] = _round(lanes[j][: whole[j]], some)
+        long = hashes[:many]
         long[:] = 0
         for total, bits in zip(sums, (1, 7, 12, 18), strict=True):
-            long += _rotated(total.copy(), bits)
+            long += total << np.uint64(bits)
+            long += total >> np.uint64(64 - bits)
         for total in sums:
-            long ^= _round(_ZERO, total)
+            long ^= _round(total)
             long *= _P1
             long += _P4
-    for lane in lanes:
-        hashes[: len(lane)] += _WORD
-    for lane, done in zip(lanes, filled, strict=True):
-        rest = _round(_ZERO, lane[done:])
-        rest ^= hashes[done : len(lane)]
-        rest = _rotated(rest, 27)
-        rest *= _P1
-        rest += _P4
-        hashes[done : len(lane)] = rest
+    hashes += sizes.astype(np.uint64) << np.uint64(3)
+    for lane, done in zip(lanes, whole, strict=True):
+        if done < len(lane):
+            rest = hashes[done : len(lane)]
+            rest ^= _round(lane[done:])
+            rest[:] = _rotated(rest, 27)
+            rest *= _P1
+            rest += _P4
     hashes ^= hashes >> np.uint64(33)
     hashes *= _P2
     hashes ^= hashes >> np.uint64(29)
@@ -150,9 +149,10 @@ def _xxh64(lanes: Sequence[Any]) -> Any:
     return hashes
 
 
-def _round(total: Any, words: Any) -> Any:
+def _round(words: Any, total: Any = None) -> Any:
     words = words * _P2
-    words += total
+    if total is not None:
+        words += total
     words = _rotated(words, 31)
     words *= _P1
     return words
