@@ -49,6 +49,7 @@ from lakeupsert.table.spec import FILE, PLACE, TableSpec, create
 WORK = Path("build/kernels")
 RESULTS = Path(__file__).parent / "results"
 PEERS = ("duckdb", "polars")
+datafiles.FILE_BYTES = 1 << 40  # a base is one file, so that a row's position is one number
 PARTITION = "transaction_date=2020-01-01"
 KEYS = {"composite": ("order_id", "line_no"), "text": ("order_id",)}
 LINES = 4
@@ -131,7 +132,6 @@ def spec_of(case: Case) -> TableSpec:
 
 
 def written(folder: Path, name: str, tables: Iterator[Any], schema: Any, spec: TableSpec) -> DataFile:
-    datafiles.FILE_BYTES = 1 << 40  # one file, so that a row's position is one number
     footer = Footer(table=spec.table_id, kind="base", batch="1", spec_version=0, partition=PARTITION)
     with DataFileWriter(LocalStore(folder), lambda: name, schema, footer, spec.stored_key) as out:
         for rows in tables:
@@ -536,11 +536,12 @@ def hashes() -> list[dict[str, Any]]:
         )
         key_hashes(key, spec)
         seconds = []
-        for _ in range(7):
+        for _ in range(15):
             begun = time.process_time()
             key_hashes(key, spec)
             seconds.append(time.process_time() - begun)
-        found.append({"key": name, "million keys a second and core": round(rows / statistics.median(seconds) / 1e6, 1)})
+        rates = [round(rows / s / 1e6, 1) for s in (min(seconds), statistics.median(seconds))]
+        found.append({"key": name, "million keys a second and core": rates[0], "median of 15": rates[1]})
     return found
 
 
@@ -562,6 +563,7 @@ def sketches(columns: int) -> list[dict[str, Any]]:
     numbers = np.sort(chance.integers(0, 2**63, rows))
     times = pa.array(stamps(numbers)).cast(pa.timestamp("us"))
     at_random = pa.table([[f"{n:016x}" for n in numbers], times], spec.tombstone_schema.names)
+    shutil.rmtree(WORK / "data/random", ignore_errors=True)
     written(WORK / "data/random", "random.parquet", iter([at_random]), spec.tombstone_schema, spec)
     found.append(("text, random digits", WORK / "data/random/random.parquet", 2))
     table_ = []
@@ -658,6 +660,7 @@ def cases(task: str, given: argparse.Namespace) -> Iterator[Case]:
                 yield Case(rows, columns, key, rows // 100)
     if task == "positions" and largest > 1_000_000:
         yield Case(largest, min(given.columns), "composite", 10_000)
+        yield Case(1_000_000, min(given.columns), "composite", 300_000)
 
 
 FIGURES = ("sketches", "hashes", "weight")

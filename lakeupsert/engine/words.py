@@ -45,7 +45,7 @@ def is_bytes(type_: Any) -> bool:
 
 
 def extents(array: Any) -> tuple[Any, Any, Any]:
-    """Of n texts or binaries all their bytes, with at least 8 more behind them; where each begins; how many bytes it has."""
+    """Of n texts or binaries all their bytes and 9 to 16 zeros behind, whole words; where each begins; how many bytes it has."""
     n, type_ = len(array), array.type
     if pa.types.is_fixed_size_binary(type_):
         borders = np.arange(array.offset, array.offset + n + 1) * type_.byte_width
@@ -55,35 +55,44 @@ def extents(array: Any) -> tuple[Any, Any, Any]:
         borders = borders.astype(np.int64)
     data = array.buffers()[-1]
     used = np.frombuffer(data or b"", np.uint8)[borders[0] : borders[-1]]
-    return np.concatenate((used, np.zeros(8, np.uint8))), borders[:-1] - borders[0], np.diff(borders)
+    return np.concatenate((used, np.zeros(16 - len(used) % 8, np.uint8))), borders[:-1] - borders[0], np.diff(borders)
 
 
 def byte_words(data: Any, at: Any, left: Any) -> Iterator[tuple[Any, Any]]:
     """Bytes of many values, eight to a word, zeros behind the last: first words, then second ones, and so on.
 
-    Each with the numbers of the values that have as many (a slice of them, or an array), in their order. ``data`` has 8 bytes
-    behind the last value.
+    Each with the numbers of the values that have as many (a slice of them, or an array), in their order. The arguments are
+    those of `extents`, or a permutation of them.
     """
     n = len(left)
     shortest, longest = (int(left.min()), int(left.max())) if n else (0, 0)
-    if (
-        shortest == longest and n > 1 and (at[1:] - at[:-1] == longest).all()
-    ):  # one behind the other: nothing to look up
+    # All as long, one behind the other: nothing to look up.
+    if shortest == longest and n > 1 and (at[1:] - at[:-1] == longest).all():
         for done in range(0, longest, 8):
             words = np.ndarray((n,), "<u8", data, offset=int(at[0]) + done, strides=(longest,))
             yield slice(n), words & _FIRST_BYTES[min(longest - done, 8)]
         return
-    at_every_byte = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))
+    # Two aligned words and a shift: numpy gathers words that are not aligned one by one.
+    aligned, word = data.view("<u8"), at >> 3
+    right = ((at & 7) << 3).astype(np.uint64)
+    up = np.uint64(64) - right  # a shift by 64 gives 0
+    low = aligned[word]
     here: Any = slice(n)
     for done in range(0, longest, 8):
         if shortest <= done:
             longer = left > 0
-            if longer[: (many := np.count_nonzero(longer))].all():  # the longest come first
-                here, at, left = slice(many) if isinstance(here, slice) else here[:many], at[:many], left[:many]
+            many = np.count_nonzero(longer)
+            if longer[:many].all():  # the longest come first
+                kept: Any = slice(many)
+                here = slice(many) if isinstance(here, slice) else here[:many]
             else:
-                here, at, left = np.arange(n)[here][longer], at[longer], left[longer]
-        words = at_every_byte[at]
+                kept, here = longer, np.arange(n)[here][longer]
+            word, right, up, low, left = (x[kept] for x in (word, right, up, low, left))
+        word = word + 1
+        high = aligned[word]
+        words = low >> right
+        words |= high << up
         if shortest < done + 8:
             words &= _FIRST_BYTES.take(left, mode="clip")
         yield here, words
-        at, left = at + 8, left - 8
+        low, left = high, left - 8
