@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-latency month lock
+.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-latency bench-kernels month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -70,6 +70,9 @@ bench: setup ## one night against the plain Spark window; writes benchmarks/resu
 
 bench-latency: setup servers ## a night with 30 ms added to every request to S3 and SQS, with 1, 2, 4 and 8 workers
 	@$(BIN)/python -m benchmarks.latency $(LATENCY_ARGS)
+
+bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
+	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)
 
 month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was, and its plan true? Ten minutes; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)

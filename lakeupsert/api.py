@@ -1,5 +1,6 @@
 """`lakeupsert.Table`: everything that the command line does, from Python."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,6 +49,11 @@ from lakeupsert.table.work import Source
 HostName = Literal["spark", "local"]
 EngineName = Literal["arrow", "spark"]
 
+log = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 5.0
+"""What must be left of a function's time for it to publish. Longer: the last worker leaves more nights to `reconcile`, which
+comes minutes later. Shorter: it is killed while it does (harmless, but an alarm tells)."""
 OTHERS_SECONDS = 10.0
 """How often one who only waits for other workers looks at the partitions that are left: two requests for each."""
 
@@ -196,7 +202,7 @@ class Table:
 
         All others were acked, sent anew or buried. Engine arrow, in ``workers`` threads that share ``memory_bytes`` (or what
         this process may take, where that is less), as long as ``seconds_left`` is above 0. It publishes
-        where no partition is left to merge.
+        where no partition is left to merge, if there is time and no object is damaged; else that is left to `reconcile`.
         """
         queue = self._table.queue
         assert isinstance(queue, SqsQueue), f"records of SQS are not of {queue}"
@@ -209,8 +215,14 @@ class Table:
                 workers=workers,
                 seconds_left=seconds_left,
             )
-        if self._table.is_through():  # SQS's counts lag: by them the last worker sees itself, and nobody publishes
-            self.publish()
+        if seconds_left() >= PUBLISH_SECONDS:
+            try:
+                if (
+                    self._table.is_through()
+                ):  # SQS's counts lag: by them the last worker sees itself, and nobody publishes
+                    self.publish()
+            except DamagedTableError as e:  # the merges are good all the same, and reconcile tells it
+                log.warning("not published: %s", e)
         tokens = {lease.token for lease in back}
         return [record for record in records if record["receiptHandle"] in tokens]
 

@@ -451,11 +451,18 @@ def _new_bytes(old: BucketEntry, new: BucketEntry) -> int:
 # ---------------------------------------------------------------- the queue's side
 
 
-def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda partition: True, *, queued: int = 0) -> int:
+def send_missing(
+    table: OpenTable,
+    selected: Callable[[str], bool] = lambda partition: True,
+    *,
+    queued: int = 0,
+    dead: frozenset[str] = frozenset(),
+) -> int:
     """Send a message for every selected partition where the ledger is ahead of the manifest; how many were sent.
 
-    None is sent where there are no more such partitions than ``queued`` messages on their way, which are then taken for
-    theirs. It reads the heads of the partitions that are not published up to the ledger's head, and no others.
+    Of those that are not ``dead`` none is sent where there are no more of them than ``queued`` messages on their way, which
+    are then taken for theirs. It reads the heads of the partitions that are not published up to the ledger's head, and no
+    others.
     """
     snapshot = table.last_snapshot()
     head = table.ledger_head()
@@ -466,9 +473,10 @@ def send_missing(table: OpenTable, selected: Callable[[str], bool] = lambda part
     }
     heads = table.heads(wanted)
     behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}
-    if len(behind) <= queued:
-        return 0
-    table.queue.send(Message(table.name, p, batch) for p, batch in behind.items())
+    if len(behind.keys() - dead) <= queued:
+        behind = {p: batch for p, batch in behind.items() if p in dead}
+    if behind:
+        table.queue.send(Message(table.name, p, batch) for p, batch in behind.items())
     return len(behind)
 
 
@@ -526,9 +534,10 @@ def drain_received(
 
     Nothing is extended: whoever received them hid them for longer than ``seconds_left``. When that is at or below 0, what
     is not done is given back, visible at once. A merge under way then goes on alone, as any late worker's does.
-    What nobody began is sent anew and acked instead, as it has used up no try.
+    What nobody began at its first receive is sent anew and acked instead, as it has used up no try. Later receives count,
+    begun or not: or two partitions that are too slow for a call would reset each other's for ever.
     What was received often comes last and alone, as it may kill this process, and the others with it; or as it needs all
-    the memory. ``engine`` makes the engine of one of so many threads.
+    the memory. ``engine`` makes the engine of one of so many threads, of which there are no more than partitions.
     A partition that fails goes back, or is marked failed and buried, as in `drain`; where the store is away, for a while.
     """
     of_partition: dict[tuple[str | None, str], list[Lease]] = {}
@@ -548,7 +557,8 @@ def drain_received(
         for _ in _work(table, of_threads, of_it, back, RETRY_SECONDS, AWAY_SECONDS):
             pass
 
-    for threads, groups in ((workers, together), (1, alone)):
+    for most, groups in ((workers, together), (1, alone)):
+        threads = max(1, min(most, len(groups)))
         pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
         futures = {pool.submit(work, engine(threads), of_it): of_it for of_it in groups}
         pending = set(futures)
@@ -564,9 +574,12 @@ def drain_received(
             elif (failure := future.exception()) is not None:
                 log.warning("partition was not merged: %s: %s", of_it[0].message.partition, failure)
                 failures.append(failure)
-    if left and not (begun and _sent_anew(table, left)):  # where nothing is ever begun, tries must come to an end
-        back += left
-        _answered(table.queue.release, left)
+    # Where nothing is ever begun, tries must come to an end too.
+    anew = [lease for lease in left if begun and lease.receives == 1]
+    if anew and _sent_anew(table, anew):
+        left = [lease for lease in left if lease not in anew]
+    back += left
+    _answered(table.queue.release, left)
     if failures:
         raise failures[0]
     return back

@@ -262,15 +262,22 @@ class OpenTable:
     def is_through(self) -> bool:
         """Whether no partition is waited for, merged or marked failed each, and there is something to publish.
 
-        It stops at the first that is waited for, and begins with those whose messages were sent last: while much is left
-        that takes few requests.
+        It begins with the one whose message was sent last, then looks at as many as it may at once, and stops where one of
+        them is waited for: while much is left that takes few requests.
         """
         snapshot, last = self.last_snapshot(), self.ledger_head()
         behind = self.unpublished(snapshot.body if snapshot else None, last.number) if last else {}
-        for partition, batch in reversed(behind.items()):
+
+        def settled(due: tuple[str, int]) -> bool:
+            partition, batch = due
             head = self.objects.partition(partition).head()
-            if head is None or (head.body.merged < batch and head.body.failed is None):
+            return head is not None and (head.body.merged >= batch or head.body.failed is not None)
+
+        left, together = list(behind.items()), 1
+        while left:
+            if not all(at_once(settled, [left.pop() for _ in range(min(together, len(left)))])):
                 return False
+            together = AT_ONCE
         return bool(behind)
 
     def merged(self, partition: str, batch: int) -> bool:

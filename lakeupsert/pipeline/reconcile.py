@@ -66,12 +66,15 @@ class ReconcileResult:
     """``resent`` messages; ``published`` is the snapshot that this call made, or None; the state of publishing in ``publish``.
 
     Attributes:
+        queued: messages that were on their way before it published, with those that it sent: what is not in ``publish``
+            without any of them, nobody works on.
         batches: what does not add up in the ledger, a sentence each.
         gone: with ``deep``, batches whose landing files are gone or changed, with the first of these; partitions that they
             touch could not be recomputed.
     """
 
     resent: int
+    queued: int
     published: int | None
     publish: PublishResult
     proof: tuple[Proof, ...]
@@ -106,13 +109,16 @@ def reconcile(
         if failed.get(partition, UNANSWERED) == UNANSWERED:  # else the mark says as much already
             mark_failed(table, partition, message.batch, reason)
     # A partition that failed before and lies there dead is brought back by a redrive, or by a run. Sent again from here,
-    # it would fail again after every reconcile, each time with one dead letter more.
+    # it would fail again after every reconcile, each time with one dead letter more. One that is marked now is sent now,
+    # whatever is queued: from the next call on it has failed before.
     # What is under way is not lost: a call every 10 minutes of a long night would send all that is left of it again.
-    on_their_way = table.queue_stats()
+    stats = table.queue_stats()
+    queued = stats.visible + stats.leased
     resent = send_missing(
         table,
         lambda partition: selected(partition) and partition not in failed,
-        queued=on_their_way.visible + on_their_way.leased,
+        queued=queued,
+        dead=frozenset(letters.keys() - failed.keys()),
     )
     before = table.last_snapshot()
     published = publish(table)
@@ -125,6 +131,7 @@ def reconcile(
         proof = [_compared(p, recomputed.partitions.get(p.partition)) for p in proof]
     return ReconcileResult(
         resent=resent,
+        queued=queued + resent,
         published=published.snapshot if before is None or published.snapshot != before.number else None,
         publish=published,
         proof=tuple(proof),

@@ -2,8 +2,10 @@
 
 Reads     an event that may have `"prove": true`
 Writes    what `lakeupsert reconcile` writes. The proof reads keys and order of every row, so the schedule asks for none
-Answers   how many partitions readers don't see up to date yet (`waiting`), and how many of them `failed`: the night is
-          through where none waits. And of each table what `lakeupsert reconcile --json` tells, with the proof where asked for
+Answers   how many partitions readers don't see up to date yet (`waiting`), how many of them `failed`, and how many messages
+          are on their way (`queued`). The night is through where none waits; it failed where some failed and nothing is
+          queued, as a failed one may be under way again, after the next append or a redrive. And of each table what
+          `lakeupsert reconcile --json` tells, with the proof where asked for
 Repeat    safe
 """
 
@@ -22,11 +24,12 @@ logger = Logger()
 
 @logger.inject_lambda_context
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    totals, answer, wrong = Counter(waiting=0, failed=0), {}, []
+    totals, answer, wrong = Counter(waiting=0, failed=0, queued=0), {}, []
     with configured() as tables:
         for table in (t for t in tables if t.exists()):
             found = table.reconcile(counted=event.get("prove", False))
-            state = {"waiting": len(found.publish.waiting), "failed": len(found.publish.failed)}
+            publish = found.publish
+            state = {"waiting": len(publish.waiting), "failed": len(publish.failed), "queued": found.queued}
             told = {"resent": found.resent, "published": found.published, **state}
             totals.update(state)
             logger.info("reconciled", extra={"table": table.name, **told})

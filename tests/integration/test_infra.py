@@ -12,7 +12,9 @@ import re
 import runpy
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,6 +25,7 @@ import pytest
 import yaml
 
 from lakeupsert import Table
+from lakeupsert.testing.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 AWS = ROOT / "infra" / "aws"
@@ -291,7 +294,7 @@ def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
         ("s3:GetObject", LANDED): {"AppendNightly", "Reprocess", "Spark"},
         ("s3:ListBucket", landing): {"AppendNightly", "Reprocess", "Spark"},
         ("s3:PutObject", LANDED): set(),
-        ("sqs:SendMessage", queue): {"AppendNightly", "Reconcile", "Reprocess", "Spark"},
+        ("sqs:SendMessage", queue): {"AppendNightly", "DedupeWorker", "Reconcile", "Reprocess", "Spark"},
         ("sqs:ReceiveMessage", queue): {"DedupeWorker"},
         ("sqs:DeleteMessage", queue): {"DedupeWorker"},
         ("sqs:ChangeMessageVisibility", queue): {"DedupeWorker"},
@@ -419,6 +422,47 @@ def test_every_state_of_the_state_machine_is_reached(aws: None) -> None:
         found = [s for name in waiting for s in (states[name], *states[name].get("Choices", ()))]
         waiting = {s[k] for s in found for k in ("Next", "Default") if k in s} - reached
     assert reached == states.keys()
+    assert states[definition["StartAt"]]["Next"] == "Merging"
+
+
+NIGHTS = {  # what `reconcile` tells of partitions and messages: where a night then is
+    (0, 0, 0): "Published",
+    (0, 0, 5): "Published",
+    (3, 0, 3): "Merging",
+    (3, 0, 0): "Merging",
+    (3, 1, 2): "Merging",
+    (1, 1, 1): "Merging",
+    (3, 1, 0): "Failed",
+}
+
+
+def told(waiting: int, failed: int, queued: int) -> dict[str, Any]:
+    answer = json.loads((ROOT / "lambdas" / "reconcile" / "answer.json").read_text())
+    assert answer.keys() >= {"waiting", "failed", "queued"}
+    return {**answer, "waiting": waiting, "failed": failed, "queued": queued}
+
+
+def test_the_state_machine_fails_only_where_nothing_is_on_its_way(aws: None) -> None:
+    """Run by moto, from what `reconcile` answered to where it would wait or end."""
+    [machine] = resources("examples/step_functions.yaml", "AWS::StepFunctions::StateMachine").values()
+    states = machine["Properties"]["Definition"]["States"]
+    publish = {"Type": "Pass", "Parameters": states["Publish"]["ResultSelector"], "Next": states["Publish"]["Next"]}
+    states = {**states, "Publish": publish, "Merging": {"Type": "Pass", "End": True}}
+    definition = {"StartAt": "Publish", "States": {k: s for k, s in states.items() if k != "Append"}}
+    role = "arn:aws:iam::123456789012:role/night"
+    with moto.mock_aws(config={"stepfunctions": {"execute_state_machine": True}}):
+        client = boto3.client("stepfunctions")
+        arn = client.create_state_machine(name="night", definition=json.dumps(definition), roleArn=role)
+        for night, end in NIGHTS.items():
+            payload = json.dumps({"Payload": told(*night)})
+            name = "-".join(map(str, night))
+            run = client.start_execution(stateMachineArn=arn["stateMachineArn"], name=name, input=payload)[
+                "executionArn"
+            ]
+            wait_until(lambda run=run: client.describe_execution(executionArn=run)["status"] != "RUNNING", "it ended")
+            events = client.get_execution_history(executionArn=run)["events"]
+            entered = [e["stateEnteredEventDetails"]["name"] for e in events if "stateEnteredEventDetails" in e]
+            assert entered[-1] == end, night
 
 
 def test_the_guide_gives_parameters_and_asks_for_outputs_that_there_are() -> None:
@@ -439,3 +483,27 @@ def test_the_airflow_example_names_what_service_yaml_makes() -> None:
     assert ast.unparse(chain) == "append >> published >> vacuum"
     assert "-reconcile" in text
     assert template("service.yaml")["Parameters"]["SparkScriptKey"]["Default"] in text
+
+
+def test_the_airflow_example_fails_only_where_nothing_is_on_its_way() -> None:
+    """Its function alone, since Airflow is no dependency of ours; the hook here answers what is told."""
+    tree = ast.parse((AWS / "examples" / "airflow_dag.py").read_text())
+    tree.body = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+    answer: dict[str, Any] = {}
+    names: dict[str, Any] = {
+        "json": json,
+        "AirflowException": RuntimeError,
+        "Config": lambda **_: None,
+        "LambdaHook": lambda config: SimpleNamespace(
+            invoke_lambda=lambda **_: {"Payload": BytesIO(json.dumps(answer).encode())}
+        ),
+    }
+    exec(compile(tree, "airflow_dag.py", "exec"), names)
+    found = {}
+    for night in NIGHTS:
+        answer = told(*night)
+        try:
+            found[night] = "Published" if names["is_published"]("sales-reconcile") else "Merging"
+        except RuntimeError:
+            found[night] = "Failed"
+    assert found == NIGHTS

@@ -21,7 +21,7 @@ import pytest
 from moto.emrserverless.models import emrserverless_backends
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from lakeupsert import ConfigurationError, RefusedError, TryAgainError, api
+from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError, api
 from lakeupsert.pipeline import dedupe
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.storage import s3
@@ -341,9 +341,11 @@ def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
     assert heads(appended)[poison].body.failed.reason == letter.reason
     assert sum(head.body.merged for head in heads(appended).values()) == len(entry.touched) - 1
     told = invoke("reconcile", {})
-    assert (told["waiting"], told["failed"]) == (12, 1)
+    assert (told["waiting"], told["failed"], told["queued"]) == (12, 1, 0)
     path.write_bytes(good)
     appended.table.redrive()
+    told = invoke("reconcile", {})
+    assert (told["waiting"], told["failed"], told["queued"]) == (12, 1, 1)
     deliver(appended)
     appended.check()
     assert appended.rows() == appended.expected(1)
@@ -461,6 +463,31 @@ def test_who_merges_the_last_partition_publishes_whatever_the_queue_counts(appen
     assert queue.stats() == QueueStats(visible=0, leased=1, dead=0)
 
 
+def test_damaged_partition_fails_no_call_that_merged_others(appended: Lake) -> None:
+    deliver(appended)
+    appended.land("2.jsonl", NIGHTS[1])
+    appended.table.append(host="local")
+    event = receive(appended)
+    [*_, (_, entry)] = appended.entries()
+    damaged = list(entry.touched)[-2]  # the last one is new
+    event["Records"] = [r for r in event["Records"] if partitions([r]) != [damaged]]
+    head = heads(appended)[damaged]
+    chain = appended.table._table.objects.partition(damaged)
+    bucket, client = appended.settings.landing.split("/")[2], boto3.client("s3")
+    client.put_object(Bucket=bucket, Key=f"processed/{chain.name(head.number)}", Body=b"{")
+    assert invoke("dedupe_worker", event) == {"batchItemFailures": []}
+    with pytest.raises(DamagedTableError, match=damaged.partition("=")[2]):
+        invoke("reconcile", {})
+
+
+def test_worker_that_has_no_time_left_to_publish_leaves_it_to_reconcile(appended: Lake) -> None:
+    for _ in range(2):
+        invoke("dedupe_worker", receive(appended), Context(lambda: 19_000))
+    assert appended.table.status().batch == 0
+    invoke("reconcile", {})
+    assert appended.table.status().batch == 1
+
+
 # -- reconcile
 
 
@@ -468,13 +495,14 @@ def test_reconcile_sends_what_got_lost_and_publishes_without_reading_data(append
     boto3.client("sqs").purge_queue(QueueUrl=queue_url(appended))
     first = invoke("reconcile", {})
     assert first["waiting"] == 12
-    told = {"resent": 12, "published": 0, "waiting": 12, "failed": 0, "proof": []}  # a table without rows
+    told = {"resent": 12, "published": 0, "waiting": 12, "failed": 0, "queued": 12, "proof": []}  # a table without rows
     assert first["tables"]["t"] == told
     appended.reopen()
     appended.table.dedupe()
     second = invoke("reconcile", {})
     assert fits(second, file("reconcile", "answer"))
-    assert second["tables"]["t"] == {"resent": 0, "published": 1, "waiting": 0, "failed": 0, "proof": []}
+    told = {"resent": 0, "published": 1, "waiting": 0, "failed": 0, "queued": 0, "proof": []}
+    assert second["tables"]["t"] == told
     appended.reopen()
     assert appended.rows() == appended.expected(1)
 
@@ -492,7 +520,7 @@ def test_reconcile_fails_where_rows_are_missing(appended: Lake) -> None:
 
 
 def test_reconcile_before_the_first_night_has_nothing_to_tell(lake: Lake) -> None:
-    assert invoke("reconcile", {}) == {"waiting": 0, "failed": 0, "tables": {}}
+    assert invoke("reconcile", {}) == {"waiting": 0, "failed": 0, "queued": 0, "tables": {}}
 
 
 # -- reprocess

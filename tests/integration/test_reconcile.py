@@ -436,6 +436,23 @@ def test_lost_message_is_sent_again_and_a_whole_batch_published(lake: Lake) -> N
     assert lake.table.reconcile().published is None
 
 
+@pytest.mark.parametrize("doubled", [0, 1])
+def test_dead_partition_alone_is_sent_again_however_many_messages_are_on_their_way(lake: Lake, doubled: int) -> None:
+    """It is marked by the same call; by the next one, on a queue that is empty, it has failed before and is left alone."""
+    lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(3)])
+    lake.table.append(host="local")
+    queue = lake.table._table.queue
+    dead, other, _ = queue.receive(3, 900)
+    queue.bury(dead, UNANSWERED)
+    queue.send([other.message] * doubled)
+    lake.reopen()
+    found = lake.table.reconcile(counted=False)
+    assert (found.resent, found.queued) == (1, 2 + doubled + 1)
+    assert lake.table.reconcile(counted=False).resent == 0
+    *_, sent = lake.table._table.queue.receive(9, 900)
+    assert sent.message == dead.message
+
+
 def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
     """The worker died between the mark and the burial, or the mark's race was given up."""
     lake.land("4.jsonl", [row("z", 0, 9, 1)])

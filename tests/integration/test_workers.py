@@ -4,8 +4,10 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import dedupe, workers
 from lakeupsert.pipeline.dedupe import drain, drain_received
+from lakeupsert.pipeline.opened import AT_ONCE
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Lease, QueueStats
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
@@ -366,24 +370,64 @@ def test_refused_release_keeps_nobody_from_the_others(local: Lake) -> None:
     assert local.table._table.queue.stats() == QueueStats(visible=3, leased=1, dead=0)
 
 
-def test_partition_that_needs_all_the_memory_gets_it_at_its_third_try(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def received(lake: Lake) -> list[Lease]:
+    """All messages that are visible, those too that a receive gives alone: as Lambda's event source has them."""
+    queue = lake.table._table.queue
+    return list(chain.from_iterable(iter(lambda: queue.receive(1, 3600), [])))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: Path, workers: int) -> None:
+    begun, frozen = threading.Event(), threading.Event()
+
+    class Slow(ArrowEngine):
+        def merge(self, *arguments: Any) -> Any:
+            begun.set()
+            frozen.wait()
+            raise InterruptedError
+
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(2)])
+    lake.table.append(host="local")
+    table = lake.table._table
+    try:
+        for _ in range(20):
+            begun.clear()
+            drain_received(
+                table,
+                lambda threads: Slow(),
+                received(lake),
+                workers=workers,
+                seconds_left=lambda: 0 if begun.is_set() else 3600,
+            )
+            if not table.queue.stats().visible:
+                break
+        assert table.queue.stats() == QueueStats(visible=0, leased=0, dead=2)
+        assert table.failed(PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], dedupe.UNANSWERED)
+    finally:
+        frozen.set()
+        for thread in [t for t in threading.enumerate() if t.name.startswith("dedupe")]:
+            thread.join()
+
+
+@pytest.mark.parametrize(("partitions", "third"), [(1, False), (2, True)])
+def test_partition_that_needs_all_the_memory_gets_it_alone_or_at_its_third_try(
+    folder: Path, partitions: int, third: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
     lake = Lake(folder)
-    lake.land("1.jsonl", [row("a", 0, 1)])
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(partitions)])
     lake.table.append(host="local")
     table = lake.table._table
-    for done in (False, False, True):
-        leases = table.queue.receive(1, 3600)
+    for done in (not third, not third, True):
         drain_received(
             table,
             lambda threads: ArrowEngine(1 << 30 if threads == 1 else 0),
-            leases,
+            received(lake),
             workers=2,
             seconds_left=lambda: 3600,
         )
-        assert table.merged(PARTITIONS[0], 1) is done
+        assert [table.merged(p, 1) for p in PARTITIONS[:partitions]] == [done] * partitions
 
 
 def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder: Path) -> None:
@@ -400,6 +444,34 @@ def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder
     assert table.is_through()
     lake.table.publish()
     assert not table.is_through()
+
+
+def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(1 + AT_ONCE)])
+    lake.table.append(host="local")
+    lake.reopen()
+    *_, last = (p for _, entry in lake.entries() for p in entry.touched)
+    looked: list[str] = []
+    together = threading.Barrier(AT_ONCE)
+    partition = TableObjects.partition
+
+    def looks(objects: TableObjects, name: str) -> Any:
+        looked.append(name)
+        if name != last:
+            together.wait(PATIENCE_SECONDS)
+        return partition(objects, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableObjects, "partition", looks)
+        assert not lake.table._table.is_through()
+    assert looked == [last]
+    lake.table.dedupe()
+    monkeypatch.setattr(TableObjects, "partition", looks)
+    assert lake.table._table.is_through()
+    assert len(looked) == 1 + 1 + AT_ONCE
 
 
 def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
