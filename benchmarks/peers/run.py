@@ -7,7 +7,7 @@ Repeat    goes on after the last night that has a result; the table of a night t
 
     python -m benchmarks.peers.run SIDE WORKLOAD WORK RESULTS SECONDS [JAR...]
 
-It begins no further night after so many seconds, once it has done two: the first of a process warms it up.
+After so many seconds it leaves what is left to another process, but not after one night: that one warmed it up.
 """
 
 import json
@@ -68,7 +68,7 @@ def main() -> None:
         _save(results / "load.json", facts)
     done = 0
     while (number := nights_done(results)) < len(workload.nights):
-        if finished(workload, results) or (done >= 2 and perf_counter() - begun > float(seconds)):
+        if finished(workload, results) or (done != 1 and perf_counter() - begun > float(seconds)):
             return
         night = workload.nights[number]
         (results / "begun").touch()

@@ -46,19 +46,19 @@ def test_expected_figures_are_those_of_a_window_over_all_that_came(name: str, tm
 
 
 def test_nights_change_what_their_workloads_are_named_for(tmp_path: Path) -> None:
-    def share(name: str, count: str) -> tuple[float, Workload]:
-        """Of the distinct keys of the first night, and of what share of them it is true."""
+    def first_night(name: str) -> tuple[float, Workload]:
+        """The share of its keys that are new, and the workload."""
         workload = make(name, replace(WORKLOADS[name].size, **vars(SMALL)), tmp_path / name)
-        rows = f"(FROM '{tmp_path / name}/night-1.parquet' SELECT DISTINCT ON (order_id) *)"
-        return duckdb.sql(f"SELECT avg(CASE WHEN {count} THEN 1 ELSE 0 END) FROM {rows}").fetchall()[0][0], workload
+        keys = f"(FROM '{tmp_path / name}/night-1.parquet' SELECT DISTINCT ON (order_id) *)"
+        return duckdb.sql(f"SELECT avg(CASE WHEN op = 'I' THEN 1 ELSE 0 END) FROM {keys}").fetchall()[0][0], workload
 
-    inserted, today = share("today", "op = 'I'")
-    assert inserted == pytest.approx(0.99, abs=0.01)
-    inserted, night = share("night", "op = 'I'")
-    assert inserted == pytest.approx(0.4, abs=0.05)
+    new, _ = first_night("today")
+    assert new == pytest.approx(0.99, abs=0.01)
+    new, night = first_night("night")
+    assert new == pytest.approx(0.4, abs=0.05)
     assert night.nights[0].touched == SMALL.partitions + 1
-    inserted, reprocess = share("reprocess", "op = 'I'")
-    assert inserted == 0
+    new, reprocess = first_night("reprocess")
+    assert new == 0
     assert reprocess.nights[0].touched == 30
 
 
