@@ -8,7 +8,7 @@ STAMP := .venv/.installed
 UV_VERSION := 0.13.9
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## .venv with exactly what requirements.lock names, and lakeupsert itself
 

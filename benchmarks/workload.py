@@ -129,7 +129,8 @@ def make(name: str, size: Size, folder: Path) -> Workload:
         nights=(),
         **source.facts,
     )
-    with duckdb.connect(str(scratch), config={"threads": 2, "preserve_insertion_order": False}) as db:
+    settings = {"threads": 2, "memory_limit": "6GB", "preserve_insertion_order": False}
+    with duckdb.connect(str(scratch), config=settings) as db:
         db.execute("CREATE TABLE current AS " + source.base(db, size))
         order = ", ".join((workload.partition, *workload.key))
         db.execute(
@@ -218,7 +219,7 @@ class Sales:
         return f"""
             WITH candidates AS (FROM current WHERE {picked}), pick AS (
                 SELECT transaction_date, order_id, hash(order_id || '{number}') AS h FROM candidates
-                WHERE hash('pick {number}' || order_id) % 1000000 < {updates} * 1000000 / (SELECT count(*) FROM candidates)
+                WHERE hash('pick {number}' || order_id) % 1000000 < {updates}e6 / (SELECT count(*) FROM candidates)
             ), u AS (
                 SELECT transaction_date, order_id, {_attributes(f"(h // 64 + {number})", "h", operation, updated_at)}
                 FROM pick

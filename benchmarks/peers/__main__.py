@@ -29,7 +29,7 @@ import msgspec
 
 from benchmarks.peers.ours import settings
 from benchmarks.peers.report import write
-from benchmarks.peers.run import finished
+from benchmarks.peers.run import finished, nights_done
 from benchmarks.peers.sides import SIDES, Side
 from benchmarks.workload import WORKLOADS, Size, Workload, make
 from lakeupsert import sparkenv
@@ -51,6 +51,7 @@ def main() -> int:
     if unknown := set(given.workloads) - WORKLOADS.keys():
         parser.error(f"no such workload: {', '.join(unknown)}")
     sparkenv.prepare()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the side's processes end, too
     good = True
     for name in given.workloads or WORKLOADS:
         wanted = {f.name: value for f in dataclasses.fields(Size) if (value := getattr(given, f.name)) is not None}
@@ -97,7 +98,7 @@ def run_side(name: str, workload: Workload, folder: Path, results: Path) -> None
             for begun in (results, work):
                 shutil.rmtree(begun, ignore_errors=True)
                 begun.mkdir(parents=True)
-        print(f"{workload.name}: {name}", file=sys.stderr, flush=True)
+        print(f"{workload.name}: {name}: night {nights_done(results) + 1}", file=sys.stderr, flush=True)
         failure = _process(name, SIDES[name], folder / "workload", work, results)
         if failure:
             (results / "failed.json").write_text(json.dumps(failure))

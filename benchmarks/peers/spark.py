@@ -126,6 +126,7 @@ class Delta(SparkTable):
     conf: ClassVar = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": str(TASKS),  # 50 are for the logs of far larger tables
     }
 
     def __init__(self, workload: Workload, work: Path, jars: Sequence[Path], deletion_vectors: bool) -> None:
@@ -205,6 +206,7 @@ class Hudi(SparkTable):
             "hoodie.datasource.write.hive_style_partitioning": "true",
             "hoodie.record.merge.mode": "EVENT_TIME_ORDERING",
             "hoodie.parquet.compression.codec": "zstd",
+            "hoodie.parquet.bloom.filter.enabled": "false",  # neither index looks into it
             "hoodie.upsert.shuffle.parallelism": str(TASKS),
             "hoodie.bulkinsert.shuffle.parallelism": str(TASKS),
             "hoodie.compact.inline": "false",
