@@ -148,7 +148,8 @@ def _to(size: Size) -> range:
 
 def _night(db: Any, workload: Workload, query: str, file: Path) -> Night:
     """Write a night's rows, merge them into ``current``, and tell what is there now."""
-    db.execute(f"CREATE OR REPLACE TABLE batch AS {query}")
+    db.execute("CREATE OR REPLACE TABLE batch AS FROM current LIMIT 0")  # its types, whatever the query computes with
+    db.execute(f"INSERT INTO batch BY NAME {query}")
     db.execute(f"COPY (FROM batch ORDER BY {workload.order}, {', '.join(workload.key)}) TO '{file}' "
                "(FORMAT parquet, COMPRESSION zstd)")  # fmt: skip
     key = (workload.partition, *workload.key)

@@ -52,9 +52,8 @@ class DeltaRs:
             {"files": DeltaTable(self.folder).file_uris()},
         ).fetchall()[0]
 
-    def bytes_written(self) -> int:
-        """By the files that are there: it deletes none before somebody vacuums."""
-        return sum(p.stat().st_size for p in self.folder.rglob("*") if p.is_file())
+    def bytes_counted(self) -> int:
+        return 0
 
     def requests(self) -> dict[str, int]:
         return {}

@@ -18,12 +18,12 @@ EXPLAINED = """\
 Seconds, processor seconds and MB are medians of the nights that are told, which a warm session did; of a workload whose
 nights count together, MB and requests are sums over all of them. *upsert*: until a reader sees the night, by step where it
 has several; the base is loaded untimed. *full read*: aggregates over all rows; *filtered read*: the same for a twelfth of
-the partitions and one more column's value; in Spark, but for delta-rs in DuckDB. *MB written*: inside Spark what Hadoop's file system wrote in the process, with
-files that are gone again (shuffle files are not counted); of ours and delta-rs, which delete nothing in a night, the growth
-of the table's folder, without the queue of ours. *files*: in the table's folder at the end, without `.crc`. *requests*: to
-the table's store, by call, where the side counts them. *peak*: the most that the side's processes held at once (PSS, sampled
-twice a second), a JVM that may take 8 GB included. *exact*: every figure of every read equals DuckDB's. `floor-` is no
-upsert: pyarrow alone reads what our night wrote and writes it again.
+the partitions and one more column's value; in Spark, but for delta-rs in DuckDB. *MB written*: by how much the table's folder
+grew, or what Hadoop's file system wrote in the side's process, if that is more (it counts files that are gone again; shuffle
+files do not pass through it). *files*: in the table's folder at the end, without `.crc`. *requests*: to the table's store, by
+call, where the side counts them. *peak*: the most that the side's processes held at once (PSS, sampled twice a second), a JVM
+that may take 8 GB included. *exact*: every figure of every read equals DuckDB's. `floor-` is no upsert: pyarrow alone reads
+what our night wrote and writes it again; its other figures are those of our night.
 """
 
 

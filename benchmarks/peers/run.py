@@ -42,8 +42,8 @@ class Table(Protocol):
     def read(self, where: str) -> Any:
         """The values of the workload's figures for the rows of this filter."""
 
-    def bytes_written(self) -> int:
-        """What was written to the table since it was opened, or since it was made."""
+    def bytes_counted(self) -> int:
+        """What this process wrote, files that are gone again included; 0 where a night deletes none, or nobody counts."""
 
     def requests(self) -> dict[str, int]:
         """Calls to the table's store, as far as the side counts them."""
@@ -95,17 +95,17 @@ def finished(workload: Workload, results: Path) -> bool:
 
 
 def _measure(table: Table, workload: Workload, night: Night, folder: Path) -> dict[str, Any]:
-    written, requests, cpu = table.bytes_written(), table.requests(), cpu_seconds()
+    counted, requests, cpu, before = table.bytes_counted(), table.requests(), cpu_seconds(), _sizes(folder)
     with PeakMemory() as peak:
         seconds = table.apply()
     cpu = cpu_seconds() - cpu
-    after = table.requests()
+    sizes, after = _sizes(folder), table.requests()
     result: dict[str, Any] = {
         "seconds": seconds,
         "cpu_seconds": round(cpu, 1),
         "peak_mb": peak.mb,
-        "bytes_written": table.bytes_written() - written,
-        "files": sum(1 for p in folder.rglob("*") if p.is_file() and p.suffix != ".crc"),
+        "bytes_written": max(table.bytes_counted() - counted, sum(sizes) - sum(before)),
+        "files": len(sizes),
         "requests": {call: n - requests.get(call, 0) for call, n in after.items()},
         "read_seconds": {},
         "wrong": {},
@@ -119,6 +119,12 @@ def _measure(table: Table, workload: Workload, night: Night, folder: Path) -> di
         if wrong:
             result["wrong"][kind] = wrong
     return result
+
+
+def _sizes(folder: Path) -> list[int]:
+    """Bytes of every file of the table; Hadoop's checksums and the queue of ours are no part of it."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".crc")
+    return [path.stat().st_size for path in files if not path.name.startswith("queue.sqlite")]
 
 
 def _save(path: Path, result: dict[str, Any]) -> None:

@@ -68,8 +68,8 @@ class SparkTable:
         seen = self.frame().where(self.workload.visible).where(where)
         return seen.selectExpr(*self.workload.figures.values()).collect()[0]
 
-    def bytes_written(self) -> int:
-        """By Hadoop's file system, files that are gone included; Spark's shuffle files are not written through it."""
+    def bytes_counted(self) -> int:
+        """By Hadoop's file system, through which shuffle files do not pass (nor does Delta's log)."""
         statistics = self.spark.sparkContext._jvm.org.apache.hadoop.fs.FileSystem.getAllStatistics()
         return sum(int(s.getBytesWritten()) for s in statistics if s.getScheme() == "file")
 

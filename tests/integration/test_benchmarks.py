@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.peers.__main__ import place
@@ -39,6 +40,7 @@ def test_expected_figures_are_those_of_a_window_over_all_that_came(name: str, tm
         for query, expected in ((seen, night.full), (f"{seen} WHERE {workload.filter}", night.filtered)):
             assert workload.comparable(duckdb.sql(query).fetchall()[0]) == expected
             assert int(expected["rows"]) > 0
+        assert pq.read_schema(tmp_path / night.file) == pq.read_schema(tmp_path / "base.parquet")
         came = f"FROM '{tmp_path / night.file}'"
         assert duckdb.sql(f"SELECT count(*), count(DISTINCT {workload.partition}) {came}").fetchall() == [
             (night.rows, night.touched)
