@@ -20,6 +20,7 @@ the table holds, 1 % are deletes.
 """
 
 import json
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -118,9 +119,9 @@ def make(name: str, size: Size, folder: Path) -> Workload:
         found = Workload.open(folder)
         if found.name == name and found.size == asdict(size):
             return found
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / "making.duckdb"  # a file, for `hot` does not fit into memory
-    scratch.unlink(missing_ok=True)
+    making = folder / "making"  # on disk, for `hot` does not fit into memory
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
     workload = Workload(
         name=name,
         size=asdict(size),
@@ -130,28 +131,27 @@ def make(name: str, size: Size, folder: Path) -> Workload:
         **source.facts,
     )
     settings = {"threads": 2, "memory_limit": "6GB", "preserve_insertion_order": False}
-    with duckdb.connect(str(scratch), config=settings) as db:
+    with duckdb.connect(str(making / "db"), config=settings) as db:
         db.execute("CREATE TABLE current AS " + source.base(db, size))
         order = ", ".join((workload.partition, *workload.key))
         db.execute(
             f"COPY (FROM current ORDER BY {order}) TO '{folder}/base.parquet' (FORMAT parquet, COMPRESSION zstd)"
         )
-        nights = tuple(_night(db, workload, source.night(n, size), folder / f"night-{n}.parquet") for n in _to(size))
-    scratch.unlink()
+        nights = [
+            _night(db, workload, source.night(number, size), folder / f"night-{number}.parquet")
+            for number in range(1, size.nights + 1)
+        ]
+    shutil.rmtree(making)
     path.write_text(json.dumps({**asdict(workload), "nights": [asdict(night) for night in nights]}, indent=1))
     return Workload.open(folder)
-
-
-def _to(size: Size) -> range:
-    return range(1, size.nights + 1)
 
 
 def _night(db: Any, workload: Workload, query: str, file: Path) -> Night:
     """Write a night's rows, merge them into ``current``, and tell what is there now."""
     db.execute("CREATE OR REPLACE TABLE batch AS FROM current LIMIT 0")  # its types, whatever the query computes with
     db.execute(f"INSERT INTO batch BY NAME {query}")
-    db.execute(f"COPY (FROM batch ORDER BY {workload.order}, {', '.join(workload.key)}) TO '{file}' "
-               "(FORMAT parquet, COMPRESSION zstd)")  # fmt: skip
+    order = ", ".join((workload.order, *workload.key))
+    db.execute(f"COPY (FROM batch ORDER BY {order}) TO '{file}' (FORMAT parquet, COMPRESSION zstd)")
     key = (workload.partition, *workload.key)
     # A key that did not come stays as it was, so the window is over those alone that did.
     db.execute(f"""CREATE OR REPLACE TABLE newest AS

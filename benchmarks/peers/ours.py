@@ -40,11 +40,12 @@ class Ours:
 
     def apply(self) -> dict[str, float]:
         table = Table("t", self.settings)  # a new process would know nothing either
-        seconds = timed({
+        steps = {
             "append": lambda: table.append(host="spark"),
             "dedupe": lambda: table.dedupe(workers=WORKERS),
             "publish": table.publish,
-        })  # fmt: skip
+        }
+        seconds = timed(steps)
         self._requests.update(table.requests)
         table.close()
         return seconds

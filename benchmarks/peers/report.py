@@ -86,15 +86,17 @@ def summary(workload: Workload, results: Path) -> dict[str, Any]:
 
 def markdown(workload: Workload, report: dict[str, Any]) -> str:
     machine, sides = report["machine"], report["sides"]
-    size = ", ".join(f"{name.replace('_', ' ')} {value:,}" for name, value in workload.size.items())
     brought = [night.rows for night in workload.nights]
+    touched = [night.touched for night in workload.nights]
+    last = workload.nights[-1].full
     lines = [
         f"# Workload `{workload.name}`",
         "",
-        f"{size}. A night brings {min(brought):,} to {max(brought):,} rows for "
-        f"{min(night.touched for night in workload.nights)} to {max(night.touched for night in workload.nights)} "
-        f"partitions. {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, "
-        f"Python {machine['python']}.",
+        f"{int(last['rows']):,} rows in {last['partitions']} partitions after {len(brought)} nights. A night brings "
+        f"{min(brought):,} to {max(brought):,} rows for {min(touched)} to {max(touched)} partitions. "
+        f"{machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, Python {machine['python']}.",
+        "",
+        f"![{workload.name}]({workload.name}.svg)",
         "",
         "| side | upsert, s | full read, s | filtered read, s | MB written | files | requests | processor, s | peak, MB "
         "| nights | exact |",
