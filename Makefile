@@ -1,14 +1,15 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-latency bench-kernels month lock
+.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-peers peers bench-latency \
+    bench-kernels month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
 UV_VERSION := 0.13.9
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## .venv with exactly what requirements.lock names, and lakeupsert itself
 
@@ -66,7 +67,10 @@ test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; sever
 	@$(BIN)/pytest -m big -s
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
-	@$(BIN)/python -m benchmarks.night $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.peers night --sides plain ours-rewrite --again $(BENCH_ARGS)
+
+bench-peers: setup peers ## seven workloads against Delta, Iceberg, Hudi, delta-rs; hours, goes on where it stopped; PEERS_ARGS="night --sides delta"
+	@$(BIN)/python -m benchmarks.peers $(PEERS_ARGS)
 
 bench-latency: setup servers ## a night with 30 ms added to every request to S3 and SQS, with 1, 2, 4 and 8 workers
 	@$(BIN)/python -m benchmarks.latency $(LATENCY_ARGS)
@@ -114,3 +118,27 @@ build/servers/hadoop-aws: tests/hadoop-aws.xml
 	@rm -rf $@ $@.part
 	@$(MVN) --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
 	@mv $@.part $@ && touch $@
+
+# What `make bench-peers` compares with, each in versions that work together. Hudi's Spark is older, so it has an environment of
+# its own; what runs in the Spark of requirements.lock needs jars alone. After a change here: rm -r build/peers
+HUDI_SPARK := 3.5.9
+PEER_JARS := io.delta:delta-spark_4.1_2.13:4.4.0 io.delta:delta-storage:4.4.0 org.antlr:antlr4-runtime:4.13.1 \
+	org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0 org.apache.hudi:hudi-spark3.5-bundle_2.12:1.0.2
+DELTA_RS := deltalake==1.6.6 duckdb==2.0.0 pyarrow==26.0.1
+TPCHGEN := tpchgen-cli==4.0.0
+peers: build/peers/jars build/peers/hudi build/peers/delta-rs build/peers/tpchgen ## what the benchmark's peers need; Maven, half a gigabyte, minutes
+
+build/peers/jars:
+	@rm -rf $@.part
+	@for jar in $(PEER_JARS); do \
+	    $(MVN) dependency:copy -Dartifact=$$jar -DoutputDirectory=$(CURDIR)/$@.part || exit; \
+	done
+	@rm -rf $@ && mv $@.part $@
+
+build/peers/hudi: PIP = pyspark==$(HUDI_SPARK)
+build/peers/delta-rs: PIP = $(DELTA_RS)
+build/peers/tpchgen: PIP = $(TPCHGEN)
+build/peers/hudi build/peers/delta-rs build/peers/tpchgen: | $(STAMP)
+	@$(BIN)/python -m venv --clear $@
+	@$@/bin/python -m pip install --quiet --disable-pip-version-check $(PIP) || { rm -rf $@; exit 1; }
+	@touch $@

@@ -1,0 +1,117 @@
+"""Our sides: `append --host spark`, `dedupe` with two worker processes, `publish`, all durable; read by `to_spark`."""
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow.parquet as pq
+
+from benchmarks.peers.spark import session, timed
+from benchmarks.workload import Workload
+from lakeupsert.api import Table
+from lakeupsert.config import TableSettings
+
+WORKERS = 2
+
+
+class Ours:
+    def __init__(self, workload: Workload, work: Path, jars: Sequence[Path], strategy: str) -> None:
+        self.workload = workload
+        self.work = work
+        self.settings = settings(workload, work, strategy)
+        self.spark = session(work)
+        self.spark.range(0, 1000, 1, 2).mapInArrow(_warm, "id bigint").count()
+        self._requests: Counter[str] = Counter()
+
+    def load(self, base: Path) -> None:
+        """In the session, as the other sides do; worker processes would count as the night's."""
+        self.land(base)
+        table = Table("t", self.settings)
+        table.run(host="spark", workers=1)
+        table.close()
+
+    def land(self, night: Path) -> None:
+        (self.work / "landing").mkdir(exist_ok=True)
+        shutil.copy(night, self.work / "landing")
+
+    def apply(self) -> dict[str, float]:
+        table = Table("t", self.settings)  # a new process would know nothing either
+        steps = {
+            "append": lambda: table.append(host="spark"),
+            "dedupe": lambda: table.dedupe(workers=WORKERS),
+            "publish": table.publish,
+        }
+        seconds = timed(steps)
+        self._requests.update(table.requests)
+        table.close()
+        return seconds
+
+    def read(self, where: str) -> Any:
+        table = Table("t", self.settings)
+        frame = table.to_spark(self.spark, where=None if where == "true" else where)
+        figures = frame.selectExpr(*self.workload.figures.values()).collect()[0]
+        table.close()
+        return figures
+
+    def bytes_counted(self) -> int:
+        return 0
+
+    def requests(self) -> dict[str, int]:
+        return dict(self._requests)
+
+
+class Floor(Ours):
+    """No upsert can be faster: pyarrow alone reads what came and the base files that our night wrote, and writes them again.
+
+    The packs of the night, with many small files in each, are copied as they are. All is synced, one file after the other.
+    """
+
+    def land(self, night: Path) -> None:
+        super().land(night)
+        self.night = night
+
+    def apply(self) -> dict[str, float]:
+        before = set((self.work / "table").rglob("*"))
+        super().apply()
+        scratch = self.work / "floor"
+        scratch.mkdir(exist_ok=True)
+        new = set((self.work / "table").rglob("*")) - before
+        files = [self.night, *(file for file in new if file.suffix in (".parquet", ".pack"))]
+        seconds = timed({"read and write": lambda: [_copy(file, scratch / str(n)) for n, file in enumerate(files)]})
+        shutil.rmtree(scratch)
+        return seconds
+
+
+def settings(workload: Workload, work: Path, strategy: str) -> TableSettings:
+    """Raises msgspec.ValidationError where this version has no such strategy."""
+    given = {
+        "landing": str(work / "landing"),
+        "processed": str(work / "table"),
+        "key": workload.key,
+        "partition_by": (workload.partition,),
+        "order_by": (workload.order,),
+        "strategy": strategy,
+    }
+    if workload.delete:
+        given["delete"] = {"column": workload.delete[0], "values": workload.delete[1:]}
+    return msgspec.convert(given, TableSettings)
+
+
+def _warm(batches: Iterator[Any]) -> Iterator[Any]:
+    import lakeupsert.engine.spark  # noqa: F401 - what a worker of a cluster has imported by its second night
+
+    yield from batches
+
+
+def _copy(file: Path, to: Path) -> None:
+    with to.open("wb") as sink:
+        if file.suffix == ".parquet":
+            pq.write_table(pq.ParquetFile(file).read(), sink, compression="zstd")
+        else:
+            sink.write(file.read_bytes())
+        sink.flush()
+        os.fsync(sink.fileno())

@@ -1,0 +1,153 @@
+"""What the sides' results say, as a table, as data and as a plot: all sides that have results, whoever ran them when."""
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+from xml.etree import ElementTree as Svg
+
+from benchmarks.peers.run import nights_done
+from benchmarks.peers.sides import SIDES
+from benchmarks.workload import Workload
+
+PLOTTED = {"apply_seconds": "s, upsert", "full": "s, full read", "filtered": "s, filtered read", "mb": "MB written"}
+EXPLAINED = """\
+Seconds, processor seconds and MB are medians of the nights that are told, which a warm session did; of a workload whose
+nights count together, MB and requests are sums over all of them. *upsert*: until a reader sees the night, by step where it
+has several; the base is loaded untimed. *full read*: aggregates over all rows; *filtered read*: the same for a twelfth of
+the partitions and one more column's value; in Spark, but for delta-rs in DuckDB. *MB written*: by how much the table's folder
+grew, or what Hadoop's file system wrote in the side's process, if that is more (it counts files that are gone again; shuffle
+files do not pass through it). *files*: in the table's folder at the end, without `.crc`. *requests*: to the table's store, by
+call, where the side counts them. *peak*: the most that the side's processes held at once (PSS, sampled twice a second), a JVM
+that may take 8 GB included. *exact*: every figure of every read equals DuckDB's. `floor-` is no upsert: pyarrow alone reads
+what our night wrote and writes it again; its other figures are those of our night.
+"""
+
+
+def write(workload: Workload, results: Path, to: Path) -> bool:
+    """Write WORKLOAD.md, .json and .svg; whether every side that has results is exact and none has failed."""
+    sides = {name: found for name in SIDES if (found := summary(workload, results / name))}
+    report = {
+        "workload": {k: v for k, v in asdict(workload).items() if k != "nights"},
+        "nights": [asdict(night) for night in workload.nights],
+        "machine": {
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+            "system": platform.platform(terse=True),
+            "python": platform.python_version(),
+        },
+        "sides": sides,
+    }
+    to.mkdir(parents=True, exist_ok=True)
+    (to / f"{workload.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    text = markdown(workload, report)
+    (to / f"{workload.name}.md").write_text(text)
+    (to / f"{workload.name}.svg").write_bytes(plot({n: s for n, s in sides.items() if "apply_seconds" in s}))
+    print(text, flush=True)
+    return all(side.get("exact") and "failed" not in side for side in sides.values())
+
+
+def summary(workload: Workload, results: Path) -> dict[str, Any]:
+    """A side's figures; only ``failed`` where no night of it came to its end, nothing where it never ran."""
+    found = {path.stem: json.loads(path.read_text()) for path in results.glob("*.json")}
+    failed = {"failed": found["failed"]} if "failed" in found else {}
+    nights = {n: found[f"night-{n}"] for n in range(1, nights_done(results) + 1)}
+    if not nights:
+        return failed
+    warm = {n: night for n, night in nights.items() if night["warm"]} or nights
+    counted = list(warm.values())
+    added = list(nights.values()) if workload.every_night else None
+
+    def middle(values: list[float]) -> float:
+        return round(median(values), 2)
+
+    return {
+        **found["load"],
+        "counted": list(warm),
+        "seconds": {step: middle([n["seconds"][step] for n in counted]) for step in counted[0]["seconds"]},
+        "apply_seconds": middle([sum(n["seconds"].values()) for n in counted]),
+        "cpu_seconds": middle([n["cpu_seconds"] for n in counted]),
+        **{kind: middle([n["read_seconds"][kind] for n in counted]) for kind in ("full", "filtered")},
+        "mb": round((sum if added else median)(n["bytes_written"] for n in added or counted) / 1e6, 1),
+        "requests": {
+            call: round((sum if added else median)(n["requests"][call] for n in added or counted))
+            for call in counted[0]["requests"]
+        },
+        "files": nights[len(nights)]["files"],
+        "peak_mb": max(n["peak_mb"] for n in nights.values()),
+        "exact": not any(n["wrong"] for n in nights.values()),
+        "nights": nights,
+        **failed,
+    }
+
+
+def markdown(workload: Workload, report: dict[str, Any]) -> str:
+    machine, sides = report["machine"], report["sides"]
+    brought = [night.rows for night in workload.nights]
+    touched = [night.touched for night in workload.nights]
+    last = workload.nights[-1].full
+    lines = [
+        f"# Workload `{workload.name}`",
+        "",
+        f"{int(last['rows']):,} rows in {last['partitions']} partitions after {len(brought)} nights. A night brings "
+        f"{min(brought):,} to {max(brought):,} rows for {min(touched)} to {max(touched)} partitions. "
+        f"{machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, Python {machine['python']}.",
+        "",
+        f"![{workload.name}]({workload.name}.svg)",
+        "",
+        "| side | upsert, s | full read, s | filtered read, s | MB written | files | requests | processor, s | peak, MB "
+        "| nights | exact |",
+        "|---|" + "---:|" * 8 + "---|---|",
+    ]
+    for name, side in sides.items():
+        if "apply_seconds" not in side:
+            lines.append(f"| {name} | {side['failed']} |" + " |" * 9)
+            continue
+        steps = ", ".join(f"{step} {seconds:g}" for step, seconds in side["seconds"].items())
+        calls = ", ".join(f"{call} {n}" for call, n in side["requests"].items() if n)
+        cells = [
+            name,
+            f"{side['apply_seconds']:g}" + (f" ({steps})" if len(side["seconds"]) > 1 else ""),
+            f"{side['full']:g}",
+            f"{side['filtered']:g}",
+            f"{side['mb']:g}",
+            side["files"],
+            calls or "-",
+            f"{side['cpu_seconds']:g}",
+            side["peak_mb"],
+            ", ".join(map(str, side["counted"])),
+            ("yes" if side["exact"] else "NO") + (f"; {side['failed']}" if "failed" in side else ""),
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", EXPLAINED, "| side | versions | date | load before |", "|---|---|---|---:|"]
+    lines += [
+        f"| {name} | {', '.join(side['versions'])} | {side['date']} | {side['load_before']} |"
+        for name, side in sides.items()
+        if "versions" in side
+    ]
+    return "\n".join([*lines, ""])
+
+
+def plot(sides: dict[str, dict[str, Any]]) -> bytes:
+    """A panel for each figure, a bar for each side."""
+    line, left, wide, right = 20, 110, 400, 590
+    panel = line * (len(sides) + 2)
+    svg = Svg.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {right} {panel * len(PLOTTED)}")
+    style = "text { font: 12px sans-serif; fill: #444 } rect { fill: #9ab } .ours rect { fill: #1767a6 }"
+    Svg.SubElement(svg, "style").text = style
+    for number, (figure, title) in enumerate(PLOTTED.items()):
+        top = number * panel + line
+        Svg.SubElement(svg, "text", {"x": str(left), "y": str(top)}).text = title
+        most = max([side[figure] for side in sides.values()], default=0) or 1
+        for row, (name, side) in enumerate(sides.items(), start=1):
+            y = top + row * line
+            bar = Svg.SubElement(svg, "g", {"class": "ours" if name.startswith("ours") else "peer"})
+            width = wide * side[figure] / most
+            Svg.SubElement(bar, "text", {"x": str(left - 8), "y": str(y), "text-anchor": "end"}).text = name
+            at = {"x": str(left), "y": str(y - 12), "width": f"{width:.1f}", "height": "15"}
+            Svg.SubElement(bar, "rect", at)
+            Svg.SubElement(bar, "text", {"x": f"{left + width + 6:.1f}", "y": str(y)}).text = f"{side[figure]:g}"
+    return Svg.tostring(svg)

@@ -1,0 +1,121 @@
+"""The benchmark's small form: its workloads are what they say, and a side that is not exact is told."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.peers.__main__ import place
+from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
+
+ROOT = Path(__file__).parents[2]
+SMALL = Size(partitions=40, rows_per_partition=100, batch_rows=1500, nights=2, scale_factor=0.001)
+
+
+def newest_rows(folder: Path, workload: Workload, nights: int) -> str:
+    """DuckDB's window over everything that came, without what `make` knows about it."""
+    files = [folder / "base.parquet", *(folder / f"night-{n}.parquet" for n in range(1, nights + 1))]
+    key = ", ".join((workload.partition, *workload.key))
+    return f"""SELECT * FROM (
+            FROM read_parquet({[str(file) for file in files]})
+            QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY record_timestamp DESC) = 1
+        ) WHERE {workload.visible}"""
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_expected_figures_are_those_of_a_window_over_all_that_came(name: str, tmp_path: Path) -> None:
+    if name == "tpch" and not TPCHGEN.exists():
+        pytest.skip("`make peers` gets tpchgen-cli")
+    workload = make(name, replace(WORKLOADS[name].size, **vars(SMALL)), tmp_path)
+    assert len(workload.nights) == SMALL.nights
+    for number, night in enumerate(workload.nights, start=1):
+        seen = f"SELECT {', '.join(workload.figures.values())} FROM ({newest_rows(tmp_path, workload, number)})"
+        for query, expected in ((seen, night.full), (f"{seen} WHERE {workload.filter}", night.filtered)):
+            assert workload.comparable(duckdb.sql(query).fetchall()[0]) == expected
+            assert int(expected["rows"]) > 0
+        assert pq.read_schema(tmp_path / night.file) == pq.read_schema(tmp_path / "base.parquet")
+        came = f"FROM '{tmp_path / night.file}'"
+        assert duckdb.sql(f"SELECT count(*), count(DISTINCT {workload.partition}) {came}").fetchall() == [
+            (night.rows, night.touched)
+        ]
+
+
+def test_nights_change_what_their_workloads_are_named_for(tmp_path: Path) -> None:
+    def first_night(name: str) -> tuple[float, Workload]:
+        """The share of its keys that are new, and the workload."""
+        workload = make(name, replace(WORKLOADS[name].size, **vars(SMALL)), tmp_path / name)
+        keys = f"(FROM '{tmp_path / name}/night-1.parquet' SELECT DISTINCT ON (order_id) *)"
+        return duckdb.sql(f"SELECT avg(CASE WHEN op = 'I' THEN 1 ELSE 0 END) FROM {keys}").fetchall()[0][0], workload
+
+    new, _ = first_night("today")
+    assert new == pytest.approx(0.99, abs=0.01)
+    new, night = first_night("night")
+    assert new == pytest.approx(0.4, abs=0.05)
+    assert night.nights[0].touched == SMALL.partitions + 1
+    new, reprocess = first_night("reprocess")
+    assert new == 0
+    assert reprocess.nights[0].touched == 30
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """Plain Spark and ours over three nights, of which the last is expected to have one row less than it has."""
+    folder = tmp_path_factory.mktemp("peers")
+    size = replace(WORKLOADS["night"].size, partitions=6, rows_per_partition=50, batch_rows=40, nights=3)
+    workload = place(folder, "night", size) / "workload"
+    make("night", size, workload)
+    written = json.loads((workload / "workload.json").read_text())
+    rows = int(written["nights"][2]["filtered"]["rows"])
+    written["nights"][2]["filtered"]["rows"] = str(rows - 1)
+    (workload / "workload.json").write_text(json.dumps(written))
+    return folder, benchmark(folder)
+
+
+def benchmark(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    size = ["--partitions", "6", "--rows-per-partition", "50", "--batch-rows", "40", "--nights", "3"]
+    sides = ["--sides", "plain", "ours-rewrite"]
+    command = [sys.executable, "-m", "benchmarks.peers", "night", *sides, *size, *more]
+    places = ["--work", str(folder), "--results", str(folder / "results")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([*command, *places], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results/night.json").read_text())["sides"]
+    return found
+
+
+def test_each_side_is_compared_after_each_night(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, done = ran
+    assert done.returncode == 1, done.stderr
+    sides = results(folder)
+    assert list(sides) == ["plain", "ours-rewrite"]
+    for side in sides.values():
+        first, second, third = side["nights"].values()
+        assert first["wrong"] == second["wrong"] == {}
+        found, expected = third["wrong"].pop("filtered").pop("rows")
+        assert int(found) == int(expected) + 1
+        assert third["wrong"] == {}
+        assert not side["exact"]
+        assert second["bytes_written"] > 0
+        assert second["peak_mb"] > 0
+        assert side["counted"] == [2, 3]
+    assert (folder / "results/night.md").read_text().count("| NO |") == 2
+
+
+def test_results_that_are_there_are_kept(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder, _ = ran
+    places = list(folder.glob("night-*/results/*/night-3.json"))
+    assert len(places) == 2
+    for path in places:
+        path.write_text(json.dumps({**json.loads(path.read_text()), "wrong": {}}))
+    done = benchmark(folder)
+    assert done.returncode == 0, done.stderr
+    assert all(side["exact"] for side in results(folder).values())
