@@ -80,7 +80,7 @@ class Floor(Ours):
         scratch = self.work / "floor"
         scratch.mkdir(exist_ok=True)
         new = set((self.work / "table").rglob("*")) - before
-        files = [self.night, *(file for file in new if file.suffix in (".parquet", ".pack"))]
+        files = [self.night, *(file for file in new if file.suffix in (".parquet", ".delta", ".roaring", ".pack"))]
         seconds = timed({"read and write": lambda: [_copy(file, scratch / str(n)) for n, file in enumerate(files)]})
         shutil.rmtree(scratch)
         return seconds
@@ -109,7 +109,7 @@ def _warm(batches: Iterator[Any]) -> Iterator[Any]:
 
 def _copy(file: Path, to: Path) -> None:
     with to.open("wb") as sink:
-        if file.suffix == ".parquet":
+        if file.suffix in (".parquet", ".delta"):
             pq.write_table(pq.ParquetFile(file).read(), sink, compression="zstd")
         else:
             sink.write(file.read_bytes())

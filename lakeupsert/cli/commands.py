@@ -435,10 +435,23 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
         if snapshot == "latest":
             raise no_files()
         view = table.view(snapshot)
-        found = [
-            {"partition": f.partition, "path": f.path, "rows": f.rows, "bytes": f.bytes} for f in view.files(where)
-        ]
-        return Answer({"snapshot": view.number, "files": found}, "\n".join(str(f["path"]) for f in found))
+        names = ("partition", "path", "rows", "superseded", "bytes")
+        found = [{name: getattr(file, name) for name in names} for file in view.files(where)]
+        result = {"snapshot": view.number, "files": found}
+        superseded = sum(bool(file["superseded"]) for file in found)
+        if superseded:
+            return Answer(result, "", error=_superseded(table.name, superseded, len(found)))
+        return Answer(result, "\n".join(str(file["path"]) for file in found))
+
+
+def _superseded(table: str, files: int, of: int) -> RefusedError:
+    return RefusedError(
+        "superseded-rows",
+        f"{files:,} of {of:,} files of table {table!r} hold rows that newer ones supersede. Who opens the files alone, "
+        "without their deletion vectors, reads both; so they are not listed here (--json lists them).",
+        next="read it with to_arrow or to_spark, or `lakeupsert export`; or run `lakeupsert compact --full`, and set strategy = "
+        '"rewrite" where readers open files themselves',
+    )
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

@@ -19,7 +19,7 @@ partition_by = ["transaction_date"]
 # landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
 # queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE
 # engine              = "arrow"    # or "spark"
-# strategy            = "auto"     # or "rewrite"
+# strategy            = "auto"     # or "rewrite", "delta"
 # on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip" lists it as lagging
 # quarantine_limit    = "1%"       # or a number of rows; above it a batch is refused as a whole
 # keep_snapshots      = 7

@@ -233,12 +233,12 @@ def _decoded(
         pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=True) as parquet,
     ):
         groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
-        total = sum(g.total_byte_size for g in groups)
-        rows = max(1024, ROW_GROUP_BYTES * parquet.metadata.num_rows // max(total, 1))
-        # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
-        rows = min(rows, max((g.num_rows for g in groups), default=1))
         stored = set(parquet.schema_arrow.names)
         columns = [name for name in schema.names if name in stored]
+        total, read = max(1, sum(g.total_byte_size for g in groups)), max(1, _bytes_of(groups, set(columns)))
+        rows = max(1024, ROW_GROUP_BYTES * parquet.metadata.num_rows // read)
+        # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
+        rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
         begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
         wanted = [i for i, group in enumerate(groups) if near is None or _may_hold(group, near)]
         for first, last in _runs(wanted):
@@ -247,6 +247,12 @@ def _decoded(
             for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
                 yield at, pa.Table.from_batches([batch])
                 at += batch.num_rows
+
+
+def _bytes_of(groups: list[Any], columns: set[str]) -> int:
+    """Uncompressed bytes of these columns."""
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:

@@ -8,7 +8,7 @@ in the base that are superseded. Three rules bound it, for a base of B bytes and
                                      log4(MOST_DEBT x B / d) sizes, and a row is folded once for each
     below `SMALL_BYTES` of base      all is rewritten: there a request costs more than the bytes
 
-A byte that arrives is so written once, at most once more for each size, and 1 + 1 / `MOST_DEBT` times in the rewrite that
+A byte that arrives is so written once, at most once more for each size, and 2 / `MOST_DEBT` times in the rewrite that
 pays the debt off (ADR 0014).
 """
 
@@ -35,7 +35,8 @@ def in_place(
     if not bucket.base or not bucket.settled or strategy == "rewrite":
         return (), bucket.deltas
     base_bytes = sum(file.bytes for file in bucket.base)
-    if strategy == "auto" and (base_bytes < SMALL_BYTES or debt(bucket) + incoming_bytes > MOST_DEBT * base_bytes):
+    most = debt(bucket) + 2 * incoming_bytes  # each row that comes may supersede one in the base
+    if strategy == "auto" and (base_bytes < SMALL_BYTES or most > MOST_DEBT * base_bytes):
         return (), bucket.deltas
     kept, size = len(bucket.deltas), incoming_bytes
     while True:

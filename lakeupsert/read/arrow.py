@@ -63,15 +63,15 @@ def _rows(view: View, file: ViewFile, schema: Any, pushed: Any, rest: Any) -> It
         # By row group: the scanner keeps what it has read of a fragment until it is through with it.
         for group in whole.split_by_row_group(pushed, schema):
             # With positions to leave out, the filter comes after them: what a scanner has filtered has none any more.
-            at = begins[group.row_groups[0].id] if len(deleted) else None
-            in_scan, after = (
-                (pushed, rest) if at is None else (None, all_of([t for t in (pushed, rest) if t is not None]))
-            )
+            in_scan, after = (None, (pushed, rest)) if len(deleted) else (pushed, (rest,))
+            at = begins[group.row_groups[0].id] if len(deleted) else 0
             scanner = group.scanner(schema=schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
             for batch in scanner.to_batches():
-                rows = batch if at is None else without(batch, deleted, at)
-                at = None if at is None else at + batch.num_rows
-                yield rows if after is None else rows.filter(after)
+                rows = without(batch, deleted, at)
+                at += batch.num_rows
+                for condition in after:
+                    rows = rows if condition is None else rows.filter(condition)
+                yield rows
 
 
 def in_key_order(streams: Sequence[Iterator[Any]], key: Sequence[str]) -> Iterator[Any]:

@@ -1,0 +1,118 @@
+"""Strategy delta through the table and its commands: what is written, what readers of every kind see, what damage tells."""
+
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert.cli import main
+from lakeupsert.engine import vectors
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.pipeline import strategy
+from lakeupsert.testing.lake import Lake, row
+
+ROWS = 400
+
+
+@pytest.fixture
+def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """Two partitions with a base and, after two nights of updates, deletes, late rows and inserts, two deltas."""
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 40)  # so that vectors lie in objects too
+    lake = Lake(tmp_path / "lake", strategy="delta")
+    lake.land("0.jsonl", [row(f"k{i:03}", i % 2, 10, i) for i in range(ROWS)])
+    lake.run()
+    for night in (1, 2):
+        changed = [row(f"k{i:03}", i % 2, 10 * night + 10, -i) for i in range(night, ROWS, 7)]
+        late = [row(f"k{i:03}", i % 2, 5, 0) for i in range(3, ROWS, 11)]
+        gone = [row(f"k{i:03}", i % 2, 99, op="D") for i in range(5 * night, 20 * night, 4)]
+        lake.land(f"{night}.jsonl", [*changed, *late, *gone, row(f"new{night}", 0, 1), row(f"new{night}", 1, 1)])
+        lake.run()
+    return lake
+
+
+def command(lake: Lake, *arguments: str) -> Any:
+    return CliRunner().invoke(main, [*arguments, "--config", str(lake.configure())])
+
+
+def test_a_night_writes_what_arrived_and_leaves_the_base(lake: Lake) -> None:
+    lake.check()
+    for partition in ("d=2020-01-01", "d=2020-01-02"):
+        first, *_, last = lake.table._table.objects.partition(partition).between(-1, 2)
+        [old], [new] = first.body.buckets, last.body.buckets
+        assert [f.name for f in new.base] == [f.name for f in old.base]
+        assert len(new.deltas) == 2
+        assert all(f.deleted for f in new.base)
+        assert last.body.made["strategy"] == "delta"
+        assert sum(f.live for f in new.data) == new.counters.live < sum(f.rows for f in new.data)
+    lake.table.vacuum(dry=False)
+    lake.check()
+
+
+def test_every_reader_leaves_superseded_rows_out(lake: Lake, spark: Any, tmp_path: Path) -> None:
+    expected = [tuple(r.values()) for r in lake.rows()]
+    assert sorted(map(tuple, lake.table.to_spark(spark).collect())) == sorted(expected)
+    for where in ("v < 0", "k > 'k2' AND d = '2020-01-02'", "k LIKE 'new%'"):
+        found = duckdb.arrow(lake.table.to_arrow().read_all()).filter(where).fetchall()
+        assert found
+        assert [tuple(r.values()) for r in lake.table.to_arrow(where=where).read_all().to_pylist()] == found
+        assert sorted(map(tuple, lake.table.to_spark(spark, where=where).collect())) == sorted(found)
+    lake.land("late.jsonl", [row("k001", 1, 1000, 5)])
+    lake.table.append(host="local")
+    latest = [tuple(r.values()) for r in lake.rows("latest")]
+    assert len(set(latest) - set(expected)) == 1
+    assert sorted(map(tuple, lake.table.to_spark(spark, "latest").collect())) == sorted(latest)
+
+
+def test_spark_scans_natively_and_pushes_down(lake: Lake, spark: Any) -> None:
+    frame = lake.table.to_spark(spark, where="v < 0 AND d = '2020-01-01'").select("k")
+    text = str(frame._jdf.queryExecution().executedPlan())
+    scans = [line for line in text.splitlines() if "FileScan parquet" in line]
+    assert scans
+    assert all("LessThan(v,0)" in line and "PartitionFilters: [isnotnull(d" in line for line in scans), text
+    assert all("ts:" not in line.partition("ReadSchema")[2] for line in scans), "only columns that are asked for"
+    assert "BroadcastHashJoin" in text
+    assert "Python" not in text
+    assert "Arrow" not in text
+
+
+def test_files_are_not_handed_to_who_opens_them_alone(lake: Lake) -> None:
+    refused = command(lake, "files")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "compact --full" in refused.stderr
+    assert command(lake, "compact", "--full").exit_code == 0
+    listed = command(lake, "files")
+    assert listed.exit_code == 0
+    paths = listed.stdout.split()
+    assert sum(pq.read_metadata(path).num_rows for path in paths) == len(lake.rows())
+    lake.check()
+
+
+def test_a_vector_that_is_gone_is_told_and_made_anew(lake: Lake) -> None:
+    for path in (lake.root / "processed" / "_lakeupsert" / "data").rglob("*.roaring"):
+        path.unlink()
+    with pytest.raises(DamagedTableError) as e:
+        lake.rows()
+    assert e.value.code == "damaged-deletion-vector"
+    assert e.value.next is not None
+    for partition in ("d=2020-01-01", "d=2020-01-02"):
+        assert command(lake, "reprocess", "--partition", partition, "--source", "landing").exit_code == 0
+    lake.reopen()
+    assert lake.rows() == lake.expected(lake.entries()[-1][0])
+
+
+def test_auto_pays_its_debt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
+    lake = Lake(tmp_path)
+    lake.land("000.jsonl", [row(f"k{i:05}", 0, 0, i) for i in range(20_000)])
+    lake.run()
+    made = []
+    for night in range(1, 13):
+        lake.land(f"{night:03}.jsonl", [row(f"k{i:05}", 0, night) for i in range(night, 20_000, 25)])
+        made.append(lake.table.run(host="local").dedupe[0])
+    lake.check()
+    assert {r.strategy for r in made} == {"delta", "rewrite"}
+    base = lake.table.files()[0].bytes
+    assert sum(r.bytes_written for r in made) < 12 * base / 2

@@ -1,0 +1,68 @@
+"""Deletion vectors: their bytes, few in the manifest and many in an object, and what damage does."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from lakeupsert.engine import vectors
+from lakeupsert.engine.vectors import MAGIC, deleted_positions, with_deleted
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.storage import LocalStore
+from lakeupsert.table.manifest import DataFile, DeletionVector
+
+GOLDEN = bytes.fromhex(
+    "d1d33964"  # 1681511377
+    "0100000000000000"  # one bitmap of 32-bit positions,
+    "00000000"  # whose positions have these upper bits
+    "3a300000" "01000000" "0000" "0500" "10000000"  # no runs, one container: key 0, 6 values, which begin at byte 16
+    "0300" "0400" "0700" "0b00" "1200" "1d00"
+)  # fmt: skip
+"""Positions 3, 4, 7, 11, 18, 29: written by hand from the specifications of Roaring and of Delta's protocol."""
+FILE = DataFile(name="d=1/base-0-x.parquet", rows=100_000, bytes=1)
+
+
+def extended(store: LocalStore, *files: tuple[DataFile, list[int]]) -> list[DataFile]:
+    return with_deleted(store, [f for f, _ in files], [np.array(p) for _, p in files], lambda: "vectors.roaring")
+
+
+def positions(store: LocalStore, file: DataFile) -> list[int]:
+    return list(deleted_positions(store, file))
+
+
+def test_bytes_are_those_of_the_specification(tmp_path: Path) -> None:
+    [file] = extended(LocalStore(tmp_path), (FILE, [29, 3, 4, 7, 11, 18]))
+    assert file.deleted == DeletionVector(rows=6, size=len(GOLDEN), inline=GOLDEN)
+    assert positions(LocalStore(tmp_path), file) == [3, 4, 7, 11, 18, 29]
+
+
+@pytest.mark.parametrize("inline", [0, 4096])
+def test_vectors_are_extended_and_full_ones_take_their_file_along(
+    tmp_path: Path, inline: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "INLINE_BYTES", inline)
+    store = LocalStore(tmp_path)
+    small = msgspec.structs.replace(FILE, name="d=1/small.parquet", rows=3)
+    untouched = msgspec.structs.replace(FILE, name="d=1/untouched.parquet")
+    first = extended(store, (FILE, [5, 70_000]), (small, [0]), (untouched, []))
+    assert [positions(store, f) for f in first] == [[5, 70_000], [0], []]
+    assert [f.live for f in first] == [99_998, 2, 100_000]
+    assert first[2] == untouched
+    assert {o for f in first for o in f.objects} - {f.name for f in first} == (set() if inline else {"vectors.roaring"})
+    other = LocalStore(tmp_path / "other")
+    second = with_deleted(store, first, [np.array([6]), np.array([1, 2]), np.array([])], lambda: "more.roaring")
+    assert [f.name for f in second] == [FILE.name, untouched.name], "nobody lives in the small one"
+    assert positions(store, second[0]) == [5, 6, 70_000]
+    if not inline:
+        with pytest.raises(DamagedTableError, match="reprocess --partition d=1 --source landing"):
+            positions(other, second[0])
+
+
+@pytest.mark.parametrize("change", [{"inline": b"\0\0\0\0" + GOLDEN[4:]}, {"inline": MAGIC + b"\x01"}, {"rows": 5}])
+def test_vector_that_is_not_what_was_written_is_told(tmp_path: Path, change: dict[str, bytes | int]) -> None:
+    vector = DeletionVector(rows=6, size=len(GOLDEN), inline=GOLDEN)
+    file = msgspec.structs.replace(FILE, deleted=msgspec.structs.replace(vector, **change))
+    with pytest.raises(DamagedTableError) as e:
+        positions(LocalStore(tmp_path), file)
+    assert e.value.code == "damaged-deletion-vector"
