@@ -97,7 +97,7 @@ def unknown_time(plan: "Plan | None", max_cost: float | None) -> tuple[str, ...]
 
 
 def _result(plan: "Plan") -> dict[str, Any]:
-    names = ("partition", "rows", "dirty", "bytes_read", "bytes_written")
+    names = ("partition", "rows", "dirty", "strategy", "bytes_read", "bytes_written")
     return {
         "files": plan.files,
         "landing_bytes": plan.landing_bytes,
@@ -125,13 +125,15 @@ def _facts(plan: "Plan") -> list[output.Fact]:
     named = output.named([p.partition for p in plan.partitions])
     already = f", {plan.dirty:,} of them dirty already" if plan.dirty else ""
     each = ", ".join(f"{n:,} {call}" for call, n in plan.requests.items() if n)
+    left = sum(p.strategy == "delta" for p in plan.partitions)
+    deltas = f"; {left:,} of them keep their base" if left else ""
     cost = plan.cost
     compute = "the time unknown" if cost.compute is None else f"{cost.compute:.4f} for the time"
     return [
         *facts,
         ("merges", f"{about}{output.count(len(plan.partitions), 'partition')}{already}: {named}"),
         ("append", f"reads {output.size(plan.append_read)}, writes {output.size(plan.append_written)}"),
-        ("dedupe", f"reads {output.size(plan.dedupe_read)}, writes {output.size(plan.dedupe_written)}"),
+        ("dedupe", f"reads {output.size(plan.dedupe_read)}, writes {output.size(plan.dedupe_written)}{deltas}"),
         (
             "requests",
             f"{sum(plan.requests.values()):,} ({each}), and {sum(plan.landing_requests.values()):,} to landing",

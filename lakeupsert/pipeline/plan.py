@@ -27,12 +27,13 @@ from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
 from lakeupsert.pipeline.dedupe import next_step
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.prices import Prices, load_prices
+from lakeupsert.pipeline.strategy import SMALL_BYTES, in_place
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
-from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import TableSpec
 
 NIGHTS = 7
@@ -70,9 +71,11 @@ class PlannedPartition:
     Attributes:
         rows: that new landing files bring for it.
         dirty: batches of before are to be merged, too.
-        versions: how many manifests will be made; each reads and rewrites the whole partition.
+        bytes_read: of all files that the merges open; of those that stay in place they read keys and ordering columns alone.
+        versions: how many manifests will be made.
         objects: how many data files these read.
         exists: it has a manifest.
+        strategy: of the last of these merges, rewrite or delta.
     """
 
     partition: str
@@ -83,6 +86,7 @@ class PlannedPartition:
     versions: int
     objects: int
     exists: bool
+    strategy: str
 
 
 @dataclass(frozen=True)
@@ -493,44 +497,66 @@ def _merges(
     for partition in sorted({*behind, *incoming}):
         if not selected(partition):
             continue
-        rows, read, written, versions, objects = 0, 0.0, 0.0, 0, 0
-        exists = partition in shown
-        stored = _Stored(shown[partition].rows, shown[partition].bytes) if exists else _Stored(0, 0)
+        rows, read, written, versions, objects = 0, 0, 0, 0, 0
+        bucket = BucketEntry(id="")
         if partition in behind:
             head = table.newest(partition, snapshot)
             exists = head is not None
             while step := next_step(table, partition, behind[partition], snapshot.body if snapshot else None, head):
-                task = step.task
-                stored = _of_files((*task.stored, *task.tombstones))
+                task, bucket = step.task, step.base.buckets[0] if step.base.buckets else bucket
                 if task.batches:  # a restore alone moves no bytes
-                    stored = stored.and_merged(sum(f.rows for files in task.batches for f in files), sizes)
-                    read, written = read + task.bytes, written + stored.bytes
-                    objects += sum(len(files) for files in (task.stored, *task.batches))
+                    files = sum(len(files) for files in (task.stored, *task.batches))
+                    read, objects = read + task.bytes, objects + files
+                    bucket, wrote = _merged(bucket, task.kept, sum(f.rows for b in task.batches for f in b), sizes)
+                    written += wrote
                 versions += 1
-                head = _imagined(partition, task.up_to, stored)
-            if head is not None and not versions:
-                stored = _of_files([f for b in head.body.buckets for f in (*b.data, *b.tombstones)])
+                head = _imagined(partition, task.up_to, bucket)
+            if head is not None and head.body.buckets:
+                bucket = head.body.buckets[0]
+        elif exists := partition in shown:
+            bucket = _bucket(table, partition, shown[partition])
         dirty = versions > 0
         if partition in incoming:
-            rows = incoming[partition].rows
-            read += stored.bytes + incoming[partition].bytes
-            objects += incoming[partition].files + (stored.rows > 0)
-            stored = stored.and_merged(rows * sizes.kept, sizes)
-            written, versions = written + stored.bytes, versions + 1
+            came = incoming[partition]
+            rows = came.rows
+            read += sum(f.bytes for f in (*bucket.data, *bucket.tombstones)) + round(came.bytes)
+            objects += came.files + len(bucket.data)
+            kept, _ = in_place(table.strategy, bucket, round(came.bytes))
+            bucket, wrote = _merged(bucket, kept, rows * sizes.kept, sizes)
+            written, versions = written + wrote, versions + 1
         if versions:
-            planned = PlannedPartition(partition, rows, dirty, round(read), round(written), versions, objects, exists)
+            last = "delta" if bucket.deltas else "rewrite"
+            planned = PlannedPartition(partition, rows, dirty, read, written, versions, objects, exists, last)
             found.append(planned)
     return tuple(found)
 
 
-def _of_files(files: Sequence[DataFile]) -> _Stored:
-    return _Stored(sum(f.rows for f in files), sum(f.bytes for f in files))
+def _bucket(table: OpenTable, partition: str, shown: Shown) -> BucketEntry:
+    """What is stored of a clean partition: as one base file where that is enough to tell how it will be merged."""
+    if table.strategy == "rewrite" or (table.strategy == "auto" and shown.bytes < SMALL_BYTES):
+        return BucketEntry(id="", base=(DataFile(name="", rows=shown.rows, bytes=shown.bytes),))
+    return table.version(partition, shown.version).buckets[0]
 
 
-def _imagined(partition: str, merged: int, stored: _Stored) -> Link[Manifest]:
+def _merged(bucket: BucketEntry, kept: Sequence[DataFile], rows: float, sizes: _Sizes) -> tuple[BucketEntry, int]:
+    """What a merge of so many rows that settled would make of a bucket, and about how many bytes it would write."""
+    stored = _Stored(sum(f.live for f in bucket.data), sum(f.bytes for f in (*bucket.data, *bucket.tombstones)))
+    if not kept:
+        new = stored.and_merged(rows, sizes)
+        file = DataFile(name="", rows=round(new.rows), bytes=round(new.bytes))
+        return BucketEntry(id="", base=(file,) if file.rows else ()), file.bytes
+    folded = [f for f in bucket.deltas if f not in kept]
+    delta = DataFile(
+        name="",
+        rows=round(rows) + sum(f.rows for f in folded),
+        bytes=round(sizes.stored.at(rows)) + sum(f.bytes for f in folded),
+    )
+    deltas = (*(f for f in bucket.deltas if f in kept), delta)
+    return BucketEntry(id="", base=bucket.base, deltas=deltas, tombstones=bucket.tombstones), delta.bytes
+
+
+def _imagined(partition: str, merged: int, bucket: BucketEntry) -> Link[Manifest]:
     """The version that a step would make, for the next step to begin from."""
-    file = DataFile(name="", rows=round(stored.rows), bytes=round(stored.bytes))
-    bucket = BucketEntry(id="", base=(file,) if file.rows else ())
     body = Manifest(partition=partition, merged=merged, spec_version=0, buckets=(bucket,))
     return Link(number=0, write_id="", parent=None, written_at="", body=body, read_at=0.0)
 
