@@ -534,7 +534,8 @@ def _merges(
 def _bucket(table: OpenTable, partition: str, shown: Shown) -> BucketEntry:
     """What is stored of a clean partition: as one base file where that is enough to tell how it will be merged."""
     if table.strategy == "rewrite" or (table.strategy == "auto" and shown.bytes < SMALL_BYTES):
-        return BucketEntry(id="", base=(DataFile(name="", rows=shown.rows, bytes=shown.bytes),))
+        file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)
+        return BucketEntry(id="", base=(file,) if file.rows else ())
     return table.version(partition, shown.version).buckets[0]
 
 

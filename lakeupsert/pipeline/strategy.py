@@ -62,5 +62,5 @@ def worth_compacting(bucket: BucketEntry, *, full: bool) -> bool:
 
 def debt(bucket: BucketEntry) -> float:
     """Bytes that a reader reads beyond one base of the rows that live."""
-    superseded = sum(file.bytes * (1 - file.live / file.rows) for file in bucket.base)
+    superseded = sum(file.bytes * file.deleted.rows / file.rows for file in bucket.base if file.deleted)
     return sum(file.bytes for file in bucket.deltas) + superseded
