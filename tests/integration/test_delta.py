@@ -1,5 +1,6 @@
 """Strategy delta through the table and its commands: what is written, what readers of every kind see, what damage tells."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,15 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.engine import vectors
+from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline.dedupe import drain
+from lakeupsert.pipeline.reprocess import reprocess
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.testing.lake import Lake, row
 
 ROWS = 400
@@ -127,3 +133,45 @@ def test_plan_tells_which_partitions_keep_their_base_and_about_what_is_written(l
         assert found.strategy == planned[partition].strategy
         # Files of few rows are footers above all, and what they take is learned from partitions of several files.
         assert 0.4 < found.bytes_written / planned[partition].bytes_written < 2.5
+
+
+class Meanwhile(ArrowEngine):
+    """Something happens between its first merge and that merge's commit."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act: Callable[[], object] | None = act
+
+    def merge(self, *task: Any) -> Any:
+        outputs = super().merge(*task)
+        if act := self.act:
+            self.act = None
+            act()
+        return outputs
+
+
+def test_night_whose_partitions_are_compacted_meanwhile(lake: Lake) -> None:
+    lake.land("3.jsonl", [row(f"k{i:03}", i % 2, 300, i) for i in range(100)])
+    lake.table.append(host="local")
+    beside = Table("t", lake.settings)
+    engine = Meanwhile(lambda: beside.compact(full=True))
+    done = drain(lake.table._table, engine, until_empty=True, stop=Stop())
+    assert engine.act is None
+    assert not [r.error for r in done if r.error]
+    lake.table.publish()
+    lake.check()
+    assert len(lake.table._table.objects.partition("d=2020-01-01").head().body.buckets[0].deltas) == 1
+
+
+def test_compaction_beside_a_night_that_marks_more_rows(lake: Lake) -> None:
+    lake.land("3.jsonl", [row(f"k{i:03}", i % 2, 300, i) for i in range(100)])
+    beside = Table("t", lake.settings)
+    reprocess(lake.table._table, None, lambda partition: True, dry=False)
+    engine = Meanwhile(lambda: beside.run(host="local"))
+    done = drain(lake.table._table, engine, until_empty=True, stop=Stop())
+    assert engine.act is None
+    assert not [r.error for r in done if r.error]
+    lake.table.publish()
+    lake.check()
+    lake.table.vacuum(dry=False)
+    lake.check()
