@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-peers peers bench-latency \
-    bench-kernels month lock
+    bench-kernels bench-scale month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -77,6 +77,9 @@ bench-latency: setup servers ## a night with 30 ms added to every request to S3 
 
 bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
 	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)
+
+bench-scale: setup ## the same night over 1, 5, 20, 50 million stored rows: what does it cost as the table grows? SCALE_ARGS="--millions 1 5"
+	@$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
 month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was, and its plan true? Ten minutes; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)
