@@ -219,7 +219,7 @@ class Table:
             try:
                 if (
                     self._table.is_through()
-                ):  # SQS's counts lag: by them the last worker sees itself, and nobody publishes
+                ):  # SQS's counts lag: by them the last worker sees itself, and none publishes
                     self.publish()
             except DamagedTableError as e:  # the merges are good all the same, and reconcile tells it
                 log.warning("not published: %s", e)
@@ -268,7 +268,7 @@ class Table:
             progress("publishing")
             published = self.publish()
         except LakeupsertError as e:
-            e.data_changed = e.data_changed or appended is not None
+            e.data_changed |= appended is not None or (refused is not None and refused.data_changed)
             raise
         if not self.settings.retention:
             self.vacuum(dry=False, progress=progress)  # for readers that list folders

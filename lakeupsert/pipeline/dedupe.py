@@ -475,8 +475,8 @@ def send_missing(
     behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}
     if len(behind.keys() - dead) <= queued:
         behind = {p: batch for p, batch in behind.items() if p in dead}
-    if behind:
-        table.queue.send(Message(table.name, p, batch) for p, batch in behind.items())
+    # Also where there is none: a queue that can't be used is found out before anything is appended.
+    table.queue.send([Message(table.name, p, batch) for p, batch in behind.items()])
     return len(behind)
 
 

@@ -165,7 +165,7 @@ def test_missing_settings_are_all_named(file: Path) -> None:
     ("setting", "expected"),
     [
         ('format = "avro"', "'avro'"),
-        ('strategy = "delta"', "'delta'"),
+        ('strategy = "deltas"', "'deltas'"),
         ('engine = "duckdb"', "'duckdb'"),
         ("keep_snapshots = 0", "(found 0)"),
         ('quarantine_limit = "much"', 'expected a share such as "1%"'),
