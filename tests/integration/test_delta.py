@@ -72,6 +72,16 @@ def test_every_reader_leaves_superseded_rows_out(lake: Lake, spark: Any, tmp_pat
     assert sorted(map(tuple, lake.table.to_spark(spark, "latest").collect())) == sorted(latest)
 
 
+def test_spark_tells_files_of_one_size_apart(tmp_path: Path, spark: Any) -> None:
+    lake = Lake(tmp_path, strategy="delta")
+    lake.land("0.jsonl", [row(f"k{i:03}", day, 10, i) for day in range(3) for i in range(50)])
+    lake.run()
+    lake.land("1.jsonl", [row("k007", 1, 20), row("k008", 2, 20)])
+    lake.run()
+    assert len({file.bytes for file in lake.table.files() if file.name.startswith("d=")}) == 1
+    assert sorted(map(tuple, lake.table.to_spark(spark).collect())) == sorted(tuple(r.values()) for r in lake.rows())
+
+
 def test_spark_scans_natively_and_pushes_down(lake: Lake, spark: Any) -> None:
     frame = lake.table.to_spark(spark, where="v < 0 AND d = '2020-01-01'").select("k")
     text = str(frame._jdf.queryExecution().executedPlan())
