@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from lakeupsert import clock
+from lakeupsert.engine import vectors
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
 from lakeupsert.pipeline import strategy
@@ -81,6 +82,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.context = ExitStack()
         self.patch = self.context.enter_context(pytest.MonkeyPatch.context())
         self.patch.setattr(strategy, "SMALL_BYTES", 0)  # these partitions are tiny: `auto` would rewrite them all
+        self.patch.setattr(vectors, "INLINE_BYTES", 0)  # so that there are objects to be deleted, and to be kept
         self.lake = Lake(self.root, keep_snapshots=2, schema=SCHEMA)
         self.number = 0
         self.mended = False
