@@ -33,6 +33,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         name: the object's, relative to the table.
         at: where it begins in that object, which has ``bytes`` bytes of it and other files; None: it is the whole object.
         deleted: the rows that nobody is to see any more; None: they all live.
+        bucket, bits: of 2^``bits`` buckets, the one that all its keys are in (docs/FORMAT.md, "Buckets").
     """
 
     name: str
@@ -40,6 +41,8 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int
     at: int | None = None
     deleted: DeletionVector | None = None
+    bucket: int = 0
+    bits: int = 0
 
     @property
     def live(self) -> int:
