@@ -62,6 +62,9 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     queue: str = "auto"
     engine: Literal["arrow", "spark"] = "arrow"
     strategy: Literal["auto", "rewrite", "delta"] = "auto"
+    bucket: str | int = "256MiB"
+    """Compressed bytes of base files from which a partition is split, so that each bucket is merged by itself, in memory
+    that goes with this."""
     on_failed_partition: Literal["hold", "skip"] = "hold"
     """``hold`` publishes nothing newer while a partition fails; ``skip`` publishes and lists it as lagging."""
     quarantine_limit: str | int = "1%"
@@ -70,6 +73,11 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
+
+    @property
+    def bucket_bytes(self) -> int:
+        """`bucket`."""
+        return size_of(self.bucket) or 0
 
     @property
     def retention(self) -> timedelta:
@@ -276,6 +284,8 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
 
     if settings.queue == "auto" and is_remote(settings.processed):
         refuse("queue", "auto", "`processed` is not on this machine, and such a table must name its queue")
+    if not settings.bucket_bytes:
+        refuse("bucket", settings.bucket, 'expected a size such as "256MiB"')
     if settings.large:
         if not size_of(settings.large.bytes):
             refuse("large.bytes", settings.large.bytes, 'expected a size such as "2GB"')

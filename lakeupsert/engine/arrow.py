@@ -18,12 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
+from lakeupsert.engine.buckets import in_bucket
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to, sortable
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 PEAK = 3.5
@@ -54,6 +55,7 @@ class ArrowEngine:
 
     name = "arrow"
     partitions_per_call = 8
+    shares_units = True
 
     def __init__(self, memory_limit: int | None = None) -> None:
         self.memory_limit = memory_limit
@@ -63,13 +65,15 @@ class ArrowEngine:
         incoming = [f for files in (adopted, task.deltas, task.tombstones, *task.batches) for f in files]
         width = sum(_width(type_) for type_ in (*spec.stored_schema.types, *_RANKS.types))
 
-        def decoded(files: Sequence[DataFile]) -> int:
-            return max(EXPANSION * sum(f.bytes for f in files), width * sum(f.rows for f in files))
+        def decoded(files: Sequence[DataFile]) -> float:
+            return sum(max(EXPANSION * f.bytes, width * f.rows) * share(f, task) for f in files)
 
         sorting = int(PEAK * decoded(incoming))
         blocks = min(BLOCKS_BYTES, int(PEAK * decoded(stored)))
         read_ahead = max((f.bytes for f in stored), default=0)
-        return max(sorting, decoded(incoming) + blocks + read_ahead)  # the base streams by when the others are sorted
+        return max(
+            sorting, int(decoded(incoming)) + blocks + read_ahead
+        )  # the base streams by when the others are sorted
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
@@ -91,7 +95,10 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     del incoming
     with MergeWriter(store, spec, spec_version, task) as out:
         for file in task.base if task.settled else ():
-            for stored in stream_file(store, file, spec.stored_schema):
+            for block in stream_file(store, file, spec.stored_schema):
+                stored = in_bucket(block, file, task, spec)
+                if not stored.num_rows:
+                    continue
                 met = rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
                 if not met:
                     out.live.write(stored)
@@ -146,19 +153,22 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], incomin
 def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Digest) -> Any:
     """Tombstones, deltas, appended rows and ``adopted`` ones in one table, which holds a key as often as they do."""
     tables = [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)]
+
+    def add(rows: Any, file: DataFile, age: int, deleted: bool) -> None:
+        tables.append(_tagged(in_bucket(rows, file, task, spec), age, deleted))
+
     for number, file in enumerate(() if task.settled else task.base):
         rows = adopted_rows(store, file, spec, task.partition)
-        adopted.add(rows)
         columns = [pa.repeat(pa.scalar(number, _FILE.type), rows.num_rows), pa.array(np.arange(rows.num_rows))]
-        rows = rows.append_column(_FILE, columns[0]).append_column(_PLACE, columns[1])
-        tables.append(_tagged(rows, age=0, deleted=False))
+        add(rows.append_column(_FILE, columns[0]).append_column(_PLACE, columns[1]), file, age=0, deleted=False)
+        adopted.add(tables[-1])
     for delta in task.deltas:
-        tables.append(_tagged(read_file(store, delta, spec.stored_schema), age=0, deleted=False))
+        add(read_file(store, delta, spec.stored_schema), delta, age=0, deleted=False)
     for tombstones in task.tombstones:
-        tables.append(_tagged(read_file(store, tombstones, spec.stored_schema), age=0, deleted=True))
+        add(read_file(store, tombstones, spec.stored_schema), tombstones, age=0, deleted=True)
     for age, files in enumerate(task.batches, start=1):
         for file in files:
-            tables.append(_tagged(read_file(store, file, spec.ranked_schema), age, deleted=False))
+            add(read_file(store, file, spec.ranked_schema), file, age, deleted=False)
     return pa.concat_tables(tables)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.engine.words import byte_words, extents, is_bytes, number_words, values
+from lakeupsert.table.manifest import Bucketed, share
 from lakeupsert.table.spec import TableSpec
 
 BLOCK_ROWS = 1 << 13
@@ -38,6 +39,13 @@ def key_hashes(rows: Any, spec: TableSpec) -> Any:
 def buckets(hashes: Any, bits: int) -> Any:
     """The bucket of each hash, of 2^``bits`` (numpy, int64)."""
     return (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(hashes), np.int64)
+
+
+def in_bucket(rows: Any, of: Bucketed, within: Bucketed, spec: TableSpec) -> Any:
+    """Those of a file's rows whose keys are in a bucket that is part of the file's."""
+    if share(of, within) == 1:
+        return rows
+    return rows.filter(pa.array(buckets(key_hashes(rows, spec), within.bits) == within.bucket))
 
 
 def _hashes(columns: Sequence[Any]) -> Any:

@@ -44,7 +44,8 @@ class Footer:
     batch: str
     spec_version: int
     partition: str | None = None
-    buckets: int = 1
+    bucket: int = 0
+    bits: int = 0
 
     def metadata(self, name: str) -> dict[str, str]:
         values = {
@@ -52,7 +53,8 @@ class Footer:
             "file": name,
             "kind": self.kind,
             "batch": self.batch,
-            "buckets": str(self.buckets),
+            "bucket": str(self.bucket),
+            "bits": str(self.bits),
             "spec": str(self.spec_version),
             "partition": self.partition,
         }
@@ -174,7 +176,8 @@ class DataFileWriter:
         with stack:
             writer.close()
             size = sink.tell()
-        self.files.append(DataFile(name=name, rows=self._rows, bytes=size))
+        bucket, bits = self._footer.bucket, self._footer.bits
+        self.files.append(DataFile(name=name, rows=self._rows, bytes=size, bucket=bucket, bits=bits))
         self._rows = 0
 
 

@@ -1,11 +1,13 @@
 """What phase two asks of an engine, and what it gets back. Engines agree row by row; see `arrow` and `spark`."""
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +26,8 @@ grow. Less: a file more to write in each merge of the partition, and to read in 
 @dataclass(frozen=True)
 class MergeTask:
     """One bucket of one partition, to be merged with the appended files of some batches.
+
+    Of files whose keys are in a larger bucket, such as that which is split, only the rows count that are in this one.
 
     Attributes:
         base, deltas, tombstones: what is stored and written anew: base files in key order, then rows that supersede none of
@@ -46,6 +50,8 @@ class MergeTask:
     settled: bool = True
     deltas: tuple[DataFile, ...] = ()
     kept: tuple[DataFile, ...] = ()
+    bucket: int = 0
+    bits: int = 0
 
     @property
     def strategy(self) -> Literal["rewrite", "delta"]:
@@ -57,9 +63,14 @@ class MergeTask:
         return (*self.kept, *self.base, *self.deltas)
 
     @property
+    def read(self) -> list[DataFile]:
+        """All files that the merge reads."""
+        return [*self.stored, *self.tombstones, *itertools.chain.from_iterable(self.batches)]
+
+    @property
     def bytes(self) -> int:
         """Compressed bytes that the merge reads, at most: of what is kept it reads keys and ordering columns alone."""
-        return sum(f.bytes for files in (self.stored, self.tombstones, *self.batches) for f in files)
+        return sum(f.bytes for f in self.read)
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,8 @@ class Engine(Protocol):
     """How many partitions a worker brings to one call: few where a call costs nothing, so that workers end together."""
     memory_limit: int | None
     """Bytes that a merge may take; None: as many as it likes, or it spills."""
+    shares_units: bool
+    """Whether workers share what is too big for one; False: a call spreads over machines by itself."""
 
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
         """About how many bytes of memory the merge takes at its peak."""
@@ -108,7 +121,13 @@ class MergeWriter:
 
     def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> None:
         footer = partial(
-            Footer, table=spec.table_id, batch=str(task.up_to), spec_version=spec_version, partition=task.partition
+            Footer,
+            table=spec.table_id,
+            batch=str(task.up_to),
+            spec_version=spec_version,
+            partition=task.partition,
+            bucket=task.bucket,
+            bits=task.bits,
         )
         self._store, self._task = store, task
         self._stack = ExitStack()
@@ -159,11 +178,15 @@ class MergeWriter:
         positions: Sequence[Any] = (),
     ) -> MergeOutput:
         """After the block: what was written; ``positions`` are those of rows that lost in each file that is kept."""
-        files = [TombstoneFile(name=f.name, rows=f.rows, bytes=f.bytes) for f in self._tombstones.files]
+        files = [TombstoneFile(**msgspec.structs.asdict(f)) for f in self._tombstones.files]
         few = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._few or [])])
         if few.num_rows:
             inline = to_bytes(few.combine_chunks())
-            files.append(TombstoneFile(name="", rows=few.num_rows, bytes=len(inline), inline=inline))
+            task = self._task
+            few_file = TombstoneFile(
+                name="", rows=few.num_rows, bytes=len(inline), inline=inline, bucket=task.bucket, bits=task.bits
+            )
+            files.append(few_file)
         new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
         kept = with_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
         return MergeOutput(tuple(self.live.files), tuple(files), superseded, superseded_digest, adopted, tuple(kept))

@@ -34,6 +34,7 @@ from lakeupsert.engine.batch import (
     settle_and_write,
     split,
 )
+from lakeupsert.engine.buckets import in_bucket
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.engine.landing import LandingInput, Survey, survey
@@ -152,6 +153,7 @@ class SparkEngine:
     name = "spark"
     partitions_per_call = 512
     memory_limit: int | None = None
+    shares_units = False
 
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
         return 0  # Spark spills
@@ -169,7 +171,7 @@ class SparkEngine:
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for number in _ids(batches):
                 unit, source = flat[number]
-                yield from _ranks(store, spec, unit, source, *sources[unit][source])
+                yield from _ranks(store, spec, unit, source, tasks[unit], *sources[unit][source])
 
         def write(batches: Iterator[Any]) -> Iterator[Any]:
             for unit, rows in _by_unit(batches):
@@ -298,14 +300,17 @@ def _sources(task: MergeTask) -> list[tuple[DataFile, int]]:
     return stored + [(f, age) for age, files in enumerate(task.batches, 1) for f in files]
 
 
-def _ranks(store: ObjectStore, spec: TableSpec, unit: int, source: int, file: DataFile, age: int) -> Iterator[Any]:
-    """Keys, ordering columns and position of each row of one file."""
+def _ranks(
+    store: ObjectStore, spec: TableSpec, unit: int, source: int, task: MergeTask, file: DataFile, age: int
+) -> Iterator[Any]:
+    """Keys, ordering columns and position of each row of one file that is in the task's bucket."""
     compared = [spec.schema.field(n) for n in (*spec.stored_key, *spec.order_by)]
     appended = spec.ranked_schema if age else None
     extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.delete else []))] if appended else []
     position = pa.field(POSITION, pa.int64())
     schema = pa.schema([*{f.name: f for f in (*compared, *extra, position)}.values()])
-    for rows in stream_file(store, file, schema):
+    for block in stream_file(store, file, schema):
+        rows = in_bucket(block, file, task, spec)
         n = rows.num_rows
         columns = {
             "unit": np.full(n, unit, np.int32),

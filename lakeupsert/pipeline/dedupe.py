@@ -30,15 +30,25 @@ from lakeupsert import clock
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable, at_once
+from lakeupsert.pipeline.steps import Step, next_step, step_anew
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.pipeline.strategy import Strategy, in_place
+from lakeupsert.pipeline.units import Units, is_shared
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
+from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LedgerEntry, counting
-from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, Failed, Manifest, added
+from lakeupsert.table.manifest import (
+    NO_DIGESTS,
+    NO_ROWS,
+    BucketEntry,
+    Counters,
+    Digests,
+    Failed,
+    Manifest,
+    added,
+    share,
+)
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.work import Rebuilt
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +79,7 @@ class PartitionResult:
 
     rows_in (stored rows, tombstones and appended rows that were read) = rows_out + rows_superseded + rows_deleted, the
     last being the tombstones that it has now; bytes are compressed. One that is ``large`` is left for the workers of large
-    partitions, perhaps after batches that were small.
+    partitions, one that is ``shared`` for all workers in so many ``units``, perhaps after batches that were small.
     """
 
     partition: str
@@ -84,32 +94,9 @@ class PartitionResult:
     engine: str = ""
     strategy: str = ""
     seconds: float = 0.0
-    status: Literal["merged", "clean", "failed", "large"] = "clean"
+    status: Literal["merged", "clean", "failed", "large", "shared"] = "clean"
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One version of one partition to be made, in ``head``'s place.
-
-    Attributes:
-        base: what the merge begins from: the head, or the version that a restore goes back to.
-        pending: ledger entries above ``base`` that touch the partition, up to the one that `merged` will be.
-        counting: numbers of those among them whose rows are merged; the others are withdrawn.
-        work: the work object that asks for it, where the partition is written anew at the `merged` that it has.
-    """
-
-    head: Link[Manifest] | None
-    base: Manifest
-    pending: tuple[Link[LedgerEntry], ...]
-    counting: frozenset[int]
-    task: MergeTask
-    work: str | None = None
-
-    @property
-    def merges(self) -> bool:
-        """Whether rows are written; a restore puts a version back as it is."""
-        return bool(self.task.batches) or (self.work is not None and bool(self.task.stored or self.task.tombstones))
+    units: int = 0
 
 
 def dedupe_partitions(
@@ -125,222 +112,179 @@ def dedupe_partitions(
     results = {partition: PartitionResult(partition) for partition in wanted}
     lost = dict.fromkeys(wanted, 0)
     todo = dict(wanted)
-    if work is not None:
-        for partition, there in table.heads(wanted).items():
-            if there.body.reprocessed == work:  # a message that came again: vacuum may have deleted the work object
-                results[partition] = replace(results[partition], version=there.number, merged=there.body.merged)
-                del todo[partition]
-    from_landing = work is not None and bool(todo) and table.work(work).source == "landing"
     heads: dict[str, Link[Manifest] | None] = {}  # what we committed last is the head, as far as we know
     while todo:
         begun = clock.elapsed()
-        unknown = [partition for partition in todo if partition not in heads]
-        found = at_once(
-            lambda partition: table.newest(
-                partition, snapshot, from_landing=from_landing, up_to=todo[partition] if work is None else None
-            ),
-            unknown,
-        )
-        heads.update(zip(unknown, found, strict=True))
         steps: list[Step] = []
-        for partition, batch in list(todo.items()):
-            head = heads.pop(partition)
-            if work is None:
-                step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
-            else:
-                step = _step_anew(table, head, partition, work)
+        for partition, (head, step) in _looked(table, snapshot, todo, work, heads).items():
+            result = results[partition]
             if head is not None:
-                results[partition] = replace(results[partition], version=head.number, merged=head.body.merged)
+                result = replace(result, version=head.number, merged=head.body.merged)
             if step is None:
                 del todo[partition]
-            elif _is_large(table, engine, step):
+            elif engine.shares_units and is_shared(table, step):
                 del todo[partition]
-                results[partition] = replace(results[partition], status="large")
+                result = replace(result, status="shared", units=len(step.tasks))
+            elif _is_large(table, engine, step, step.tasks):
+                del todo[partition]
+                result = replace(result, status="large")
             else:
                 steps.append(step)
-        if not steps:
-            break
-        # A version is written under its own batch's spec: under a newer one, readers of that batch would meet files that
-        # their spec does not describe.
-        by_spec: dict[int, list[Step]] = {}
-        merged: list[tuple[Step, MergeOutput | None]] = []
-        for step in steps:
-            if step.merges:
-                by_spec.setdefault(_spec_version(step), []).append(step)
-            else:
-                merged.append((step, None))
-        for version, of_spec in by_spec.items():
-            outputs = engine.merge(table.store, table.spec(version), version, [step.task for step in of_spec])
-            merged += zip(of_spec, outputs, strict=True)
-        seconds = (clock.elapsed() - begun) / len(steps)
-        links = at_once(partial(_commit, table, engine.name, seconds), merged)
-        for (step, output), link in zip(merged, links, strict=True):
-            partition = step.task.partition
+            results[partition] = result
+        outputs = _outputs(table, engine, steps)
+        seconds = (clock.elapsed() - begun) / max(1, len(steps))
+        links = at_once(partial(_commit, table, engine.name, seconds), list(zip(steps, outputs, strict=True)))
+        heads = {}
+        for step, of_step, link in zip(steps, outputs, links, strict=True):
+            partition = step.partition
             if link is None:
                 lost[partition] += 1
                 if lost[partition] > ATTEMPTS:
                     raise races_exhausted(table.store.uri(partition), ATTEMPTS)
             else:
                 heads[partition] = link
-                results[partition] = _added(results[partition], step, output, link, engine.name, seconds)
+                results[partition] = _added(results[partition], step, of_step, link, engine.name, seconds)
     return list(results.values())
 
 
-def _is_large(table: OpenTable, engine: Engine, step: Step) -> bool:
-    """Whether it is for the workers of large partitions; an error where it does not fit into memory and there are none."""
-    if not step.merges:
-        return False
-    task, large = step.task, table.settings.large
-    needs = engine.memory_of(table.spec(_spec_version(step)), task)
+def dedupe_unit(
+    table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None = None, *, unit: int
+) -> list[PartitionResult]:
+    """Merge one unit of what is next in each partition, and commit the version where no other is missing.
+
+    A partition is ``clean`` where others are, and ``shared`` again where what was merged is of no use any more.
+    """
+    snapshot = table.last_snapshot()
+    results = []
+    for partition, (head, step) in _looked(table, snapshot, wanted, work, {}).items():
+        result = PartitionResult(partition)
+        if head is not None:
+            result = replace(result, version=head.number, merged=head.body.merged)
+        if step is not None and unit < len(step.tasks) and is_shared(table, step):
+            result = _merge_unit(table, engine, step, unit, result)
+        results.append(result)
+    return results
+
+
+def _merge_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: PartitionResult) -> PartitionResult:
+    begun = clock.elapsed()
+    units = Units(table, step)
+    missing = units.look()
+    if not units.has(number):
+        task = step.tasks[number]
+        if _is_large(table, engine, step, [task]):
+            return replace(result, status="large")
+        [output] = engine.merge(table.store, table.spec(step.spec_version), step.spec_version, [task])
+        units.put(number, output)
+        missing = units.look()
+    if missing:
+        return result
+    try:
+        outputs = units.outputs()
+    except NotFoundError:  # they are committed
+        return result
+    seconds = clock.elapsed() - begun
+    link = _commit(table, engine.name, seconds, (step, outputs), alone=False)
+    if link is None:
+        return replace(result, status="shared", units=len(step.tasks))
+    units.forget()
+    return _added(result, step, outputs, link, engine.name, seconds)
+
+
+def _looked(
+    table: OpenTable,
+    snapshot: Link[Snapshot] | None,
+    wanted: dict[str, int],
+    work: str | None,
+    known: dict[str, Link[Manifest] | None],
+) -> dict[str, tuple[Link[Manifest] | None, Step | None]]:
+    """Head and next step of each partition, None where nothing is left to do; heads that are ``known`` are not read."""
+    found: dict[str, tuple[Link[Manifest] | None, Step | None]] = {}
+    if work is not None:
+        for partition, there in {**table.heads(wanted.keys() - known.keys()), **known}.items():
+            # A message that came again: vacuum may have deleted the work object.
+            if there is not None and there.body.reprocessed == work:
+                found[partition] = there, None
+    left = {partition: batch for partition, batch in wanted.items() if partition not in found}
+    from_landing = work is not None and bool(left) and table.work(work).source == "landing"
+    unknown = [partition for partition in left if partition not in known]
+    newest = at_once(
+        lambda partition: table.newest(
+            partition, snapshot, from_landing=from_landing, up_to=left[partition] if work is None else None
+        ),
+        unknown,
+    )
+    heads = {**known, **dict(zip(unknown, newest, strict=True))}
+    for partition, batch in left.items():
+        head = heads[partition]
+        if work is None:
+            step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
+        else:
+            step = step_anew(table, head, partition, work)
+        found[partition] = head, step
+    return found
+
+
+def _outputs(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[list[MergeOutput]]:
+    """What the engine makes of the tasks of each step, in one call for all that have one spec."""
+    by_spec: dict[int, list[MergeTask]] = {}
+    for step in steps:
+        by_spec.setdefault(step.spec_version, []).extend(step.tasks)
+    merged = {
+        version: iter(engine.merge(table.store, table.spec(version), version, tasks))
+        for version, tasks in by_spec.items()
+        if tasks
+    }
+    return [[next(merged[step.spec_version]) for _ in step.tasks] for step in steps]
+
+
+def _is_large(table: OpenTable, engine: Engine, step: Step, tasks: Sequence[MergeTask]) -> bool:
+    """Whether they are for the workers of large partitions; an error where they do not fit into memory and there are none."""
+    spec, large = table.spec(step.spec_version), table.settings.large
+    needs = max((engine.memory_of(spec, task) for task in tasks), default=0)
+    size = sum(file.bytes for file in dict.fromkeys(file for task in tasks for file in task.read))
     fits = engine.memory_limit is None or needs <= engine.memory_limit
     if large is not None and table.large_queue is not None:
-        return not fits or task.bytes > large.most_bytes
+        return not fits or size > large.most_bytes
     if fits:
         return False
     raise RefusedError(
         "too-large-for-worker",
-        f"{task.partition}: to merge its {task.bytes / 1e6:,.1f} MB takes about {needs / 1e6:,.0f} MB of memory, and this "
+        f"{step.partition}: to merge its {size / 1e6:,.1f} MB takes about {needs / 1e6:,.0f} MB of memory, and this "
         f"worker may take {max(0, engine.memory_limit or 0) / 1e6:,.0f} MB. It was not begun.",
         next=f"give workers more memory or begin fewer (--workers), or let Spark merge it: `--engine spark`, or "
         f"[tables.{table.name}.large] for all such partitions",
-        partition=task.partition,
+        partition=step.partition,
     )
-
-
-def next_step(
-    table: OpenTable, partition: str, batch: int, snapshot: Snapshot | None, head: Link[Manifest] | None
-) -> Step | None:
-    """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""
-    merged = head.body.merged if head else 0
-    if merged >= batch:
-        return None
-    published = snapshot.batch if snapshot else 0
-    # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
-    low = merged if snapshot and partition in snapshot.lagging else max(merged, published)
-    pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
-    if not pending:
-        return None
-    # One version a batch, but for batches that are published or withdrawn: nobody needs a snapshot of these.
-    needed = [number for number, link in enumerate(pending, 1) if link.number <= published or link.body.restored]
-    return step_to(table, head, partition, low, pending[max(needed, default=1) - 1].number)
-
-
-def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
-    """What brings a partition from ``head`` to ledger number ``number``; no entry up to ``low`` is missing in ``head``.
-
-    A restore among the entries means: begin from the version that it names, and merge the batches that still count above it.
-    """
-    base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
-    restores = [
-        link.body.restored
-        for link in table.entries(low, number)
-        if link.body.restored and partition in link.body.touched
-    ]
-    if restores:
-        base = table.version(partition, restores[-1].versions[partition])
-        low = base.merged
-    entries = table.entries(low, number)
-    pending = tuple(link for link in entries if partition in link.body.touched)
-    counts = frozenset(counting((link.number, link.body) for link in entries))
-    return _step(head, base, pending, counts, number, strategy=table.strategy)
-
-
-def _step_anew(table: OpenTable, head: Link[Manifest] | None, partition: str, name: str) -> Step | None:
-    """What writes a partition anew at the `merged` of ``head``; None where that is done, or nothing is stored."""
-    work = table.work(name)
-    asked = work.partitions.get(partition)
-    if asked is None or head is None or not head.body.buckets or head.body.reprocessed == name:
-        return None
-    merged = head.body.merged
-    base, counts = head.body, frozenset[int]()
-    pending: tuple[Link[LedgerEntry], ...] = ()
-    if work.source == "landing":
-        adopted, *entries = table.entries(-1, merged)
-        counts = frozenset(
-            counting((link.number, link.body) for link in entries)
-        )  # at the `merged` that is kept: what came later says nothing about it
-        first = adopted.body.touched.get(partition)
-        base = Manifest(
-            partition=partition, merged=0, spec_version=0, buckets=(first.as_adopted(),) if first is not None else ()
-        )
-        pending = tuple(
-            _rebuilt(link, partition, asked) if link.number in counts else link
-            for link in entries
-            if partition in link.body.touched
-        )
-    return _step(head, base, pending, counts, merged, name)
-
-
-def _step(
-    head: Link[Manifest] | None,
-    base: Manifest,
-    pending: tuple[Link[LedgerEntry], ...],
-    counts: frozenset[int],
-    number: int,
-    work: str | None = None,
-    strategy: Strategy = "rewrite",
-) -> Step:
-    bucket = base.buckets[0] if base.buckets else BucketEntry(id="")
-    batches = tuple(link.body.touched[base.partition].files for link in pending if link.number in counts)
-    kept, folded = in_place(strategy, bucket, sum(f.bytes for files in batches for f in files))
-    task = MergeTask(
-        partition=base.partition,
-        base=() if kept else bucket.base,
-        deltas=folded,
-        kept=kept,
-        tombstones=bucket.tombstones,
-        batches=batches,
-        up_to=number,
-        start=head.number + 1 if head else 0,
-        settled=bucket.settled,
-    )
-    return Step(head, base, pending, counts, task, work)
-
-
-def _rebuilt(link: Link[LedgerEntry], partition: str, asked: Rebuilt) -> Link[LedgerEntry]:
-    """A batch with what was made of its landing files; one that was merged since then has its appended files."""
-    if link.number > asked.merged:
-        return link
-    if link.number not in asked.batches:
-        raise RefusedError(
-            "work-outdated",
-            f"Batch {link.number} counts again by a restore, and the reprocess of {partition} began before that. The "
-            "partition stays as it is.",
-            next="run `lakeupsert reprocess` again",
-            partition=partition,
-        )
-    touched = {**link.body.touched, partition: asked.batches[link.number]}
-    return replace(link, body=msgspec.structs.replace(link.body, touched=touched))
-
-
-def _spec_version(step: Step) -> int:
-    last = step.pending[-1].body.spec_version if step.pending else 0
-    return max(last, step.base.spec_version, step.head.body.spec_version if step.head else 0)
 
 
 def _commit(
-    table: OpenTable, engine: str, seconds: float, merged: tuple[Step, MergeOutput | None]
+    table: OpenTable, engine: str, seconds: float, merged: tuple[Step, Sequence[MergeOutput]], *, alone: bool = True
 ) -> Link[Manifest] | None:
-    """The committed version, or None where the race was lost to a writer that changed the bucket: then it is redone."""
-    step, output = merged
-    partition, head = step.task.partition, step.head
-    chain = table.objects.partition(partition)
+    """The committed version, or None where the race was lost to a writer that changed a bucket: then it is redone.
+
+    ``alone``: whether nobody else may commit these files.
+    """
+    step, outputs = merged
+    head = step.head
+    chain = table.objects.partition(step.partition)
     made: dict[str, str | float | int] = {
         "engine": engine,
-        "strategy": step.task.strategy,
+        "strategy": step.strategy,
         "seconds": round(seconds, 3),
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
     while True:
-        outcome = chain.append(_merged(step, head, output, made), head)
+        outcome = chain.append(_merged(step, head, outputs, made), head)
         if outcome.link is not None or outcome.result == "unknown":
             return outcome.link  # unknown: the files stay for vacuum, the head tells whether anything is left to do
         newer = chain.head()
-        # What changed the bucket makes us redo it; behind a fence what we wrote may be gone already.
-        fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.task.start
-        if fenced or _bucket(newer) != _bucket(head):
-            if output is not None:
-                table.discard(output.objects - _old_bucket(step).objects)
+        # What changed a bucket makes us redo it; behind a fence what we wrote may be gone already.
+        fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start
+        if fenced or _buckets(newer) != _buckets(head):
+            if alone:
+                there = {name for bucket in step.buckets for name in bucket.objects}
+                table.discard({name for output in outputs for name in output.objects} - there)
             return None
         head = newer  # something else was appended, such as a mark; what we read still stands
 
@@ -348,104 +292,122 @@ def _commit(
 def _merged(
     step: Step,
     head: Link[Manifest] | None,
-    output: MergeOutput | None,
+    outputs: Sequence[MergeOutput],
     made: dict[str, str | float | int],
 ) -> Manifest:
-    """The next version; without ``output`` no row moves, and some may be withdrawn."""
-    task, old = step.task, _old_bucket(step)
-    brought = {link.number: link.body.touched[task.partition] for link in step.pending}
-    merged = [t for number, t in brought.items() if number in step.counting]
-    withdrawn = [t for number, t in brought.items() if number not in step.counting]
-    bucket = msgspec.structs.replace(
-        old,
-        id=clock.new_id(),
-        counters=msgspec.structs.replace(
-            old.counters,
-            appended=old.counters.appended + sum(t.rows for t in brought.values()),
-            superseded=old.counters.superseded + sum(t.superseded for t in merged),
-            withdrawn=old.counters.withdrawn + sum(t.rows for t in withdrawn),
-        ),
-        digests=msgspec.structs.replace(
-            old.digests,
-            superseded=added((old.digests.superseded, *(t.superseded_digest for t in merged))),
-            withdrawn=added((old.digests.withdrawn, *(t.digest for t in withdrawn))),
-        ),
-    )
-    if output is not None:
-        bucket = _with_output(bucket, task, output)
-    before = head.body if head else Manifest(partition=task.partition, merged=0, spec_version=0)
+    """The next version; without ``outputs`` no row moves, and some may be withdrawn."""
+    before = head.body if head else Manifest(partition=step.partition, merged=0, spec_version=0)
     return msgspec.structs.replace(
         before,
-        merged=task.up_to,
-        spec_version=_spec_version(step),
-        buckets=(bucket,),
-        failed=before.failed if before.failed and before.failed.batch > task.up_to else None,
+        merged=step.up_to,
+        spec_version=step.spec_version,
+        buckets=_buckets_with(step, outputs),
+        failed=before.failed if before.failed and before.failed.batch > step.up_to else None,
         reprocessed=step.work or before.reprocessed,
         made=made,
     )
 
 
-def _with_output(bucket: BucketEntry, task: MergeTask, output: MergeOutput) -> BucketEntry:
-    base = {file.name for file in bucket.base}
+def _buckets_with(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEntry, ...]:
+    """The partition's buckets after the step, in the order of their hashes.
+
+    Rows that met no bucket are the first one's that is new, and so is what was counted before: a row that a merge lost is
+    then missing there, and the version refused.
+    """
+    done = list(zip(step.tasks, outputs, strict=True))
+    old = [b for b in step.buckets if any(share(b, task) for task in step.tasks)] or step.buckets[:1]
+    made = [_made(next(b for b in old if share(b, task)), task, output) for task, output in done]
+    if not made:
+        counters = msgspec.structs.replace(old[0].counters, superseded=0)
+        made = [msgspec.structs.replace(old[0], id=clock.new_id(), counters=counters, digests=NO_DIGESTS)]
+    brought = {link.number: link.body.touched[step.partition] for link in step.pending}
+    merged = [t for number, t in brought.items() if number in step.counting]
+    withdrawn = [t for number, t in brought.items() if number not in step.counting]
+    first, *others = made
+    appended = sum(b.counters.appended for b in old) + sum(t.rows for t in brought.values())
+    first = msgspec.structs.replace(
+        first,
+        counters=msgspec.structs.replace(
+            first.counters,
+            appended=appended - sum(b.counters.appended for b in others),
+            superseded=sum(b.counters.superseded for b in [first, *old]) + sum(t.superseded for t in merged),
+            withdrawn=sum(b.counters.withdrawn for b in old) + sum(t.rows for t in withdrawn),
+        ),
+        digests=Digests(
+            adopted=added([first.digests.adopted, *(b.digests.adopted for b in old if b.settled or not done)]),
+            superseded=added([b.digests.superseded for b in [first, *old]] + [t.superseded_digest for t in merged]),
+            withdrawn=added([b.digests.withdrawn for b in old] + [t.digest for t in withdrawn]),
+        ),
+    )
+    stay = [b for b in step.buckets if b not in old]
+    return tuple(sorted([*stay, first, *others], key=lambda b: b.bucket / 2**b.bits))
+
+
+def _made(was: BucketEntry, task: MergeTask, output: MergeOutput) -> BucketEntry:
+    """What a task made of its bucket; of what was counted before it counts nothing."""
+    base = {file.name for file in was.base}
     kept = [[file for file in output.kept if (file.name in base) == is_base] for is_base in (True, False)]
     written = ((), output.written) if task.kept else (output.written, ())
-    return msgspec.structs.replace(
-        bucket,
-        settled=True,
+    live, tombstones = sum(f.live for f in (*output.kept, *output.written)), sum(f.rows for f in output.tombstones)
+    return BucketEntry(
+        id=clock.new_id(),
+        bucket=task.bucket,
+        bits=task.bits,
         base=(*kept[0], *written[0]),
         deltas=(*kept[1], *written[1]),
         tombstones=output.tombstones,
-        counters=msgspec.structs.replace(
-            bucket.counters,
-            live=sum(f.live for f in (*output.kept, *output.written)),
-            tombstones=sum(f.rows for f in output.tombstones),
-            superseded=bucket.counters.superseded + output.superseded,
+        counters=Counters(
+            appended=live + tombstones + output.superseded,
+            live=live,
+            tombstones=tombstones,
+            superseded=output.superseded,
         ),
         digests=msgspec.structs.replace(
-            bucket.digests,
-            adopted=bucket.digests.adopted if task.settled else output.adopted,
-            superseded=added((bucket.digests.superseded, output.superseded_digest)),
+            NO_DIGESTS,
+            adopted=NO_ROWS if task.settled else output.adopted,
+            superseded=output.superseded_digest,
         ),
     )
 
 
-def _old_bucket(step: Step) -> BucketEntry:
-    """What the merge begins from."""
-    return step.base.buckets[0] if step.base.buckets else BucketEntry(id="", digests=NO_DIGESTS)
-
-
-def _bucket(link: Link[Manifest] | None) -> BucketEntry | None:
-    return link.body.buckets[0] if link and link.body.buckets else None
+def _buckets(link: Link[Manifest] | None) -> tuple[BucketEntry, ...]:
+    return link.body.buckets if link else ()
 
 
 def _added(
-    result: PartitionResult, step: Step, output: MergeOutput | None, link: Link[Manifest], engine: str, seconds: float
+    result: PartitionResult,
+    step: Step,
+    outputs: Sequence[MergeOutput],
+    link: Link[Manifest],
+    engine: str,
+    seconds: float,
 ) -> PartitionResult:
-    task, old = step.task, _old_bucket(step)
-    new = link.body.buckets[0]
-    read = [f for files in (task.stored, task.tombstones, *task.batches) for f in files]
     return replace(
         result,
         version=link.number,
         merged=link.body.merged,
-        rows_in=result.rows_in + sum(f.live for f in read),
+        rows_in=result.rows_in + sum(f.live for f in step.read),
         rows_out=link.body.rows,
-        rows_superseded=result.rows_superseded + (output.superseded if output else 0),
-        rows_deleted=new.counters.tombstones,
-        bytes_read=result.bytes_read + (task.bytes if output else 0),
-        bytes_written=result.bytes_written + (_new_bytes(old, new) if output else 0),
+        rows_superseded=result.rows_superseded + sum(output.superseded for output in outputs),
+        rows_deleted=sum(bucket.counters.tombstones for bucket in link.body.buckets),
+        bytes_read=result.bytes_read + step.bytes,
+        bytes_written=result.bytes_written + (_new_bytes(step.buckets, link.body.buckets) if outputs else 0),
         engine=engine,
-        strategy=task.strategy,
+        strategy=step.strategy,
         seconds=result.seconds + seconds,
         status="merged",
     )
 
 
-def _new_bytes(old: BucketEntry, new: BucketEntry) -> int:
+def _new_bytes(old: Iterable[BucketEntry], new: Iterable[BucketEntry]) -> int:
     """Of the files that a merge wrote, and of the vectors."""
-    before = {f.name: f.deleted for f in old.data}
-    files = sum(f.bytes for f in (*new.data, *new.tombstones) if f.name not in before)
-    return files + sum(f.deleted.size for f in new.data if f.deleted and f.deleted != before.get(f.name))
+    before = {f.name: f.deleted for b in old for f in b.data}
+    stay = {f for b in old for f in b.tombstones}
+    data = [f for b in new for f in b.data]
+    files = sum(
+        f.bytes for f in (*data, *(f for b in new for f in b.tombstones if f not in stay)) if f.name not in before
+    )
+    return files + sum(f.deleted.size for f in data if f.deleted and f.deleted != before.get(f.name))
 
 
 # ---------------------------------------------------------------- the queue's side
@@ -540,9 +502,10 @@ def drain_received(
     the memory. ``engine`` makes the engine of one of so many threads, of which there are no more than partitions.
     A partition that fails goes back, or is marked failed and buried, as in `drain`; where the store is away, for a while.
     """
-    of_partition: dict[tuple[str | None, str], list[Lease]] = {}
+    of_partition: dict[tuple[str | None, int | None, str], list[Lease]] = {}
     for lease in leases:
-        of_partition.setdefault((lease.message.work, lease.message.partition), []).append(lease)
+        message = lease.message
+        of_partition.setdefault((message.work, message.unit, message.partition), []).append(lease)
     together = [x for x in of_partition.values() if max(lease.receives for lease in x) < ALONE_FROM]
     alone = [x for x in of_partition.values() if x not in together]
     back: list[Lease] = []
@@ -627,7 +590,7 @@ def _work(
             unanswered.remove(lease)
 
     queue = table.queue
-    held: dict[str | None, dict[str, list[Lease]]] = {}
+    held: dict[tuple[str | None, int | None], dict[str, list[Lease]]] = {}
     try:
         for lease in leases:
             message = lease.message
@@ -638,8 +601,9 @@ def _work(
             elif message.work is None and message.partition not in entry.body.touched:
                 answer(queue.ack, [lease])
             else:
-                held.setdefault(message.work, {}).setdefault(message.partition, []).append(lease)
-        for work, of_work in held.items():
+                of_work = held.setdefault((message.work, message.unit), {})
+                of_work.setdefault(message.partition, []).append(lease)
+        for (work, unit), of_work in held.items():
             wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in of_work.items()}
             receives = {partition: max(x.receives for x in of_it) for partition, of_it in of_work.items()}
             to_try = {p: batch for p, batch in wanted.items() if receives[p] <= queue.max_receives}
@@ -648,18 +612,19 @@ def _work(
                 for p in wanted
                 if p not in to_try
             ]
-            for result in itertools.chain(given_up, _each(table, engine, to_try, work)):
+            merge = dedupe_partitions if unit is None else partial(dedupe_unit, unit=unit)
+            for result in itertools.chain(given_up, _each(table, engine, merge, to_try, work)):
                 of_it = of_work[result.partition]
-                if result.status == "large" and table.large_queue is not None:
-                    try:
-                        table.large_queue.send([Message(table.name, result.partition, wanted[result.partition], work)])
-                    except TryAgainError:
-                        raise
-                    except LakeupsertError as e:  # such as a send that is not permitted: told like a failed merge
-                        result = replace(result, status="failed", error=str(e))
+                try:
+                    _hand_on(table, result, Message(table.name, result.partition, wanted[result.partition], work, unit))
+                except TryAgainError:
+                    raise
+                except LakeupsertError as e:  # such as a send that is not permitted: told like a failed merge
+                    result = replace(result, status="failed", error=str(e))
                 if result.status != "failed":
                     answer(queue.ack, of_it)
-                    yield result
+                    if result.status != "shared" and (unit is None or result.status != "clean"):
+                        yield result
                 elif receives[result.partition] < queue.max_receives:
                     # What to do about it is told once, by who ends up with a failed partition.
                     reason, *_ = (result.error or "").partition("\n")
@@ -675,10 +640,27 @@ def _work(
         _answered(queue.release, unanswered, away_seconds)
 
 
-def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None) -> Iterator[PartitionResult]:
+def _hand_on(table: OpenTable, result: PartitionResult, message: Message) -> None:
+    """Send what is left of a message to those whose work it is, before it is acked."""
+    whole = msgspec.structs.replace(message, unit=None)
+    if result.status == "large" and table.large_queue is not None:
+        table.large_queue.send([message])
+    elif result.status == "shared":
+        table.queue.send([msgspec.structs.replace(message, unit=unit) for unit in range(result.units)])
+    elif result.status == "merged" and result.merged < message.batch:  # the last unit of a step, and not the last step
+        table.queue.send([whole])
+
+
+def _each(
+    table: OpenTable,
+    engine: Engine,
+    merge: Callable[[OpenTable, Engine, dict[str, int], str | None], list[PartitionResult]],
+    wanted: dict[str, int],
+    work: str | None,
+) -> Iterator[PartitionResult]:
     """One shared call; where that fails, each partition alone, since only that shows whose fault it was."""
     try:
-        yield from dedupe_partitions(table, engine, wanted, work)
+        yield from merge(table, engine, wanted, work)
         return
     except TryAgainError:
         raise
@@ -686,7 +668,7 @@ def _each(table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | 
         log.debug("a shared call failed, trying each partition alone: %r", e)
     for partition, batch in wanted.items():
         try:
-            yield from dedupe_partitions(table, engine, {partition: batch}, work)
+            yield from merge(table, engine, {partition: batch}, work)
         except TryAgainError:
             raise
         except Exception as e:

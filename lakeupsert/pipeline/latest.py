@@ -11,15 +11,14 @@ The ledger's number comes first and bounds everything: a head may hold batches t
 from dataclasses import dataclass
 
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import DamagedTableError, RefusedError
-from lakeupsert.pipeline.dedupe import step_to
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.steps import Step, step_to
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.storage.overlay import OverlayStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.manifest import DataFile, Manifest, share
 from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -89,15 +88,18 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where))
     shown = {p: heads.snapshot.partitions[p] for p in wanted if p not in heads.touched}
     # All are planned before one is merged: a version that is gone is found out early.
-    tasks = [_task(table, heads, p) for p in wanted if p in heads.touched]
-    pinned: dict[str, tuple[DataFile, ...]] = {}
-    overlay = OverlayStore(table.store) if any(task.batches for task in tasks) else None
+    steps = [_step(table, heads, p) for p in wanted if p in heads.touched]
+    pinned: dict[str, list[DataFile]] = {}
+    overlay = OverlayStore(table.store) if any(step.tasks for step in steps) else None
     try:
-        for task in tasks:
-            files = _files(overlay, spec, spec_version, task) if overlay and task.batches else task.stored
-            pinned[task.partition] = files
-            shown[task.partition] = Shown(  # of no version
-                version=-1, merged=task.up_to, rows=sum(f.live for f in files), bytes=sum(f.bytes for f in files)
+        for step in steps:
+            stay = [b for b in step.buckets if not any(share(b, task) for task in step.tasks)]
+            files = [file for bucket in stay for file in bucket.data]
+            if overlay and step.tasks:
+                files += _files(overlay, spec, spec_version, step)
+            pinned[step.partition] = files
+            shown[step.partition] = Shown(  # of no version
+                version=-1, merged=step.up_to, rows=sum(f.live for f in files), bytes=sum(f.bytes for f in files)
             )
     except BaseException:
         if overlay:
@@ -107,8 +109,8 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     return View(TableObjects(overlay) if overlay else table.objects, spec, snapshot, None, pinned)
 
 
-def _task(table: OpenTable, heads: _Heads, partition: str) -> MergeTask:
-    """What brings a partition up to the batch; a task without batches where nothing is pending, or a restore alone."""
+def _step(table: OpenTable, heads: _Heads, partition: str) -> Step:
+    """What brings a partition up to the batch; without a task where nothing is pending, or a restore alone."""
     chain, version = table.objects.partition(partition), heads.newest.get(partition)
     if heads.snapshot.lost(partition, version):
         shown = heads.snapshot.partitions[partition].version
@@ -118,17 +120,17 @@ def _task(table: OpenTable, heads: _Heads, partition: str) -> MergeTask:
     merged = version.body.merged if version else 0
     # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
     low = merged if partition in heads.snapshot.lagging else max(merged, heads.snapshot.batch)
-    return step_to(table, version, partition, low, heads.touched[partition]).task
+    return step_to(table, version, partition, low, heads.touched[partition])
 
 
-def _files(store: OverlayStore, spec: TableSpec, spec_version: int, task: MergeTask) -> tuple[DataFile, ...]:
+def _files(store: OverlayStore, spec: TableSpec, spec_version: int, step: Step) -> list[DataFile]:
     try:
-        [output] = ArrowEngine().merge(store, spec, spec_version, [task])
+        outputs = ArrowEngine().merge(store, spec, spec_version, step.tasks)
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(
             e.code,
-            f"{task.partition} can't be merged up to batch {task.up_to}, so `latest` can't be read. {e.message}",
+            f"{step.partition} can't be merged up to batch {step.up_to}, so `latest` can't be read. {e.message}",
             next=f"{e.next}; `published` can be read meanwhile",
-            partition=task.partition,
+            partition=step.partition,
         ) from e
-    return (*output.kept, *output.written)
+    return [file for output in outputs for file in (*output.kept, *output.written)]

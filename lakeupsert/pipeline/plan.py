@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,15 +25,15 @@ from lakeupsert.engine.landing import LandingInput, Preview, Survey, first_rows,
 from lakeupsert.engine.landing import UnreadableFileError as Unreadable
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
-from lakeupsert.pipeline.dedupe import next_step
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.prices import Prices, load_prices
+from lakeupsert.pipeline.steps import next_step
 from lakeupsert.pipeline.strategy import SMALL_BYTES, in_place
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry
-from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
+from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -498,67 +499,79 @@ def _merges(
         if not selected(partition):
             continue
         rows, read, written, versions, objects = 0, 0, 0, 0, 0
-        bucket = BucketEntry(id="")
+        buckets: tuple[BucketEntry, ...] = (BucketEntry(id=""),)
         if partition in behind:
             head = table.newest(partition, snapshot)
             exists = head is not None
+            buckets = (head.body.buckets if head else ()) or buckets
             while step := next_step(table, partition, behind[partition], snapshot.body if snapshot else None, head):
-                task, bucket = step.task, step.base.buckets[0] if step.base.buckets else bucket
-                if task.batches:  # a restore alone moves no bytes
-                    files = sum(len(files) for files in (task.stored, *task.batches))
-                    read, objects = read + task.bytes, objects + files
-                    bucket, wrote = _merged(bucket, task.kept, sum(f.rows for b in task.batches for f in b), sizes)
+                buckets = step.buckets
+                if step.tasks:  # a restore alone moves no bytes
+                    read, objects = read + step.bytes, objects + len(step.read)
+                    came = sum(f.rows for f in dict.fromkeys(f for t in step.tasks for b in t.batches for f in b))
+                    kept = [next((t.kept for t in step.tasks if share(b, t)), ()) for b in buckets]
+                    buckets, wrote = _merged(buckets, kept, came, sizes)
                     written += wrote
                 versions += 1
-                head = _imagined(partition, task.up_to, bucket)
-            if head is not None and head.body.buckets:
-                bucket = head.body.buckets[0]
+                head = _imagined(partition, step.up_to, buckets)
         elif exists := partition in shown:
-            bucket = _bucket(table, partition, shown[partition])
+            buckets = _buckets(table, partition, shown[partition])
         dirty = versions > 0
         if partition in incoming:
-            came = incoming[partition]
-            rows = came.rows
-            read += sum(f.bytes for f in (*bucket.data, *bucket.tombstones)) + round(came.bytes)
-            objects += came.files + len(bucket.data)
-            kept, _ = in_place(table.strategy, bucket, round(came.bytes))
-            bucket, wrote = _merged(bucket, kept, rows * sizes.kept, sizes)
+            next_one = incoming[partition]
+            rows = next_one.rows
+            stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
+            read += sum(f.bytes for f in stored) + round(next_one.bytes)
+            objects += next_one.files + sum(len(b.data) for b in buckets)
+            kept = [in_place(table.strategy, b, round(next_one.bytes * 0.5**b.bits))[0] for b in buckets]
+            buckets, wrote = _merged(buckets, kept, rows * sizes.kept, sizes)
             written, versions = written + wrote, versions + 1
         if versions:
-            last = "delta" if bucket.deltas else "rewrite"
+            last = "delta" if any(b.deltas for b in buckets) else "rewrite"
             planned = PlannedPartition(partition, rows, dirty, read, written, versions, objects, exists, last)
             found.append(planned)
     return tuple(found)
 
 
-def _bucket(table: OpenTable, partition: str, shown: Shown) -> BucketEntry:
+def _buckets(table: OpenTable, partition: str, shown: Shown) -> tuple[BucketEntry, ...]:
     """What is stored of a clean partition: as one base file where that is enough to tell how it will be merged."""
     if table.strategy == "rewrite" or (table.strategy == "auto" and shown.bytes < SMALL_BYTES):
         file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)
-        return BucketEntry(id="", base=(file,) if file.rows else ())
-    return table.version(partition, shown.version).buckets[0]
+        return (BucketEntry(id="", base=(file,) if file.rows else ()),)
+    return table.version(partition, shown.version).buckets
 
 
-def _merged(bucket: BucketEntry, kept: Sequence[DataFile], rows: float, sizes: _Sizes) -> tuple[BucketEntry, int]:
-    """What a merge of so many rows that settled would make of a bucket, and about how many bytes it would write."""
+def _merged(
+    buckets: Sequence[BucketEntry], kept: Sequence[Sequence[DataFile]], rows: float, sizes: _Sizes
+) -> tuple[tuple[BucketEntry, ...], int]:
+    """What a merge of so many rows that settled would make of some buckets, of which it keeps these files, and about how
+    many bytes it would write. A split changes neither."""
+    pairs = zip(buckets, kept, strict=True)
+    made = [_bucket_merged(b, of_bucket, rows * 0.5**b.bits, sizes) for b, of_bucket in pairs]
+    return tuple(bucket for bucket, _ in made), sum(wrote for _, wrote in made)
+
+
+def _bucket_merged(
+    bucket: BucketEntry, kept: Sequence[DataFile], rows: float, sizes: _Sizes
+) -> tuple[BucketEntry, int]:
     stored = _Stored(sum(f.live for f in bucket.data), sum(f.bytes for f in (*bucket.data, *bucket.tombstones)))
     if not kept:
         new = stored.and_merged(rows, sizes)
         file = DataFile(name="", rows=round(new.rows), bytes=round(new.bytes))
-        return BucketEntry(id="", base=(file,) if file.rows else ()), file.bytes
+        base = (file,) if file.rows else ()
+        return msgspec.structs.replace(bucket, settled=True, base=base, deltas=(), tombstones=()), file.bytes
     folded = [f for f in bucket.deltas if f not in kept]
     delta = DataFile(
         name="",
         rows=round(rows) + sum(f.rows for f in folded),
         bytes=round(sizes.stored.at(rows)) + sum(f.bytes for f in folded),
     )
-    deltas = (*(f for f in bucket.deltas if f in kept), delta)
-    return BucketEntry(id="", base=bucket.base, deltas=deltas, tombstones=bucket.tombstones), delta.bytes
+    return msgspec.structs.replace(bucket, deltas=(*(f for f in bucket.deltas if f in kept), delta)), delta.bytes
 
 
-def _imagined(partition: str, merged: int, bucket: BucketEntry) -> Link[Manifest]:
+def _imagined(partition: str, merged: int, buckets: tuple[BucketEntry, ...]) -> Link[Manifest]:
     """The version that a step would make, for the next step to begin from."""
-    body = Manifest(partition=partition, merged=merged, spec_version=0, buckets=(bucket,))
+    body = Manifest(partition=partition, merged=merged, spec_version=0, buckets=buckets)
     return Link(number=0, write_id="", parent=None, written_at="", body=body, read_at=0.0)
 
 

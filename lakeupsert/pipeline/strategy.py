@@ -10,8 +10,11 @@ in the base that are superseded. Three rules bound it, for a base of B bytes and
 
 A byte that arrives is so written once, at most once more for each size, and 2 / `MOST_DEBT` times in the rewrite that
 pays the debt off (ADR 0014).
+
+A bucket is split by the merge that writes it anew and finds that it outgrows `bucket_bytes`: no night pays for it.
 """
 
+from math import ceil, log2
 from typing import Literal
 
 from lakeupsert.table.manifest import BucketEntry, DataFile
@@ -48,6 +51,11 @@ def in_place(
         size += sum(file.bytes for file in bucket.deltas[run:kept])
         kept = run
     return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
+
+
+def bits_more(stored_and_incoming_bytes: int, bucket_bytes: int) -> int:
+    """Into how many a bucket that is written anew is split, as a power of two, so that none has more than ``bucket_bytes``."""
+    return max(0, ceil(log2(max(1, stored_and_incoming_bytes) / bucket_bytes)))
 
 
 def worth_compacting(bucket: BucketEntry, *, full: bool) -> bool:

@@ -219,7 +219,8 @@ class _Look:
         chain = self._table.objects.partition(partition)
         versions = self._numbers(partition)
         last = self._newest.partitions.get(partition)
-        data = {**self._objects[partition], **self._objects[f"{HOME}/data/{partition}"]}
+        folders = (partition, f"{HOME}/data/{partition}", f"{HOME}/units/{partition}")
+        data = {name: found for folder in folders for name, found in self._objects[folder].items()}
         # Most partitions of an old table: no older version, and no file but those that the newest snapshot shows.
         if last and versions[:1] == [last.version] and len(data) == last.files:
             return

@@ -26,12 +26,14 @@ class Message(msgspec.Struct, frozen=True):
     """Bring ``partition`` of ``table`` up to ``batch``. It tells where to look, never where data are stored.
 
     With ``work``, the name of an object of the table: do what that says of the partition, which was at ``batch`` then.
+    With ``unit``, a number: of what is next to do there, merge that unit alone.
     """
 
     table: str
     partition: str
     batch: int
     work: str | None = None
+    unit: int | None = None
 
     def __post_init__(self) -> None:
         if not self.table or not self.partition or self.batch < 0:
@@ -54,7 +56,7 @@ class Message(msgspec.Struct, frozen=True):
                 next="upgrade lakeupsert here if a later version sends to this queue; `lakeupsert run` sends again what "
                 "is still to merge",
             ) from e
-        return Message(found.table, found.partition, found.batch, found.work)
+        return Message(found.table, found.partition, found.batch, found.work, found.unit)
 
 
 class _Body(Message, frozen=True, kw_only=True):

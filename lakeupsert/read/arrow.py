@@ -27,8 +27,9 @@ def reader_schema(spec: TableSpec) -> Any:
 def to_arrow(view: View, where: str | None = None, partition: str | None = None) -> Any:
     """``pyarrow.RecordBatchReader`` over the view's rows: columns of the spec, ordered by partition and key.
 
-    Files are opened while the reader is consumed, one after the other, and deltas of a partition together with its base; a
-    missing column of an old file is null, a narrower one widened. Memory: a row group and a few batches of each. With
+    Files are opened while the reader is consumed, one after the other, and those of several buckets and deltas of a
+    partition together; a missing column of an old file is null, a narrower one widened. Memory: a row group and a few
+    batches of each. With
     ``partition``, that one's rows alone.
 
     Raises ConfigurationError for a filter that can't be used; DamagedTableError, while it is consumed, where a file is
@@ -43,12 +44,16 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
 
 def _batches(view: View, files: Iterator[ViewFile], schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
-        base: list[Iterator[Any]] = []
+        base: dict[
+            tuple[int, int], list[Iterator[Any]]
+        ] = {}  # the files of a bucket are in key order, one after the other
         deltas: list[Iterator[Any]] = []
         for file in of_partition:
             rows = _rows(view, file, schema, pushed, rest)
-            (deltas if file.name.startswith(f"{DATA}/") else base).append(rows)
-        yield from in_key_order([itertools.chain.from_iterable(base), *deltas], view.spec.stored_key)
+            is_delta = file.name.startswith(f"{DATA}/")
+            (deltas if is_delta else base.setdefault((file.file.bucket, file.file.bits), [])).append(rows)
+        of_buckets = map(itertools.chain.from_iterable, base.values())
+        yield from in_key_order([*of_buckets, *deltas], view.spec.stored_key)
 
 
 def _rows(view: View, file: ViewFile, schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:

@@ -41,6 +41,7 @@ _OURS = re.compile(
             "vectors": "roaring",
             "tombstones": r"parquet\.keys",
             "quarantine": r"parquet\.rows",
+            "unit": "json",
         }.items()
     )
     + ")"
@@ -104,6 +105,20 @@ class TableObjects:
     @staticmethod
     def new_quarantine(start: int) -> str:
         return f"{HOME}/quarantine/quarantine-{start}-{clock.new_id()}.parquet.rows"
+
+    @staticmethod
+    def unit_results(partition: str) -> str:
+        """What the names of a partition's all begin with."""
+        return f"{HOME}/units/{partition}/unit-"
+
+    @staticmethod
+    def new_unit_result(partition: str, start: int, key: str) -> str:
+        """``key``: 32 hex digits that tell which unit."""
+        return f"{TableObjects.unit_results(partition)}{start}-{key}.json"
+
+    @staticmethod
+    def unit_key(name: str) -> str:
+        return name.rpartition("-")[2].removesuffix(".json")
 
     @staticmethod
     def start_of(name: str) -> int | None:

@@ -1,6 +1,7 @@
 """A manifest: what one partition consists of, at one version. A chain per partition, so partitions never conflict."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 import msgspec
 
@@ -8,6 +9,24 @@ from lakeupsert.errors import DamagedTableError
 
 NO_ROWS = "0" * 16
 """The digest of nothing; see docs/FORMAT.md, "Digests"."""
+
+
+class Bucketed(Protocol):
+    """Of 2^``bits`` buckets, the one that all its keys are in (docs/FORMAT.md, "Buckets")."""
+
+    @property
+    def bucket(self) -> int: ...
+
+    @property
+    def bits(self) -> int: ...
+
+
+def share(of: Bucketed, within: Bucketed) -> float:
+    """Which part of the keys of the one bucket are in the other, as hashes go: 0, 1, or what splits of it leave."""
+    finer = within.bits - of.bits
+    if finer <= 0:
+        return float(of.bucket >> -finer == within.bucket)
+    return 0.5**finer if within.bucket >> finer == of.bucket else 0.0
 
 
 class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -33,7 +52,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         name: the object's, relative to the table.
         at: where it begins in that object, which has ``bytes`` bytes of it and other files; None: it is the whole object.
         deleted: the rows that nobody is to see any more; None: they all live.
-        bucket, bits: of 2^``bits`` buckets, the one that all its keys are in (docs/FORMAT.md, "Buckets").
+        bucket, bits: see `Bucketed`.
     """
 
     name: str
@@ -66,7 +85,11 @@ class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Where every row that was ever appended to a bucket is; `appended` is the sum of all others."""
+    """Where every row that was ever appended to a bucket is; `appended` is the sum of all others.
+
+    Of rows that never met a bucket, as append settled them or a restore withdrew them, and of what was before a split, the
+    first of the partition's buckets that a merge wrote keeps count.
+    """
 
     appended: int = 0
     live: int = 0
@@ -96,15 +119,17 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket. ``id`` is new whenever rows were merged into it, even where none won: who lost a race redoes it.
 
     Attributes:
+        bucket, bits: see `Bucketed`; those of a partition have every key in one of them.
         settled: a key lives once in all the files, and each is in key order. Not so in adopted files: the first merge
             settles them.
         base: in key order from file to file.
         deltas: newer rows, oldest file first; the rows that they supersede are marked in ``base`` and in older deltas.
-        floor: reserved. Until buckets land there is one, number 0.
+        floor: reserved.
     """
 
     id: str
     bucket: int = 0
+    bits: int = 0
     settled: bool = True
     base: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
@@ -181,6 +206,8 @@ def added(digests: Iterable[str | None]) -> str | None:
 def check_manifest(old: Manifest | None, new: Manifest) -> None:
     """Invariants of a partition's chain."""
     wrong = []
+    if new.buckets and sum(0.5**b.bits for b in new.buckets) != 1:
+        wrong.append(f"its buckets are {[(b.bucket, b.bits) for b in new.buckets]}")
     if old is not None and new.partition != old.partition:
         wrong.append(f"it is of {new.partition}")
     if old is not None and new.merged < old.merged:

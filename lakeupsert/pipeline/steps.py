@@ -1,0 +1,208 @@
+"""What is to be merged next into a partition: the one place that reads it off ledger, manifest and work object.
+
+Everybody who looks at the same head, up to the same batch, finds the same step; so workers can share one (`units`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from lakeupsert.engine.merge import MergeTask
+from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.strategy import Strategy, bits_more, in_place
+from lakeupsert.table.chain import Link
+from lakeupsert.table.ledger import LedgerEntry, counting
+from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.work import Rebuilt
+
+
+@dataclass(frozen=True)
+class Step:
+    """One version of one partition to be made, in ``head``'s place.
+
+    Attributes:
+        base: what the merge begins from: the head, or the version that a restore goes back to.
+        pending: ledger entries above ``base`` that touch the partition, up to the one that `merged` will be, ``up_to``.
+        counting: numbers of those among them whose rows are merged; the others are withdrawn.
+        tasks: one for each bucket that rows are written into. Buckets that have none stay; a restore alone has none at all.
+        work: the work object that asks for it, where the partition is written anew at the `merged` that it has.
+    """
+
+    head: Link[Manifest] | None
+    base: Manifest
+    pending: tuple[Link[LedgerEntry], ...]
+    counting: frozenset[int]
+    up_to: int
+    tasks: tuple[MergeTask, ...]
+    work: str | None = None
+
+    @property
+    def partition(self) -> str:
+        return self.base.partition
+
+    @property
+    def start(self) -> int:
+        return start_behind(self.head)
+
+    @property
+    def buckets(self) -> tuple[BucketEntry, ...]:
+        """Those that it begins from."""
+        return self.base.buckets or (BucketEntry(id="", digests=NO_DIGESTS),)
+
+    @property
+    def spec_version(self) -> int:
+        """A version is written under its own batch's spec: under a newer one, readers of that batch would meet files that
+        their spec does not describe."""
+        last = self.pending[-1].body.spec_version if self.pending else 0
+        return max(last, self.base.spec_version, self.head.body.spec_version if self.head else 0)
+
+    @property
+    def strategy(self) -> str:
+        return "delta" if any(task.kept for task in self.tasks) else "rewrite"
+
+    @property
+    def read(self) -> list[DataFile]:
+        """All files that its tasks read, each once."""
+        return list(dict.fromkeys(file for task in self.tasks for file in task.read))
+
+    @property
+    def bytes(self) -> int:
+        """Compressed bytes that its tasks read, at most."""
+        return sum(f.bytes for f in self.read)
+
+
+def start_behind(head: Link[Manifest] | None) -> int:
+    """How many versions a chain has; see `TableObjects`."""
+    return head.number + 1 if head else 0
+
+
+def next_step(
+    table: OpenTable, partition: str, batch: int, snapshot: Snapshot | None, head: Link[Manifest] | None
+) -> Step | None:
+    """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""
+    merged = head.body.merged if head else 0
+    if merged >= batch:
+        return None
+    published = snapshot.batch if snapshot else 0
+    # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
+    low = merged if snapshot and partition in snapshot.lagging else max(merged, published)
+    pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
+    if not pending:
+        return None
+    # One version a batch, but for batches that are published or withdrawn: nobody needs a snapshot of these.
+    needed = [number for number, link in enumerate(pending, 1) if link.number <= published or link.body.restored]
+    return step_to(table, head, partition, low, pending[max(needed, default=1) - 1].number)
+
+
+def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
+    """What brings a partition from ``head`` to ledger number ``number``; no entry up to ``low`` is missing in ``head``.
+
+    A restore among the entries means: begin from the version that it names, and merge the batches that still count above it.
+    """
+    base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
+    restores = [
+        link.body.restored
+        for link in table.entries(low, number)
+        if link.body.restored and partition in link.body.touched
+    ]
+    if restores:
+        base = table.version(partition, restores[-1].versions[partition])
+        low = base.merged
+    entries = table.entries(low, number)
+    pending = tuple(link for link in entries if partition in link.body.touched)
+    counts = frozenset(counting((link.number, link.body) for link in entries))
+    return _step(table, head, base, pending, counts, number)
+
+
+def step_anew(table: OpenTable, head: Link[Manifest] | None, partition: str, name: str) -> Step | None:
+    """What writes a partition anew at the `merged` of ``head``; None where that is done, or nothing is stored."""
+    work = table.work(name)
+    asked = work.partitions.get(partition)
+    if asked is None or head is None or not head.body.buckets or head.body.reprocessed == name:
+        return None
+    merged = head.body.merged
+    base, counts = head.body, frozenset[int]()
+    pending: tuple[Link[LedgerEntry], ...] = ()
+    if work.source == "landing":
+        adopted, *entries = table.entries(-1, merged)
+        counts = frozenset(
+            counting((link.number, link.body) for link in entries)
+        )  # at the `merged` that is kept: what came later says nothing about it
+        first = adopted.body.touched.get(partition)
+        base = Manifest(
+            partition=partition, merged=0, spec_version=0, buckets=(first.as_adopted(),) if first is not None else ()
+        )
+        pending = tuple(
+            _rebuilt(link, partition, asked) if link.number in counts else link
+            for link in entries
+            if partition in link.body.touched
+        )
+    return _step(table, head, base, pending, counts, merged, name)
+
+
+def _step(
+    table: OpenTable,
+    head: Link[Manifest] | None,
+    base: Manifest,
+    pending: tuple[Link[LedgerEntry], ...],
+    counts: frozenset[int],
+    number: int,
+    work: str | None = None,
+) -> Step:
+    step = Step(head, base, pending, counts, number, (), work)
+    batches = tuple(link.body.touched[base.partition].files for link in pending if link.number in counts)
+    if not batches and (work is None or not base.buckets):
+        return step
+    strategy = table.strategy if work is None else "rewrite"
+    tasks: list[MergeTask] = []
+    for bucket in step.buckets:
+        tasks += _tasks(table, step, bucket, batches, strategy)
+    return replace(step, tasks=tuple(tasks))
+
+
+def _tasks(
+    table: OpenTable, step: Step, bucket: BucketEntry, batches: tuple[tuple[DataFile, ...], ...], strategy: Strategy
+) -> Iterator[MergeTask]:
+    """What makes a bucket anew: one task, or one for each that it is split into; none where nothing comes for it."""
+    incoming = sum(f.bytes * share(f, bucket) for files in batches for f in files)
+    if step.work is None and not any(share(f, bucket) for files in batches for f in files):
+        return
+    kept, folded = in_place(strategy, bucket, int(incoming))
+    bits = 0
+    if not kept and table.spec(step.spec_version).stored_key:
+        stored = sum(f.bytes * f.live / max(1, f.rows) for f in bucket.data)
+        bits = bits_more(int(stored + incoming), table.settings.bucket_bytes)
+    for number in range(2**bits):
+        task = MergeTask(
+            partition=step.partition,
+            base=() if kept else bucket.base,
+            deltas=folded,
+            kept=kept,
+            tombstones=bucket.tombstones,
+            batches=(),
+            up_to=step.up_to,
+            start=step.start,
+            settled=bucket.settled,
+            bucket=(bucket.bucket << bits) + number,
+            bits=bucket.bits + bits,
+        )
+        yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
+
+
+def _rebuilt(link: Link[LedgerEntry], partition: str, asked: Rebuilt) -> Link[LedgerEntry]:
+    """A batch with what was made of its landing files; one that was merged since then has its appended files."""
+    if link.number > asked.merged:
+        return link
+    if link.number not in asked.batches:
+        raise RefusedError(
+            "work-outdated",
+            f"Batch {link.number} counts again by a restore, and the reprocess of {partition} began before that. The "
+            "partition stays as it is.",
+            next="run `lakeupsert reprocess` again",
+            partition=partition,
+        )
+    touched = {**link.body.touched, partition: asked.batches[link.number]}
+    return replace(link, body=msgspec.structs.replace(link.body, touched=touched))

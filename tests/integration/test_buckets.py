@@ -1,0 +1,211 @@
+"""Partitions of several buckets through the table: split by merges and compactions, merged in units that workers share."""
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.buckets import buckets, key_hashes
+from lakeupsert.pipeline import strategy, units, vacuum
+from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit, drain
+from lakeupsert.pipeline.reconcile import prove
+from lakeupsert.pipeline.reprocess import reprocess
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.table.manifest import Manifest
+from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.lake import Lake, row
+
+PARTITION = "d=2020-01-01"
+ROWS = 3000
+
+
+def manifest(lake: Lake, partition: str = PARTITION) -> Manifest:
+    head = lake.table._table.objects.partition(partition).head()
+    assert head is not None
+    return head.body
+
+
+def land_nights(lake: Lake, nights: int = 3) -> None:
+    """A first night of many rows, then updates, deletes, late and new rows."""
+    lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
+    lake.run()
+    for night in range(1, nights + 1):
+        changed = [row(f"k{i:05}", 0, 10 * night + 10, -i) for i in range(night, ROWS, 13)]
+        gone = [row(f"k{i:05}", 0, 99, op="D") for i in range(5 * night, ROWS, 97)]
+        new = [row(f"new{night}-{i}", 0, 1) for i in range(50)]
+        lake.land(f"{night}.jsonl", [*changed, *gone, *new, row(f"k{night:05}", 1, 1)])
+        lake.run()
+        lake.check()
+
+
+@pytest.mark.parametrize("chosen", ["rewrite", "delta", "auto"])
+def test_a_partition_is_split_where_it_outgrows_a_bucket(
+    tmp_path: Path, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
+    lake = Lake(tmp_path / "lake", strategy=chosen, bucket="4KiB")
+    land_nights(lake)
+    body = manifest(lake)
+    assert len(body.buckets) >= 4
+    spec = lake.table._table.existing_spec()
+    for bucket in body.buckets:
+        for file in bucket.data:
+            assert (file.bucket, file.bits) == (bucket.bucket, bucket.bits)
+            keys = pq.read_table(tmp_path / "lake" / "processed" / file.name)
+            assert set(buckets(key_hashes(keys, spec), file.bits)) == {file.bucket}
+    keys = [(r["k"], r["l"]) for r in lake.rows() if r["d"] == r["d"].replace(day=1)]
+    assert keys == sorted(keys), "readers see key order over all buckets"
+    lake.table.compact(full=True)
+    lake.check()
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """A partition of several buckets; a night for it is appended, and is too much for one worker."""
+    monkeypatch.setattr(units, "ALONE_BUCKETS", 1)
+    lake = Lake(tmp_path / "lake", bucket="6KiB")
+    lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
+    lake.run()
+    lake.land(
+        "1.jsonl", [row(f"k{i:05}", 0, 20 + i % 2, -i, op="D" if i % 9 == 0 else None) for i in range(0, ROWS, 5)]
+    )
+    lake.land("2.jsonl", [row(f"k{i:05}", 0, 20, i) for i in range(0, ROWS, 10)])
+    lake.table.append(host="local")
+    return lake
+
+
+def wanted(lake: Lake) -> dict[str, int]:
+    return {PARTITION: lake.entries()[-1][0]}
+
+
+def count_units(lake: Lake, work: str | None = None) -> int:
+    """What a worker finds who looks at the whole partition."""
+    [plain] = dedupe_partitions(lake.table._table, ArrowEngine(), wanted(lake), work)
+    assert plain.status == "shared"
+    assert plain.units > 2
+    return plain.units
+
+
+def results_left(lake: Lake) -> list[Path]:
+    return list((lake.root / "processed/_lakeupsert/units").glob("*/*.json"))
+
+
+def merge_units(lake: Lake, numbers: Any, work: str | None = None) -> list[str]:
+    found = [dedupe_unit(lake.table._table, ArrowEngine(), wanted(lake), work, unit=n) for n in numbers]
+    return [result.status for of_call in found for result in of_call]
+
+
+def test_workers_share_a_partition_and_the_last_one_commits(shared: Lake) -> None:
+    before, count = manifest(shared), count_units(shared)
+    assert merge_units(shared, [*range(1, count), 1]) == ["clean"] * count
+    assert manifest(shared) == before
+    assert len(results_left(shared)) == count - 1
+    assert merge_units(shared, [0]) == ["merged"]
+    assert manifest(shared).merged == before.merged + 1
+    assert not results_left(shared)
+    assert "merged" in merge_units(shared, range(count_units(shared)))
+    assert manifest(shared).merged == wanted(shared)[PARTITION]
+    assert not results_left(shared)
+    shared.finish_and_check()
+
+
+def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged: list[int] = []
+    put = units.Units.put
+    monkeypatch.setattr(
+        units.Units, "put", lambda self, number, output: (merged.append(number), put(self, number, output))
+    )
+    results = drain(shared.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+    assert len(merged) > 2 * 2
+    assert [(r.partition, r.status) for r in results] == [(PARTITION, "merged")]
+    shared.finish_and_check()
+    shared.table.compact(full=True, workers=2)
+    shared.check()
+
+
+def test_processes_share_units(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "lake", bucket="1500B")
+    lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
+    lake.run(workers=2)
+    lake.land("1.jsonl", [row(f"k{i:05}", 0, 20, -i) for i in range(0, ROWS, 5)])
+    results = lake.table.run(host="local", workers=2).dedupe
+    assert [r.status for r in results] == ["merged"]
+    lake.check()
+
+
+def test_two_workers_that_find_all_units_done_commit_once(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = count_units(shared)
+    merge_units(shared, range(count - 1))
+    others: list[str] = []
+    outputs = units.Units.outputs
+
+    def meanwhile(self: units.Units) -> Any:
+        found = outputs(self)
+        if not others:
+            others.append("")
+            others[:] = merge_units(shared, [0])
+        return found
+
+    monkeypatch.setattr(units.Units, "outputs", meanwhile)
+    assert merge_units(shared, [count - 1]) == ["shared"]
+    assert others == ["merged"]
+    shared.finish_and_check()
+
+
+def test_a_compaction_in_units_meets_a_night(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared.finish_and_check()
+    table = shared.table._table
+    reprocess(table, None, lambda partition: True, dry=False)
+    [work] = {lease.message.work for lease in table.queue.receive(10, 0.0)}
+    count = count_units(shared, work)
+    assert merge_units(shared, range(count - 1), work) == ["clean"] * (count - 1)
+    shared.land("3.jsonl", [row(f"k{i:05}", 0, 30, 3) for i in range(7, ROWS, 5)])
+    shared.table.append(host="local")
+    assert "merged" in merge_units(shared, range(count_units(shared)))
+    assert merge_units(shared, [count - 1], work) == ["clean"], "what was compacted before the night is of no use"
+    shared.run()
+    assert manifest(shared).reprocessed == work
+    shared.finish_and_check()
+
+
+def test_nobody_commits_units_from_before_a_fence(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vacuum, "ORPHANS_KEPT", timedelta(0))
+    count = count_units(shared)
+    merge_units(shared, range(count - 1))
+    shared.table.vacuum(dry=False)
+    assert not results_left(shared)
+    assert merge_units(shared, range(count)) == ["clean"] * (count - 1) + ["merged"]
+    shared.finish_and_check()
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_units_are_struck_at_every_call(shared: Lake, fault: Fault) -> None:
+    def merge(lake: Lake) -> object:
+        return drain(lake.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+
+    assert shared.strike_every_call(fault, merge, Lake.finish_and_check) > 40
+
+
+def test_an_adopted_partition_is_split_by_its_first_merge(tmp_path: Path) -> None:
+    folder = tmp_path / f"lake/processed/{PARTITION}"
+    folder.mkdir(parents=True)
+    for number in range(2):
+        theirs = [
+            {n: v for n, v in row(f"k{i:05}", 0, 10, number).items() if n not in ("d", "op")} for i in range(ROWS)
+        ]
+        schema = pa.schema([("k", "string"), ("l", "int32"), ("ts", pa.timestamp("us")), ("v", "int64")])
+        pq.write_table(pa.Table.from_pylist(theirs, schema), folder / f"theirs-{number}.parquet")
+    lake = Lake(tmp_path / "lake", bucket="8KiB")
+    lake.table.adopt()
+    lake.land("1.jsonl", [row("k00001", 0, 20, 7)])
+    lake.table.run(host="local")
+    assert len(manifest(lake).buckets) > 2
+    proofs = prove(lake.table._table, lake.table.snapshots()[0])
+    assert [(p.rows_live, p.rows_superseded, p.difference, p.by_digest) for p in proofs] == [
+        (ROWS, ROWS + 1, None, True)
+    ]
+    assert {r["v"] for r in lake.rows()} == {1, 7}
