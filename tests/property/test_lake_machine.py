@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline import strategy, units
 from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
@@ -43,6 +43,10 @@ calls = st.one_of(st.tuples(st.integers(0, 40), st.just("")), creates)
 strikes = st.one_of(st.none(), st.tuples(calls, st.sampled_from(Fault)), st.tuples(creates, st.just(Fault.AFTER)))
 
 
+MANY_BUCKETS = "2500B"
+"""A file of one row has some 2,000 bytes, so what two merges bring is split."""
+
+
 class LakeMachine(RuleBasedStateMachine):
     """Few keys, two dates, ordering values 0 to 3 and null: ties and late rows are the point."""
 
@@ -58,10 +62,16 @@ class LakeMachine(RuleBasedStateMachine):
         self.patch.setattr(strategy, "SMALL_BYTES", 0)
         self.lake = Lake(self.root)
 
-    @initialize(chosen=st.sampled_from(["rewrite", "delta", "auto"]), together=st.sampled_from([2, 99]))
-    def choose_strategy(self, chosen: str, together: int) -> None:
+    @initialize(
+        chosen=st.sampled_from(["rewrite", "delta", "auto"]),
+        together=st.sampled_from([2, 99]),
+        bucket=st.sampled_from([MANY_BUCKETS, "256MiB"]),
+        alone=st.sampled_from([0, 4]),
+    )
+    def choose_strategy(self, chosen: str, together: int, bucket: str, alone: int) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
-        self.lake = Lake(self.root, strategy=chosen)
+        self.patch.setattr(units, "ALONE_BUCKETS", alone)
+        self.lake = Lake(self.root, strategy=chosen, bucket=bucket)
 
     def teardown(self) -> None:
         try:
@@ -120,14 +130,14 @@ class LakeMachine(RuleBasedStateMachine):
             drain(self.lake.table._table, engine, until_empty=True, stop=Stop())
 
     @precondition(lambda self: self.lake.entries())
-    @rule(times=st.integers(1, 2), data=st.data())
-    def double_a_message(self, times: int, data: Any) -> None:
+    @rule(times=st.integers(1, 2), unit=st.one_of(st.none(), st.integers(0, 3)), data=st.data())
+    def double_a_message(self, times: int, unit: int | None, data: Any) -> None:
         """Any message about any batch may come at any time."""
         entries = [(n, e) for n, e in self.lake.entries() if e.touched]
         if entries:
             number, entry = data.draw(st.sampled_from(entries))
             partition = data.draw(st.sampled_from(sorted(entry.touched)))
-            self.lake.table._table.queue.send([Message("t", partition, number)] * times)
+            self.lake.table._table.queue.send([Message("t", partition, number, unit=unit)] * times)
 
     @precondition(lambda self: self.lake.entries())
     @rule(keep=st.integers(0, 2))

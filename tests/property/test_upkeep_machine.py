@@ -24,7 +24,7 @@ from lakeupsert import clock
 from lakeupsert.engine import vectors
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
-from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline import strategy, units
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
@@ -75,6 +75,10 @@ class Reader:
     expired: datetime | None = None
 
 
+MANY_BUCKETS = "2500B"
+"""A file of one row has some 2,000 bytes, so what two merges bring is split."""
+
+
 class UpkeepMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -82,6 +86,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.context = ExitStack()
         self.patch = self.context.enter_context(pytest.MonkeyPatch.context())
         self.patch.setattr(strategy, "SMALL_BYTES", 0)  # these partitions are tiny: `auto` would rewrite them all
+        self.patch.setattr(units, "ALONE_BUCKETS", 0)
         self.patch.setattr(vectors, "INLINE_BYTES", 0)  # so that there are objects to be deleted, and to be kept
         self.lake = Lake(self.root, keep_snapshots=2, schema=SCHEMA)
         self.number = 0
@@ -141,11 +146,12 @@ class UpkeepMachine(RuleBasedStateMachine):
         call=calls,
         chosen=st.sampled_from(["rewrite", "delta", "auto"]),
         together=st.sampled_from([2, 99]),
+        bucket=st.sampled_from([MANY_BUCKETS, "256MiB"]),
     )
-    def adopt(self, files: list[list[Any]], strike: Any, call: Any, chosen: str, together: int) -> None:
+    def adopt(self, files: list[list[Any]], strike: Any, call: Any, chosen: str, together: int, bucket: str) -> None:
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
         self.patch.setattr(strategy, "TOGETHER", together)
-        self.lake = Lake(self.root, **self.lake.given, strategy=chosen)
+        self.lake = Lake(self.root, **self.lake.given, strategy=chosen, bucket=bucket)
         for number, rows in enumerate(files):
             self.lake.lay(f"{number}.parquet", rows)
         if not files:
