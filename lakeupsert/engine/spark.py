@@ -41,7 +41,7 @@ from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import ObjectStore, StoreUnavailableError
-from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.manifest import NO_ROWS, DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 TASK_BYTES = 64 << 20
@@ -197,7 +197,10 @@ class SparkEngine:
                 .collect()
             )
         done = {row.unit: pickle.loads(row.output) for row in rows}
-        return [done.get(unit, MergeOutput((), (), 0)) for unit in range(len(tasks))]
+        return [
+            done.get(unit, MergeOutput((), (), 0, adopted=None if task.settled else NO_ROWS))
+            for unit, task in enumerate(tasks)
+        ]
 
 
 # ---------------------------------------------------------------- tasks of phase one

@@ -642,13 +642,16 @@ def _work(
 
 def _hand_on(table: OpenTable, result: PartitionResult, message: Message) -> None:
     """Send what is left of a message to those whose work it is, before it is acked."""
-    whole = msgspec.structs.replace(message, unit=None)
     if result.status == "large" and table.large_queue is not None:
         table.large_queue.send([message])
     elif result.status == "shared":
         table.queue.send([msgspec.structs.replace(message, unit=unit) for unit in range(result.units)])
-    elif result.status == "merged" and result.merged < message.batch:  # the last unit of a step, and not the last step
-        table.queue.send([whole])
+    elif result.status == "merged" and message.unit is not None:
+        # Whatever else was to be merged there: units of it that were done began from the version before, or were of this step.
+        head = table.ledger_head()
+        since = table.entries(result.merged, head.number) if head else []
+        left = [link.number for link in since if message.partition in link.body.touched]
+        table.queue.send([Message(table.name, message.partition, batch) for batch in left[-1:]])
 
 
 def _each(

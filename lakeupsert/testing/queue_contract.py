@@ -130,7 +130,11 @@ class WorkQueueContract:
         assert queue.dead_letters(10) == [DeadLetter(message(1, partition), f"no rows in {partition!r}", 1)]
 
     def test_work_that_a_message_names_arrives_and_tells_it_from_others(self, queue: WorkQueue) -> None:
-        sent = [message(1), Message("sales", PARTITIONS[0], 1, unit=3), Message("sales", PARTITIONS[0], 1, "_lakeupsert/units/reprocess-1.json")]
+        sent = [
+            message(1),
+            Message("sales", PARTITIONS[0], 1, unit=3),
+            Message("sales", PARTITIONS[0], 1, "_lakeupsert/units/reprocess-1.json"),
+        ]
         queue.send(sent)
         leases = drain(queue)
         assert {lease.message for lease in leases} == set(sent)

@@ -3,6 +3,7 @@
 import math
 import random
 import struct
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -18,7 +19,7 @@ from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import DataFile, added
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec, create
 
 PARTITIONS = 50
@@ -149,7 +150,19 @@ def test_engines_agree_on_generated_tables(
         MergeTask(p, first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False)
         for p in partitions[: PARTITIONS // 5]
     ]
-    merged = agreed(store, spec, [*rewrites, *unsettled])[: len(rewrites)]
+    merged = agreed(store, spec, [*rewrites, *unsettled])
+
+    # A split: both halves together are the whole.
+    halves = [replace(task, bucket=b, bits=1) for task in [*rewrites, *unsettled] for b in (0, 1)]
+    for whole, *of_it in zip(merged, *[iter(agreed(store, spec, halves))] * 2, strict=True):
+        for name_of, schema in (("written", spec.stored_schema), ("tombstones", spec.tombstone_schema)):
+            found = [r for half in of_it for r in rows(store, getattr(half, name_of), schema)]
+            assert sorted(found) == sorted(rows(store, getattr(whole, name_of), schema))
+        assert sum(half.superseded for half in of_it) == whole.superseded
+        assert added(half.superseded_digest for half in of_it) == whole.superseded_digest
+        assert added(half.adopted for half in of_it) == whole.adopted
+        assert {f.bucket for f in of_it[1].written} <= {1}
+    del merged[len(rewrites) :]
 
     # The same by deltas, and where there are two, some of them folded: in the end the same rows live.
     deltas = [
