@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +24,7 @@ from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to, sortable
+from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
@@ -116,7 +118,6 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
 def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, lost: list[Any]) -> MergeOutput:
     """Rows that lost, their key and ordering columns, are put into ``lost``."""
     incoming = _incoming(store, spec, task, Digest(spec))
-    incoming = incoming.take(_winners(incoming, spec, lost))
     met, source, position = _met(store, spec, task.kept, incoming)
     both = pa.concat_tables([met, incoming.select(met.schema.names)])
     order, wins = latest(both, spec.stored_key, spec.order_by, (_AGE.name, FILE, PLACE))
@@ -141,9 +142,12 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], incomin
     near = next(iter(keys.items()))
     tables, sources = [schema.empty_table()], [np.empty(0, np.int64)]
     for number, file in enumerate(files):
-        for rows in stream_file(store, file, schema, near):
+        # Superseded rows are left out of the few that are near, not of all.
+        superseded = pa.array(deleted_positions(store, file).astype(np.int64))
+        for rows in stream_file(store, msgspec.structs.replace(file, deleted=None), schema, near):
             is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
-            tables.append(rows.filter(reduce(pc.and_, is_near)))
+            rows = rows.filter(reduce(pc.and_, is_near))
+            tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], superseded))))
             sources.append(np.full(tables[-1].num_rows, number))
     met = pa.concat_tables(tables)
     position = met[POSITION].to_numpy()
@@ -152,7 +156,7 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], incomin
 
 def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Digest) -> Any:
     """Tombstones, deltas, appended rows and ``adopted`` ones in one table, which holds a key as often as they do."""
-    tables = [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)]
+    tables: list[Any] = []
 
     def add(rows: Any, file: DataFile, age: int, deleted: bool) -> None:
         tables.append(_tagged(in_bucket(rows, file, task, spec), age, deleted))
@@ -169,18 +173,19 @@ def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Dig
     for age, files in enumerate(task.batches, start=1):
         for file in files:
             add(read_file(store, file, spec.ranked_schema), file, age, deleted=False)
-    return pa.concat_tables(tables)
+    return pa.concat_tables(tables or [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)])
 
 
 def _tagged(rows: Any, age: int, deleted: bool) -> Any:
     """``rows`` with every column that ranks them; those that they bring themselves are kept."""
-    for field, value in ((_DELETED, deleted), (_FILE, 0), (_PLACE, 0), (_AGE, age)):
-        if field.name in rows.schema.names:
-            at = rows.schema.get_field_index(field.name)
-            rows = rows.append_column(field, rows.column(at)).remove_column(at)
-        else:
-            rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), rows.num_rows))
-    return rows
+    given = {_DELETED.name: deleted, FILE: 0, PLACE: 0, _AGE.name: age}
+    names = rows.schema.names
+    fields = [*(field for field in rows.schema if field.name not in given), *_RANKS]
+    columns = [
+        rows[field.name] if field.name in names else pa.repeat(pa.scalar(given[field.name], field.type), rows.num_rows)
+        for field in fields
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _winners(rows: Any, spec: TableSpec, lost: list[Any]) -> Any:

@@ -232,8 +232,10 @@ def _decoded(
     part = None if file.at is None else (file.at, file.bytes)
     with (
         opened(store, file.name, part) as source,
-        # Adopted files have INT96. Buffered first, a row group is one read, and on an object store one request.
-        pq.ParquetFile(source, coerce_int96_timestamp_unit="us", pre_buffer=True) as parquet,
+        # Adopted files have INT96. Buffered first, a row group is one request to an object store; what is at hand needs none.
+        pq.ParquetFile(
+            source, coerce_int96_timestamp_unit="us", pre_buffer=not isinstance(source, pa.OSFile | pa.BufferReader)
+        ) as parquet,
     ):
         groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
         stored = set(parquet.schema_arrow.names)

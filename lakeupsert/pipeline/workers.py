@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -134,6 +135,8 @@ _stop = Stop(abandon=lambda: os._exit(1))
 
 
 def _begin(listening: Any, grace_seconds: float, environment: dict[str, str]) -> None:
+    # Where pandas is installed, pyarrow imports it to tell its types from numpy's: a third of a second in each worker.
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
     os.environ.update(environment)  # the server has that of the first call, perhaps with another profile or role
     _stop.grace_seconds = grace_seconds
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service

@@ -161,13 +161,16 @@ class LocalStore:
     def _make_folder(self, folder: str) -> None:
         if folder in self._known_folders:
             return
-        parent = os.path.dirname(folder)
-        if not os.path.isdir(folder):
+        parent, beside = os.path.dirname(folder), [folder]
+        if os.path.isdir(folder):
+            with os.scandir(parent) as scan:  # one sync is for all that are there: there may be a folder a partition
+                beside += [entry.path for entry in scan if _is_folder(entry)]
+        else:
             self._make_folder(parent)
             os.makedirs(folder, exist_ok=True)
         # Also where another process made it: a power cut could lose the folder with everything committed in it.
         _sync_folder(parent)
-        self._known_folders.add(folder)
+        self._known_folders.update(beside)
 
     def _walk(self, folder: str, start: str, linked: bool) -> Iterator[ObjectInfo]:
         """Objects below one folder whose next part begins with ``start``, in the order of their whole names.

@@ -39,6 +39,21 @@ def _kind(descriptor: int) -> str:
     return "folder" if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() else "file"
 
 
+def test_folders_of_other_processes_are_synced_together(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = Path(store.root) / "parts"
+    for name in ("a", "b", "c"):
+        (parent / name).mkdir(parents=True)
+    calls: list[object] = []
+    real_fsync, real_link = os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.fstat(fd).st_ino), real_fsync(fd))[1])
+    monkeypatch.setattr(os, "link", lambda a, b: (calls.append("link"), real_link(a, b))[1])
+    for name in ("a", "b", "c", "new"):
+        assert store.create(f"parts/{name}/1", b"x")
+    synced = parent.stat().st_ino
+    assert synced in calls[: calls.index("link")]  # before anything could be lost with a folder
+    assert calls.count(synced) == 2  # once for the three that were there, once for the one that was not
+
+
 def test_failed_sync_of_the_folder_is_an_unknown_outcome(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create("chain/v1", b"x")
     linked = []
