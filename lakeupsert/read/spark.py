@@ -1,7 +1,7 @@
 """Reading a view with Spark: native Parquet scans, so filters and columns are pushed down into them.
 
-Rows that a deletion vector names are left out by an anti-join with their file and position, which Spark broadcasts; no row
-passes through Python.
+Rows that a deletion vector names are left out by an anti-join with blocks of marks, one for each row of a file, which Spark
+broadcasts; no row passes through Python.
 A table on S3 is read through Hadoop's S3A, whose settings for the table's bucket come with the scan as its options: the
 session's own stay as they are, and go before them.
 """
@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import pyarrow as pa
 from pyarrow.types import is_binary, is_fixed_size_binary, is_large_binary
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
@@ -28,9 +29,12 @@ from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import parse_where
 from lakeupsert.table.layout import DATA
 
-BROADCAST_ROWS = 10_000_000
-"""Positions up to which each executor gets all of them. More: executors need that much memory, about 100 bytes each. Less:
-Spark sorts and shuffles what it reads to join it."""
+BLOCK = 1024
+"""Rows whose marks Spark looks up at once. More: a superseded row that is alone takes more memory. Less: rows side by side
+are looked up in more places, and each place that the processor's cache has not costs more than all else."""
+BROADCAST_BLOCKS = 3_000_000
+"""Blocks with superseded rows up to which each executor gets all of them. More: executors need that much memory, about 330
+bytes each. Less: Spark sorts and shuffles what it reads to join it."""
 _KEPT: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
 """Views with temporary files. They live as long as the session: which frames are made of theirs, nobody can tell."""
 
@@ -41,63 +45,72 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
     Raises ConfigurationError naming the column and type where Spark can't hold one, and for a filter that can't be used.
     """
     schema = s.StructType([s.StructField(field.name, spark_type(field.type, field.name)) for field in view.spec.schema])
-    roots: dict[tuple[str, bool], list[ViewFile]] = {}
+    roots: dict[str, list[ViewFile]] = {}
     for file in view.files(where):
         root = _hadoop_path(file.uri).removesuffix(file.name) + (f"{DATA}/" if file.name.startswith(f"{DATA}/") else "")
-        roots.setdefault((root, bool(file.superseded)), []).append(file)
+        roots.setdefault(root, []).append(file)
     if not roots:
         return spark.createDataFrame([], schema)
     home = _hadoop_path(view.objects.store.uri()) + "/"
-    if {root.removesuffix(f"{DATA}/") for root, _ in roots} - {home}:
+    if {root.removesuffix(f"{DATA}/") for root in roots} - {home}:
         _keep(spark, view)
     options = {
         "datetimeRebaseMode": "CORRECTED",  # our files hold the calendar of today, also before 1582
         "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
         "ignoreCorruptFiles": "false",
     }
-    if any(root.startswith("s3a:") for root, _ in roots):
+    if any(root.startswith("s3a:") for root in roots):
         options |= _s3a_options(spark, urlsplit(view.objects.store.uri()).netloc)
     reader = spark.read.schema(schema).options(**options)
     # One scan a root: Spark takes the values of the partition column from below the base path, and refuses files elsewhere.
     with _s3a_may_be_missing(spark):
-        scans = [
-            _scan(spark, view, reader.option("basePath", root), files, superseded)
-            for (root, superseded), files in roots.items()
-        ]
+        scans = [_scan(spark, view, reader.option("basePath", root), files) for root, files in roots.items()]
     frame = reduce(DataFrame.union, scans)
     for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
         frame = frame.where(conjunct.expression)
     return frame.select(*[_quoted(name) for name in schema.names])
 
 
-def _scan(
-    spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile], superseded: bool
-) -> DataFrame:
+def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile]) -> DataFrame:
     scan = reader.parquet(*[_escaped(_hadoop_path(file.uri)) for file in files])
+    superseded = [file for file in files if file.superseded]
     if not superseded:
         return scan
-    positions = [deleted_positions(view.objects.store, file.file).astype("int64") for file in files]
-    names = [PurePosixPath(file.name).name for file in files]  # ours have an id in them, so they tell files apart
-    table = pa.table(
-        {
-            "_file": names,
-            "_size": pa.array([file.bytes for file in files], pa.int64()),
-            "_positions": pa.array(positions, pa.list_(pa.int64())),
-        }
-    )
-    dead = spark.createDataFrame(table).select("_file", "_size", f.explode("_positions").alias("_row"))
-    dead = dead.select("_file", _key(f.col("_size"), f.col("_row")).alias("_key"))
-    if sum(map(len, positions)) <= BROADCAST_ROWS:
+    name, size, row = (f.col(f"_metadata.{field}") for field in ("file_name", "file_size", "row_index"))
+    table = pa.concat_tables([_blocks(view, file) for file in superseded])
+    dead = spark.createDataFrame(table)
+    if len({file.bytes for file in superseded}) == len(superseded):  # a seventh of a read's time is hashing names
+        file, dead_file = f.shiftleft(size, 32), f.shiftleft(dead["_size"], 32)
+    else:
+        file, dead_file = f.xxhash64(name), f.xxhash64(dead["_dead.file"])
+    # One long, since Spark looks these up twice as fast as text and long; where two are the same the name decides.
+    key = file.bitwiseXOR(f.shiftright(row, BLOCK.bit_length() - 1))
+    dead = dead.select("_dead", dead_file.bitwiseXOR(dead["_block"]).alias("_key"))
+    if table.num_rows <= BROADCAST_BLOCKS:
         dead = f.broadcast(dead)
-    name = f.col("_metadata.file_name")
-    same_file = (name >= dead["_file"]) & (name <= dead["_file"])  # by `=` Spark would make it part of the key
-    key = _key(f.col("_metadata.file_size"), f.col("_metadata.row_index"))
-    return scan.join(dead, (key == dead["_key"]) & same_file, "left_anti")
+    word = f.get(dead["_dead.words"], _low_bits(f.shiftright(row, 6), BLOCK // 64))
+    is_dead = f.getbit(word, _low_bits(row, 64)) == 1
+    # By `=` Spark would make it part of the key.
+    same_file = (name >= dead["_dead.file"]) & (name <= dead["_dead.file"])
+    return scan.join(dead, (key == dead["_key"]) & is_dead & same_file, "left_anti")
 
 
-def _key(size: Column, row: Column) -> Column:
-    """One long, since Spark looks these up twice as fast as text and long; files of a size share keys, so names decide."""
-    return f.shiftleft(size, 32).bitwiseXOR(row)
+def _blocks(view: View, file: ViewFile) -> pa.Table:
+    """A row for each block with superseded rows: the file's size, the block's number, and the file's name with a bit a row."""
+    positions = deleted_positions(view.objects.store, file.file).astype(np.int64)
+    numbers, at = np.unique(positions // BLOCK, return_inverse=True)
+    bits = np.zeros((len(numbers), BLOCK), np.uint8)
+    bits[at, positions % BLOCK] = 1
+    words = pa.array(np.packbits(bits, axis=1, bitorder="little").view(np.int64).ravel())
+    ends = pa.array(np.arange(len(numbers) + 1, dtype=np.int32) * (BLOCK // 64))
+    # In one struct, since Spark takes apart what is beside it for each row; our names have an id in them: they tell files apart.
+    names = pa.repeat(PurePosixPath(file.name).name, len(numbers))
+    dead = pa.StructArray.from_arrays([names, pa.ListArray.from_arrays(ends, words)], ["file", "words"])
+    return pa.table({"_size": np.full(len(numbers), file.bytes), "_block": numbers, "_dead": dead})
+
+
+def _low_bits(number: Column, below: int) -> Column:
+    return number.bitwiseAND(f.lit(below - 1)).cast("int")
 
 
 def _s3a_options(spark: SparkSession, bucket: str) -> dict[str, str]:

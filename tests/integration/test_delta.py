@@ -18,6 +18,7 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.read import spark as spark_reader
 from lakeupsert.testing.lake import Lake, row
 
 ROWS = 400
@@ -72,14 +73,31 @@ def test_every_reader_leaves_superseded_rows_out(lake: Lake, spark: Any, tmp_pat
     assert sorted(map(tuple, lake.table.to_spark(spark, "latest").collect())) == sorted(latest)
 
 
-def test_spark_tells_files_of_one_size_apart(tmp_path: Path, spark: Any) -> None:
+@pytest.mark.parametrize("changed", [[1], [1, 2]])
+def test_spark_tells_files_of_one_size_apart(changed: list[int], tmp_path: Path, spark: Any) -> None:
     lake = Lake(tmp_path, strategy="delta")
     lake.land("0.jsonl", [row(f"k{i:03}", day, 10, i) for day in range(3) for i in range(50)])
     lake.run()
-    lake.land("1.jsonl", [row("k007", 1, 20), row("k008", 2, 20)])
+    lake.land("1.jsonl", [row(f"k{6 + day:03}", day, 20) for day in changed])
     lake.run()
     assert len({file.bytes for file in lake.table.files() if file.name.startswith("d=")}) == 1
     assert sorted(map(tuple, lake.table.to_spark(spark).collect())) == sorted(tuple(r.values()) for r in lake.rows())
+
+
+@pytest.mark.parametrize("most", [0, spark_reader.BROADCAST_BLOCKS])
+def test_spark_looks_up_every_row_of_many_blocks(
+    most: int, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_reader, "BROADCAST_BLOCKS", most)
+    lake = Lake(tmp_path, strategy="delta")
+    lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(5000)])
+    lake.run()
+    changed = {*range(62, 66), 1023, 1024, 2047, *range(3072, 4096), 4999}
+    lake.land("1.jsonl", [row(f"k{i:05}", 0, 20, -i) for i in changed])
+    lake.run()
+    found = {r.k: r.v for r in lake.table.to_spark(spark).collect()}
+    assert lake.table.to_spark(spark).count() == 5000
+    assert {k for k, v in found.items() if v < 0} == {f"k{i:05}" for i in changed}
 
 
 def test_spark_scans_natively_and_pushes_down(lake: Lake, spark: Any) -> None:
