@@ -78,11 +78,12 @@ bench-latency: setup servers ## a night with 30 ms added to every request to S3 
 bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
 	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)
 
-bench-scale: setup ## the same night over 1, 5, 20, 50 million stored rows: what does it cost as the table grows? SCALE_ARGS="--millions 1 5"
+bench-scale: setup ## what a night costs as the table, its workers and its partitions grow, up to 15 TB on paper; SCALE_ARGS="rows --millions 1 5"
 	@$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)
 
-month: setup ## sixty nights with their upkeep: does a night stay as cheap as it was, and its plan true? Ten minutes; writes benchmarks/results/
+month: setup ## sixty nights with their upkeep: does a night stay as cheap, its plan true, are deltas within bounds? A quarter of an hour
 	@$(BIN)/python -m benchmarks.month $(MONTH_ARGS)
+	@$(BIN)/python -m benchmarks.amplification $(MONTH_ARGS)
 
 COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline.dedupe import dedupe_partitions, next_step
+from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.steps import next_step
 
 WORDS = [
     f"{a} {b}" for a in ("blue", "red", "small", "large", "old") for b in ("shirt", "pump", "lamp", "table", "book")
@@ -83,9 +84,9 @@ def measure(settings: TableSettings, shape: str, stored: int, incoming: int) -> 
     before = peak_bytes()
     dedupe_partitions(table, ArrowEngine(), {partition: head.number})
     took = peak_bytes() - before
-    told = ArrowEngine().memory_of(table.spec(0), step.task)
-    came = sum(f.bytes for files in step.task.batches for f in files)
-    base = sum(f.bytes for f in step.task.base)
+    told = ArrowEngine().memory_of(table.spec(0), step.tasks[0])
+    came = sum(f.bytes for files in step.tasks[0].batches for f in files)
+    base = sum(f.bytes for f in step.tasks[0].base)
     print(
         f"{shape:9} {stored:10,} {incoming:10,} {base / 1e6:9.1f} {came / 1e6:9.1f} {took / 1e6:9.1f} {told / 1e6:9.1f}"
         f"   process {before / 1e6:.0f}",

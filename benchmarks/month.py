@@ -65,7 +65,7 @@ def main() -> int:
     nights = list(_nights(given.nights, given.check_every))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "month.json").write_text(json.dumps(nights, indent=1))
-    (RESULTS / "month.svg").write_bytes(_plot(nights))
+    (RESULTS / "month.svg").write_bytes(panels(nights, FIGURES))
     wrong = [n["night"] for n in nights if not (n["exact"] and n["balanced"])]
     verdict = f"not exact or not balanced: {wrong}" if wrong else "exact and balanced"
     print(
@@ -166,20 +166,20 @@ def _against(planned: Plan, ran: RunResult, requests: int, seconds: float) -> di
     return {"plan": pairs, **errors}
 
 
-def _plot(nights: list[dict[str, Any]]) -> bytes:
-    """A panel for each figure, a point for each night."""
+def panels(nights: list[dict[str, Any]], figures: dict[str, str]) -> bytes:
+    """A plot with a panel for each figure, in it a point for each night."""
     width, height, left, right = 720, 130, 70, 700
-    svg = Svg.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height * len(FIGURES)}")
+    svg = Svg.Element("svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height * len(figures)}")
     style = "text { font: 12px sans-serif; fill: #444 } polyline { fill: none; stroke: #1767a6; stroke-width: 2 }"
     Svg.SubElement(svg, "style").text = style
 
     def write(x: float, y: float, words: str, anchor: str = "start") -> None:
         Svg.SubElement(svg, "text", {"x": f"{x}", "y": f"{y:.1f}", "text-anchor": anchor}).text = words
 
-    for panel, (figure, name) in enumerate(FIGURES.items()):
+    for panel, (figure, name) in enumerate(figures.items()):
         values = [n[figure] for n in nights]
         top, base = height * panel + 30, height * (panel + 1) - 25
-        scale = (base - top) / max(values)
+        scale = (base - top) / (max(values) or 1)
         write(left, top - 8, name)
         write(left - 8, top + 4, f"{max(values):g}", "end")
         write(left - 8, base + 4, "0", "end")

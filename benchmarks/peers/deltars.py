@@ -6,9 +6,11 @@ from time import perf_counter
 from typing import Any
 
 import duckdb
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, WriterProperties, write_deltalake
 
 from benchmarks.workload import Workload
+
+PARQUET = WriterProperties(compression="ZSTD")  # as all other sides; its own default is snappy
 
 
 class DeltaRs:
@@ -19,7 +21,7 @@ class DeltaRs:
 
     def load(self, base: Path) -> None:
         rows = self.db.sql(f"FROM '{base}'").to_arrow_reader()
-        write_deltalake(str(self.folder), rows, partition_by=[self.workload.partition])
+        write_deltalake(str(self.folder), rows, partition_by=[self.workload.partition], writer_properties=PARQUET)
 
     def land(self, night: Path) -> None:
         self.night = night
@@ -39,6 +41,7 @@ class DeltaRs:
             f"{same} AND t.{w.partition} IN ({touched})",
             source_alias="s",
             target_alias="t",
+            writer_properties=PARQUET,
             streamed_exec=False,  # then the statistics of the night's rows prune files, too
         )
         merge.when_matched_update_all(f"s.{w.order} > t.{w.order}").when_not_matched_insert_all().execute()

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ class Ours:
         self.work = work
         self.settings = settings(workload, work, strategy)
         self.spark = session(work)
-        self.spark.range(0, 1000, 1, 2).mapInArrow(_warm, "id bigint").count()
         self._requests: Counter[str] = Counter()
 
     def load(self, base: Path) -> None:
@@ -99,12 +98,6 @@ def settings(workload: Workload, work: Path, strategy: str) -> TableSettings:
     if workload.delete:
         given["delete"] = {"column": workload.delete[0], "values": workload.delete[1:]}
     return msgspec.convert(given, TableSettings)
-
-
-def _warm(batches: Iterator[Any]) -> Iterator[Any]:
-    import lakeupsert.engine.spark  # noqa: F401 - what a worker of a cluster has imported by its second night
-
-    yield from batches
 
 
 def _copy(file: Path, to: Path) -> None:

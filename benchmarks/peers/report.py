@@ -1,14 +1,13 @@
 """What the sides' results say, as a table, as data and as a plot: all sides that have results, whoever ran them when."""
 
 import json
-import os
-import platform
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 from xml.etree import ElementTree as Svg
 
+from benchmarks.machine import facts, sentence
 from benchmarks.peers.run import nights_done
 from benchmarks.peers.sides import SIDES
 from benchmarks.workload import Workload
@@ -17,13 +16,16 @@ PLOTTED = {"apply_seconds": "s, upsert", "full": "s, full read", "filtered": "s,
 EXPLAINED = """\
 Seconds, processor seconds and MB are medians of the nights that are told, which a warm session did; of a workload whose
 nights count together, MB and requests are sums over all of them. *upsert*: until a reader sees the night, by step where it
-has several; the base is loaded untimed. *full read*: aggregates over all rows; *filtered read*: the same for a twelfth of
-the partitions and one more column's value; in Spark, but for delta-rs in DuckDB. *MB written*: by how much the table's folder
+has several; the base is loaded untimed. *full read*: aggregates over all rows; *filtered read*: the same for a twelfth of the
+partitions and one more column's value; in Spark, but for delta-rs in DuckDB. *MB written*: by how much the table's folder
 grew, or what Hadoop's file system wrote in the side's process, if that is more (it counts files that are gone again; shuffle
-files do not pass through it). *files*: in the table's folder at the end, without `.crc`. *requests*: to the table's store, by
-call, where the side counts them. *peak*: the most that the side's processes held at once (PSS, sampled twice a second), a JVM
-that may take 8 GB included. *exact*: every figure of every read equals DuckDB's. `floor-` is no upsert: pyarrow alone reads
-what our night wrote and writes it again; its other figures are those of our night.
+files do not pass through it; its checksums, under one per cent, do). *files*: in the table's folder at the end, without
+`.crc`. *requests*: to the table's store, by call, where the side counts them. *peak*: the most that the side's processes held
+at once (PSS, sampled twice a second), a JVM that may take 8 GB included. *exact*: every figure of every read equals DuckDB's.
+`floor-` is no upsert: pyarrow alone reads what our night wrote and writes it again; its other figures are those of our night.
+No side is looked after between nights (no OPTIMIZE, rewrite_data_files or compact); `hudi-mor` compacts by itself every five
+nights of a workload whose nights count together, `ours-auto` in whichever night owes it. Ours waits until every file is on
+the disk, which Spark's writers do not.
 """
 
 
@@ -33,12 +35,7 @@ def write(workload: Workload, results: Path, to: Path) -> bool:
     report = {
         "workload": {k: v for k, v in asdict(workload).items() if k != "nights"},
         "nights": [asdict(night) for night in workload.nights],
-        "machine": {
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-            "system": platform.platform(terse=True),
-            "python": platform.python_version(),
-        },
+        "machine": facts(),
         "sides": sides,
     }
     to.mkdir(parents=True, exist_ok=True)
@@ -93,8 +90,7 @@ def markdown(workload: Workload, report: dict[str, Any]) -> str:
         f"# Workload `{workload.name}`",
         "",
         f"{int(last['rows']):,} rows in {last['partitions']} partitions after {len(brought)} nights. A night brings "
-        f"{min(brought):,} to {max(brought):,} rows for {min(touched)} to {max(touched)} partitions. "
-        f"{machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}, Python {machine['python']}.",
+        f"{min(brought):,} to {max(brought):,} rows for {min(touched)} to {max(touched)} partitions. {sentence(machine)}",
         "",
         f"![{workload.name}]({workload.name}.svg)",
         "",
@@ -122,13 +118,28 @@ def markdown(workload: Workload, report: dict[str, Any]) -> str:
             ("yes" if side["exact"] else "NO") + (f"; {side['failed']}" if "failed" in side else ""),
         ]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", EXPLAINED, "| side | versions | date | load before |", "|---|---|---|---:|"]
+    lines += _shares(sides)
+    lines += ["", EXPLAINED, "| side | versions | commit | date | load before |", "|---|---|---|---|---:|"]
     lines += [
-        f"| {name} | {', '.join(side['versions'])} | {side['date']} | {side['load_before']} |"
+        f"| {name} | {', '.join(side['versions'])} | {side.get('commit', '')} | {side['date']} | {side['load_before']} |"
         for name, side in sides.items()
         if "versions" in side
     ]
     return "\n".join([*lines, ""])
+
+
+def _shares(sides: dict[str, dict[str, Any]]) -> list[str]:
+    """Of our sides: what each step's share is, and how far the whole is from its floor, where that was measured."""
+    ours = {name: side for name, side in sides.items() if name.startswith("ours-") and "apply_seconds" in side}
+    if not ours:
+        return []
+    lines = ["", "| side | append | dedupe | publish | floor, s | times its floor |", "|---|" + "---:|" * 5]
+    for name, side in ours.items():
+        shares = [f"{seconds / side['apply_seconds']:.0%}" for seconds in side["seconds"].values()]
+        floor = sides.get(name.replace("ours-", "floor-"), {}).get("apply_seconds")
+        of_floor = [f"{floor:g}", f"{side['apply_seconds'] / floor:.1f}"] if floor else ["-", "-"]
+        lines.append("| " + " | ".join([name, *shares, *of_floor]) + " |")
+    return lines
 
 
 def plot(sides: dict[str, dict[str, Any]]) -> bytes:

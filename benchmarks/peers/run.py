@@ -15,11 +15,11 @@ import os
 import sys
 from datetime import UTC, datetime
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+from benchmarks.machine import commit, versions
 from benchmarks.peers.processes import PeakMemory, cpu_seconds
 from benchmarks.peers.sides import SIDES
 from benchmarks.workload import Night, Workload
@@ -62,7 +62,8 @@ def main() -> None:
         facts = {
             "date": datetime.now(UTC).isoformat(timespec="minutes"),
             "load_before": round(os.getloadavg()[0], 1),
-            "versions": [f"{package} {version(package)}" for package in side.versions] + [jar.stem for jar in jars],
+            "commit": commit(),
+            "versions": versions(*side.versions) + [jar.stem for jar in jars],
         }
         table.load(folder / "base.parquet")
         _save(results / "load.json", facts)

@@ -35,6 +35,7 @@ SIDES = {
     "plain": Side("spark:Plain"),
     "ours-rewrite": Side("ours:Ours", {"strategy": "rewrite"}, versions=OURS),
     "ours-delta": Side("ours:Ours", {"strategy": "delta"}, versions=OURS),
+    "ours-auto": Side("ours:Ours", {"strategy": "auto"}, versions=OURS),
     "floor-rewrite": Side("ours:Floor", {"strategy": "rewrite"}, versions=OURS),
     "floor-delta": Side("ours:Floor", {"strategy": "delta"}, versions=OURS),
     "delta": Side("spark:Delta", {"deletion_vectors": False}, DELTA_JARS),

@@ -209,19 +209,22 @@ class Hudi(SparkTable):
             "hoodie.parquet.bloom.filter.enabled": "false",  # neither index looks into it
             "hoodie.upsert.shuffle.parallelism": str(TASKS),
             "hoodie.bulkinsert.shuffle.parallelism": str(TASKS),
-            "hoodie.compact.inline": "false",
+            "hoodie.compact.inline": str(workload.every_night).lower(),  # every five nights, where there are so many
             **self.indexes[index],
         }
 
     def frame(self) -> DataFrame:
         return self.spark.read.format("hudi").load(str(self.folder))
 
-    def write(self, rows: DataFrame, operation: str = "bulk_insert", mode: str = "overwrite") -> None:
-        options = {**self.options, "hoodie.datasource.write.operation": operation}
-        rows.write.format("hudi").options(**options).mode(mode).save(str(self.folder))
+    def write(self, rows: DataFrame) -> None:
+        self._write(rows.repartition(TASKS, self.workload.partition), "bulk_insert", "overwrite")
 
     def merge(self) -> None:
-        self.write(self.batch, "upsert", "append")
+        self._write(self.batch, "upsert", "append")
+
+    def _write(self, rows: DataFrame, operation: str, mode: str) -> None:
+        options = {**self.options, "hoodie.datasource.write.operation": operation}
+        rows.write.format("hudi").options(**options).mode(mode).save(str(self.folder))
 
 
 def timed(steps: dict[str, Callable[[], Any]]) -> dict[str, float]:

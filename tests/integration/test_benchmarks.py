@@ -1,4 +1,4 @@
-"""The benchmark's small form: its workloads are what they say, and a side that is not exact is told."""
+"""The benchmarks' small forms: workloads are what they say, what is not exact is told, and models do what they claim."""
 
 import json
 import os
@@ -12,10 +12,14 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks import amplification
 from benchmarks.peers.__main__ import place
+from benchmarks.scale import model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
+from lakeupsert.pipeline.prices import Prices
 
 ROOT = Path(__file__).parents[2]
+SIDES = ["plain", "ours-delta"]
 SMALL = Size(partitions=40, rows_per_partition=100, batch_rows=1500, nights=2, scale_factor=0.001)
 
 
@@ -68,7 +72,7 @@ def test_nights_change_what_their_workloads_are_named_for(tmp_path: Path) -> Non
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """Plain Spark and ours over three nights, of which the last is expected to have one row less than it has."""
     folder = tmp_path_factory.mktemp("peers")
-    size = replace(WORKLOADS["night"].size, partitions=6, rows_per_partition=50, batch_rows=40, nights=3)
+    size = replace(WORKLOADS["night"].size, partitions=6, rows_per_partition=500, batch_rows=40, nights=3)
     workload = place(folder, "night", size) / "workload"
     make("night", size, workload)
     written = json.loads((workload / "workload.json").read_text())
@@ -79,8 +83,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.Comp
 
 
 def benchmark(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    size = ["--partitions", "6", "--rows-per-partition", "50", "--batch-rows", "40", "--nights", "3"]
-    sides = ["--sides", "plain", "ours-rewrite"]
+    size = ["--partitions", "6", "--rows-per-partition", "500", "--batch-rows", "40", "--nights", "3"]
+    sides = ["--sides", *SIDES]
     command = [sys.executable, "-m", "benchmarks.peers", "night", *sides, *size, *more]
     places = ["--work", str(folder), "--results", str(folder / "results")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -96,7 +100,7 @@ def test_each_side_is_compared_after_each_night(ran: tuple[Path, subprocess.Comp
     folder, done = ran
     assert done.returncode == 1, done.stderr
     sides = results(folder)
-    assert list(sides) == ["plain", "ours-rewrite"]
+    assert list(sides) == SIDES
     for side in sides.values():
         first, second, third = side["nights"].values()
         assert first["wrong"] == second["wrong"] == {}
@@ -107,15 +111,84 @@ def test_each_side_is_compared_after_each_night(ran: tuple[Path, subprocess.Comp
         assert second["bytes_written"] > 0
         assert second["peak_mb"] > 0
         assert side["counted"] == [2, 3]
-    assert (folder / "results/night.md").read_text().count("| NO |") == 2
+    plain, delta = (side["nights"]["2"]["bytes_written"] for side in sides.values())
+    assert delta < plain  # a rewrite writes more than plain Spark: it appends first, and keeps manifests
+    assert (folder / "results/night.md").read_text().count("| NO |") == len(SIDES)
 
 
 def test_results_that_are_there_are_kept(ran: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder, _ = ran
     places = list(folder.glob("night-*/results/*/night-3.json"))
-    assert len(places) == 2
+    assert len(places) == len(SIDES)
     for path in places:
         path.write_text(json.dumps({**json.loads(path.read_text()), "wrong": {}}))
     done = benchmark(folder)
     assert done.returncode == 0, done.stderr
     assert all(side["exact"] for side in results(folder).values())
+
+
+@pytest.fixture
+def nights_of_deltas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Small partitions, where the benchmark would have large ones; the folder of its results."""
+    monkeypatch.setattr(amplification, "WORK", tmp_path / "work")
+    monkeypatch.setattr(amplification, "RESULTS", tmp_path)
+    monkeypatch.setattr(amplification, "ROWS", 2000)
+    monkeypatch.setattr(amplification, "COMPACT_EVERY", 3)
+    monkeypatch.setattr(sys, "argv", ["amplification", "--strategy", "delta", "--nights", "4"])
+    return tmp_path
+
+
+def test_nights_of_deltas_tell_what_was_written_and_read(nights_of_deltas: Path) -> None:
+    assert amplification.main() == 0
+    first, second, third, fourth = json.loads((nights_of_deltas / "amplification-delta.json").read_text())
+    assert [night["different"] for night in (first, second, third, fourth)] == [0, 0, 0, 0]
+    assert first["deltas"] == fourth["deltas"] - third["deltas"] == 3
+    assert first["written"] < third["written"]  # the third night compacts
+    assert third["read_amplification"] < second["read_amplification"]
+
+
+def test_rows_that_are_not_those_of_the_night_fail_the_nights_of_deltas(
+    nights_of_deltas: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = amplification.Table.to_arrow
+    monkeypatch.setattr(amplification.Table, "to_arrow", lambda table: read(table, table.snapshots()[1].number))
+    assert amplification.main() == 1
+
+
+def test_workers_on_a_far_store_merge_every_partition() -> None:
+    measured = workers.measured(2, 2, 8)
+    assert (measured["requests"] > 8, measured["held"]) == (True, 0)
+
+
+def test_far_store_holds_calls_beyond_a_second_of_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(workers.LIMITS, "read", 8)
+    monkeypatch.setattr(workers, "DELAY_SECONDS", 0.0)
+    monkeypatch.setattr(workers.time, "monotonic", lambda: 100.0)
+    far = workers.FarStore(stretch=2)
+    for call in [*["get"] * 8, "put", "queue", "list", "open"]:
+        with far.at(f"{call} x"):
+            pass
+    assert far.held == 2
+
+
+def test_model_multiplies_what_was_measured() -> None:
+    each = {"mb_stored": 1000.0, "mb_landed": 10.0, "append": 1.0, "append_mb_read": 20.0, "append_mb_written": 10.0}
+    delta = {**each, "dedupe": 4.0, "dedupe_mb_read": 190.0, "dedupe_mb_written": 10.0}
+    measured = {
+        "5 delta scattered": delta,
+        "5 delta clustered": {**delta, "dedupe_mb_read": 19.0},
+        "5 rewrite scattered": {**each, "dedupe": 20.0, "dedupe_mb_read": 1000.0, "dedupe_mb_written": 1000.0},
+        "1 delta scattered": {},
+    }
+    scattered, clustered = (model.night("delta", keys, measured) for keys in ("scattered", "clustered"))
+    assert scattered.mb_read == pytest.approx(0.19 * model.TABLE_MB + 2 * model.NIGHT_MB)
+    assert scattered.mb_written == clustered.mb_written == pytest.approx(2 * model.NIGHT_MB)
+    assert scattered.requests["get"] > clustered.requests["get"]
+    rewrite = model.night("rewrite", "scattered", measured)
+    assert rewrite.mb_written == pytest.approx(model.TABLE_MB + model.NIGHT_MB)
+    assert rewrite.processor == pytest.approx(0.1 * model.NIGHT_MB + 0.01 * 2 * model.TABLE_MB)
+    auto = model.night("auto", "scattered", measured)
+    assert auto.mb_written - scattered.mb_written == pytest.approx(4 * model.NIGHT_MB)
+    prices = Prices(as_of="today", thousand_requests={"put": 1.0}, compute_second=2.0)
+    assert rewrite.cost(prices) == pytest.approx(rewrite.requests["put"] / 1000 + rewrite.worker_seconds)
+    assert "Not reckoned" in next(model.report({}, prices))
