@@ -1,7 +1,9 @@
 """How much memory a merge takes for the bytes of its files, with engine arrow: `python -m benchmarks.memory`.
 
 Each case merges one partition in a process of its own, whose peak (VmHWM) less what it had before is told beside the
-compressed bytes that the merge read. `ArrowEngine.memory_of` rests on it (ADR 0012).
+compressed bytes that the merge read. `ArrowEngine.memory_of` rests on it (ADR 0012). With `--units` the stored bytes are
+those of a unit, 16, 64 and 256 MB, a fiftieth is changed by either strategy, and the whole process is held to 300 MB and four
+times these bytes.
 """
 
 import argparse
@@ -10,7 +12,7 @@ import random
 import tempfile
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -86,10 +88,11 @@ def measure(settings: TableSettings, shape: str, stored: int, incoming: int) -> 
     took = peak_bytes() - before
     told = ArrowEngine().memory_of(table.spec(0), step.tasks[0])
     came = sum(f.bytes for files in step.tasks[0].batches for f in files)
-    base = sum(f.bytes for f in step.tasks[0].base)
+    base = sum(f.bytes for f in step.tasks[0].stored)
+    whole = before + took
     print(
-        f"{shape:9} {stored:10,} {incoming:10,} {base / 1e6:9.1f} {came / 1e6:9.1f} {took / 1e6:9.1f} {told / 1e6:9.1f}"
-        f"   process {before / 1e6:.0f}",
+        f"{step.strategy:7} {shape:9} {stored:10,} {incoming:10,} {base / 1e6:9.1f} {came / 1e6:9.1f} {took / 1e6:9.1f} {told / 1e6:9.1f}"
+        f" {whole / 1e6:9.1f} {300 + 4 * base / 1e6:9.1f}",
         flush=True,
     )
 
@@ -99,13 +102,18 @@ def land(settings: TableSettings, shape: str, number: int, rows: int, since: int
     Table("t", settings).append(host="local")
 
 
-def case(shape: str, stored: int, incoming: int) -> None:
+def case(shape: str, stored: int, incoming: int, strategy: Literal["rewrite", "delta"] = "rewrite") -> None:
     context = get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
         landing, processed = Path(folder) / "landing", Path(folder) / "processed"
         landing.mkdir()
         settings = TableSettings(
-            landing=str(landing), processed=str(processed), key=("id",), partition_by=("day",), order_by=("ts",)
+            landing=str(landing),
+            processed=str(processed),
+            key=("id",),
+            partition_by=("day",),
+            order_by=("ts",),
+            strategy=strategy,
         )
 
         def do(what: Any, *args: Any) -> None:
@@ -124,8 +132,16 @@ def case(shape: str, stored: int, incoming: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    rows = parser.parse_args().rows
-    print("shape         stored   incoming   base MB   came MB   took MB   told MB")
+    parser.add_argument("--units", action="store_true")
+    given = parser.parse_args()
+    rows = given.rows
+    print("merge   shape         stored   incoming   base MB   came MB   took MB   told MB  whole MB limit MB")
+    if given.units:
+        for shape, of_a_megabyte in (("sales", 112_000), ("events", 15_600)):
+            for megabytes in (16, 64, 256):
+                for strategy in ("rewrite", "delta"):
+                    case(shape, megabytes * of_a_megabyte, megabytes * of_a_megabyte // 50, strategy)
+        return
     for shape in ("sales", "events", "repeated"):
         for stored, incoming in ((0, rows), (rows, rows // 100), (rows, rows // 4), (2 * rows, rows)):
             case(shape, stored, incoming)
