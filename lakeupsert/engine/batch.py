@@ -1,16 +1,21 @@
 """Phase one's row work, the same for every host: landing files in, appended files and reports out. Commits nothing.
 
-    read (landing) -> quarantine what is refused -> split by partition -> | shuffle | -> settle by G1, sort by key -> write
+    read (landing) -> quarantine what is refused -> (settle early) -> cut by range -> | shuffle | -> settle by G1, sort -> write
 
-A host runs `split` on groups of landing files and `settle_and_write` on all rows of a partition, or of a range of its keys.
-What both return are small reports; rows never reach the caller.
+A range is a partition, or of a large one the rows whose keys are in one bucket (`AppendJob.bits`). A host runs `split` on
+groups of landing files, `Held` and `grouped` on what comes of it, and `settle_and_write` on all rows of a range, or of several.
+What these return are small reports; rows never reach the caller.
 """
 
+import hashlib
+import itertools
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import ceil
 from typing import Any, Protocol
 
 import msgspec
@@ -18,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.convert import plain
+from lakeupsert.engine.buckets import buckets, key_hashes
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.engine.landing import (
@@ -27,16 +32,28 @@ from lakeupsert.engine.landing import (
     LandingInput,
     RowRules,
     Survey,
+    UnplannedColumnError,
     UnreadableFileError,
-    content_hash,
+    preview,
     read_rows,
 )
 from lakeupsert.engine.rank import latest
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, QuarantineFile, Touched
 from lakeupsert.table.manifest import DataFile, added
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
+
+RANGE_BYTES = 64 << 20
+"""Landing bytes of a range of keys, at most and about: what one task settles, and one unit merges."""
+LOOKED_AT = 16
+"""Places of a batch at which is looked to find its large partitions, at the least; and one for each `RANGE_BYTES`."""
+LINES_BYTES = 1 << 16
+"""What is read of a text file for that."""
+AT_ONCE = 16
+REPEATS = 1 / 3
+"""Share of rows that lose to another row of their task, from which on settling them before the shuffle pays."""
+SAMPLED_ROWS = 1 << 13
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -66,6 +83,8 @@ class AppendJob:
     """How many entries the ledger has; it is in the new files' names."""
     only: frozenset[str] | None = None
     """A batch that is read again for these partitions alone: their rows are written, and nothing to quarantine."""
+    bits: Mapping[str, int] = field(default_factory=dict)
+    """Partitions that are cut: of each, into 2^bits ranges of the hashes of its keys (`engine.buckets`)."""
 
     @property
     def spec(self) -> TableSpec:
@@ -81,11 +100,15 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):
-    """A landing file can't be taken: ``changed`` while it was read (next batch), or unreadable (quarantine)."""
+    """A landing file can't be taken: ``changed`` while it was read (next batch), or unreadable (quarantine).
+
+    ``unplanned``: it has a column that the table has not, and may be taken after a survey.
+    """
 
     path: str
     changed: bool
     reason: str
+    unplanned: bool = False
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -110,6 +133,12 @@ class Written(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = FileRead | FileFailed | Refused | Written
+
+
+def added_up(reports: Iterable[Written]) -> Iterator[Written]:
+    """One report for each partition, of them all."""
+    for partition, t in touched_by(reports).items():
+        yield Written(partition, t.rows, t.superseded, t.digest or "", t.superseded_digest or "", t.files)
 
 
 def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:
@@ -146,13 +175,58 @@ class Host(Protocol):
         """The row work of the whole batch, once."""
 
 
+def with_ranges(job: AppendJob) -> AppendJob:
+    """The job with `bits` for the partitions that get more than `RANGE_BYTES`, the same for every task, host and run.
+
+    How much a partition gets is estimated from its column in some row groups, or some lines, spread evenly over the batch.
+    One that is small, and so may be missed, is in one piece.
+    """
+    if sum(given.size for given in job.inputs) <= RANGE_BYTES:
+        return job
+
+    def look(place: tuple[LandingInput, float]) -> dict[str, float]:
+        given, stands_for = place
+        try:
+            rows = preview(job.landing, given, job.format, job.spec, LINES_BYTES).partitions
+        except NotFoundError:  # whoever reads its rows tells
+            return {}
+        return {name: stands_for * count / sum(rows.values()) for name, count in rows.items()}
+
+    sizes: Counter[str] = Counter()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for found in pool.map(look, _places(job.inputs)):
+            sizes.update(found)
+    ranges = {name: ceil(size / RANGE_BYTES) for name, size in sizes.items() if size > RANGE_BYTES}
+    return replace(job, bits={name: (count - 1).bit_length() for name, count in sorted(ranges.items())})
+
+
+def _places(inputs: Sequence[LandingInput]) -> list[tuple[LandingInput, float]]:
+    """Row groups, and text files, evenly by bytes; and the bytes of the batch that each stands for."""
+    landed = sum(given.size for given in inputs)
+    count = max(LOOKED_AT, landed // RANGE_BYTES)
+    found: Counter[LandingInput] = Counter()
+    begin = 0
+    for given in inputs:
+        for number in range(ceil(begin * count / landed), ceil((begin + given.size) * count / landed)):
+            part = given
+            if given.row_groups is not None:
+                first, end = given.row_groups
+                group = min(end - 1, first + int((number * landed / count - begin) / given.size * (end - first)))
+                part = replace(given, row_groups=(group, group + 1))
+            found[part] += 1
+        begin += given.size
+    return [(part, times * landed / count) for part, times in found.items()]
+
+
 def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | Any]:
     """Read landing files: reports, and accepted rows as tables of the ranked schema and `PARTITION`."""
     with QuarantineWriter(job) as quarantine:
         for given in inputs:
             rows_read = 0
+            begins = given.row_groups is None or given.row_groups[0] == 0
+            sha256 = hashlib.sha256() if begins else None
             try:
-                for rows in read_rows(job.landing, given, job.format, job.rules):
+                for rows in read_rows(job.landing, given, job.format, job.rules, sha256):
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
                     accepted = rows.accepted
                     if job.only is None:
@@ -163,11 +237,11 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                         )
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
-                begins = given.row_groups is None or given.row_groups[0] == 0
-                content = content_hash(job.landing, given.path, given.etag) if begins else None
-                yield FileRead(given.path, rows_read, content)
+                yield FileRead(given.path, rows_read, sha256.hexdigest() if sha256 else None)
             except UnreadableFileError as e:
-                yield FileFailed(given.path, changed=False, reason=e.reason)
+                yield FileFailed(
+                    given.path, changed=False, reason=e.reason, unplanned=isinstance(e, UnplannedColumnError)
+                )
             except ChangedFileError:
                 yield FileFailed(given.path, changed=True, reason="it changed or vanished while it was read")
     yield from quarantine.report()
@@ -182,19 +256,136 @@ def quarantine_files(job: AppendJob, unreadable: dict[str, str]) -> Iterator[Rep
     yield from quarantine.report()
 
 
-def by_partition(rows: Any) -> Iterator[tuple[str, Any]]:
-    """``rows`` cut into one table for each partition, the order of rows kept."""
+class Held:
+    """Rows of a task that are not passed on yet. Where many are versions of few keys, those that lost go, and more fit in.
+
+    ``lost`` reports those that went, ``tables`` has the others.
+    """
+
+    def __init__(self, job: AppendJob, limit: int) -> None:
+        self.tables: list[Any] = []
+        self.lost: list[Written] = []
+        self._job = job
+        self._limit = limit
+        self._bytes = 0
+
+    def add(self, rows: Any) -> bool:
+        """Whether it is full: then pass ``tables`` on, and begin with another one."""
+        self.tables.append(rows)
+        self._bytes += rows.nbytes
+        if self._bytes <= self._limit:
+            return False
+        self.settle()
+        return self._bytes > self._limit // 2
+
+    def settle(self) -> None:
+        """Drop the rows that lost to another one here, where they are many."""
+        rows = pa.concat_tables(self.tables)
+        if not _repeats(rows, self._job.spec):
+            return
+        ranked = _Ranked(self._job.spec, rows)
+        losers = ranked.order.filter(pc.invert(ranked.wins))
+        columns = hashed_columns(self._job.spec)
+        hashes = row_hashes(rows.select(columns).take(losers), columns)
+        counts = np.bincount(ranked.codes[losers.to_numpy()], minlength=len(ranked.partitions))
+        for partition, count, total in zip(ranked.partitions, counts.tolist(), _sums(hashes, counts), strict=True):
+            if count:
+                self.lost.append(Written(partition, count, count, as_text(total), as_text(total), ()))
+        self.tables = [rows.take(ranked.order.filter(ranked.wins))]
+        self._bytes = self.tables[0].nbytes
+
+
+def _repeats(rows: Any, spec: TableSpec) -> bool:
+    """Whether at least `REPEATS` of the rows are further versions of a key, by a sample: the same one each time."""
+    places = np.unique(np.random.default_rng(0).integers(0, max(1, rows.num_rows), SAMPLED_ROWS))[: rows.num_rows]
+
+    def repeated(hashes: Any) -> float:
+        return float(1 - len(np.unique(hashes)) / len(hashes)) if len(hashes) else 0.0
+
+    keys = rows.select([PARTITION, *spec.stored_key])
+    some = _version_hashes(keys.take(pa.array(places)), spec)
+    if repeated(some) >= REPEATS:
+        return True
+    # Of few rows of many, few meet. That they meet as often as this is needed for so many versions, and is not enough.
+    counts = np.unique(some, return_counts=True)[1]
+    if (counts * (counts - 1)).sum() * rows.num_rows < REPEATS * len(some) ** 2:
+        return False
+    every = _version_hashes(keys, spec)
+    return repeated(every[every < 2.0**64 * SAMPLED_ROWS / rows.num_rows]) >= REPEATS  # all versions of some keys
+
+
+def _version_hashes(keys: Any, spec: TableSpec) -> Any:
+    """Equal where partition and key are, within this table."""
+    codes = keys[PARTITION].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.uint64)
+    return key_hashes(keys, spec) ^ (codes * np.uint64(0x9E3779B97F4A7C15))
+
+
+class _Ranked:
+    """Rows of one batch, and where the row of greatest rank of every key is (see `rank.latest`), partition by partition.
+
+    ``codes`` has of each row the number of its partition in ``partitions``.
+    """
+
+    def __init__(self, spec: TableSpec, rows: Any) -> None:
+        # Partition names are long and few; their numbers sort faster.
+        encoded = rows[PARTITION].combine_chunks().dictionary_encode()
+        self.partitions: list[str] = encoded.dictionary.to_pylist()
+        self.codes = encoded.indices.to_numpy()
+        numbered = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
+        self.order, self.wins = latest(numbered, (PARTITION, *spec.stored_key), spec.order_by, (FILE, PLACE))
+
+
+def _sums(hashes: Any, counts: Any) -> list[int]:
+    """The sum of the first so many hashes, of the next, and so on, modulo 2^64."""
+    until = np.append(np.uint64(0), np.cumsum(hashes, dtype=np.uint64))[np.append(0, np.cumsum(counts))]
+    return [int(total) for total in np.diff(until)]
+
+
+def grouped(job: AppendJob, tables: Sequence[Any], groups: int) -> Iterator[tuple[int, Any]]:
+    """Rows cut into one table for each group of ranges, the order of rows kept; a range is in the same group in every task.
+
+    There are so many groups, to which partitions are spread evenly, and behind them one for each range of those that are cut.
+    """
+    rows = pa.concat_tables(tables)
+    partitions, most, ranges = _ranges(job, rows)
+    own = np.cumsum([groups, *(1 << bits for bits in job.bits.values())]).tolist()
+    firsts = dict(zip(job.bits, own, strict=False))
+    group_of = np.empty((len(partitions), 1 << most), np.int64)
+    for code, name in enumerate(partitions):
+        if name in firsts:
+            group_of[code] = firsts[name] + np.arange(1 << most)
+        else:
+            group_of[code] = zlib.crc32(name.encode()) % groups
+    yield from _slices(rows, group_of.ravel()[ranges])
+
+
+def _ranges(job: AppendJob, rows: Any) -> tuple[list[str], int, Any]:
+    """The partitions of these rows, the most bits that one has, and of each row partition << bits | bucket."""
     encoded = rows[PARTITION].combine_chunks().dictionary_encode()
-    order = pc.sort_indices(pa.table({"code": encoded.indices}), sort_keys=[("code", "ascending")])
-    sorted_rows = rows.take(order)
-    at = 0
-    for code, count in enumerate(np.bincount(encoded.indices.to_numpy(), minlength=len(encoded.dictionary))):
-        yield encoded.dictionary[code].as_py(), sorted_rows.slice(at, int(count))
-        at += int(count)
+    partitions, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    bits = np.array([job.bits.get(name, 0) for name in partitions], np.int64)
+    most = int(bits.max(initial=0))
+    ranges = codes.astype(np.int64) << most
+    for some in sorted({*bits.tolist()} - {0}):
+        here = bits[codes] == some
+        hashes = key_hashes(rows.select(job.spec.stored_key).filter(pa.array(here)), job.spec)
+        ranges[here] |= buckets(hashes, some)
+    return partitions, most, ranges
+
+
+def _slices(rows: Any, numbers: Any) -> Iterator[tuple[int, Any]]:
+    """A table for each number, of the rows that have it, in their order."""
+    if (numbers[1:] < numbers[:-1]).any():
+        # numpy sorts small integers by radix.
+        order = np.argsort(numbers.astype(np.min_scalar_type(numbers.max())), kind="stable")
+        rows, numbers = rows.take(pa.array(order)), numbers[order]
+    ends = np.append(np.flatnonzero(np.diff(numbers)) + 1, len(numbers)).tolist()
+    for begin, end in itertools.pairwise([0, *ends] if len(numbers) else []):
+        yield int(numbers[begin]), rows.slice(begin, end - begin)
 
 
 def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]:
-    """A file (more where it grows large) for each partition in ``tables``, all in one object (ADR 0008).
+    """A file (more where it grows large) for each partition in ``tables``, or range of one, all in one object (ADR 0008).
 
     In each there is one row per key, sorted by key.
     """
@@ -202,46 +393,32 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     rows = pa.concat_tables(tables)
     if rows.num_rows == 0:
         return
-    # Partition names are long and few; their numbers sort faster.
-    encoded = rows[PARTITION].combine_chunks().dictionary_encode()
-    n = len(encoded.dictionary)
-    rows = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
-    order, wins = latest(rows, (PARTITION, *spec.stored_key), spec.order_by, (FILE, PLACE))
-    winners = rows.take(order.filter(wins))
-    came = np.bincount(encoded.indices.to_numpy(), minlength=n)
-    stayed = np.bincount(winners[PARTITION].to_numpy(), minlength=n)
-    hashes = row_hashes(rows, hashed_columns(spec))[order.to_numpy()]
-    begins = np.cumsum(came) - came  # the order is by partition first
-    digests = np.add.reduceat(hashes, begins)
-    hashes[wins.to_numpy(zero_copy_only=False)] = 0
-    lost = np.add.reduceat(hashes, begins)
-    row = 0
-    done = []
+    ranked = _Ranked(spec, rows)
+    winners = rows.take(ranked.order.filter(ranked.wins))
+    wins = ranked.wins.to_numpy(zero_copy_only=False)
+    n = len(ranked.partitions)
+    came = np.bincount(ranked.codes, minlength=n)
+    stayed = np.bincount(ranked.codes[ranked.order.to_numpy()[wins]], minlength=n)
+    hashes = row_hashes(rows, hashed_columns(spec))[ranked.order.to_numpy()]
+    digests = _sums(hashes, came)
+    hashes[wins] = 0
+    lost = _sums(hashes, came)
+    files: dict[str, list[DataFile]] = defaultdict(list)
+    partitions, most, ranges = _ranges(job, winners)
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
-        for code in range(n):
-            partition, kept = encoded.dictionary[code].as_py(), int(stayed[code])
+        for number, kept in _slices(winners, ranges):
+            partition, bucket = partitions[number >> most], number & ((1 << most) - 1)
             footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version, partition)
             at = pack.bytes
             with DataFileWriter(pack, lambda: pack.name, spec.ranked_schema, footer, spec.stored_key) as out:
-                out.write(winners.slice(row, kept))
-            row += kept
-            files = []
+                out.write(kept)
             for file in out.files:
-                files.append(msgspec.structs.replace(file, at=at))
+                bits = job.bits.get(partition, 0)
+                files[partition].append(msgspec.structs.replace(file, at=at, bucket=bucket, bits=bits))
                 at += file.bytes
-            digest, lost_digest = as_text(int(digests[code])), as_text(int(lost[code]))
-            done.append(Written(partition, int(came[code]), int(came[code]) - kept, digest, lost_digest, tuple(files)))
-    yield from done
-
-
-def key_range(rows: Any, spec: TableSpec, ranges: int) -> Any:
-    """A number below ``ranges`` for each row, equal for equal keys; it spreads work and is never stored."""
-    total = np.zeros(rows.num_rows, np.uint64)
-    for name in spec.stored_key:
-        codes = rows[name].combine_chunks().dictionary_encode()
-        hashes = [zlib.crc32(str(v).encode()) for v in plain(codes.dictionary)]
-        total = total * np.uint64(31) + np.asarray(hashes, np.uint64)[codes.indices.to_numpy()]
-    return (total % np.uint64(ranges)).astype(np.int32)
+    for i, partition in enumerate(ranked.partitions):
+        digest, lost_digest = as_text(digests[i]), as_text(lost[i])
+        yield Written(partition, int(came[i]), int(came[i] - stayed[i]), digest, lost_digest, tuple(files[partition]))
 
 
 class QuarantineWriter:

@@ -33,6 +33,10 @@ class UnreadableFileError(Exception):
         self.reason = reason
 
 
+class UnplannedColumnError(UnreadableFileError):
+    """The table has no such column yet. A survey of the file finds it."""
+
+
 class ChangedFileError(NotFoundError):
     """The listed file is not there any more, or another one is: the attempt is repeated without it."""
 

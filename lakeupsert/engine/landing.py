@@ -6,6 +6,8 @@ Repeat    safe: the same file gives the same rows at the same places, however it
 
     survey -> (the driver plans the spec) -> read_rows -> accepted rows, quarantined rows
 
+Of JSON lines only reading all tells the columns, so those of a table that exists are not surveyed before one has a new column.
+
 A row is refused for the first of these reasons that applies: malformed, missing_column, bad_type, null_key,
 bad_partition (also where the partition column alone does not convert), order_missing, future_order.
 """
@@ -23,7 +25,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine import blocks, csvfile, jsonlines, parquetfile
-from lakeupsert.engine.blocks import Block, ChangedFileError, LandingInput, Opened, UnreadableFileError
+from lakeupsert.engine.blocks import (
+    Block,
+    ChangedFileError,
+    LandingInput,
+    Opened,
+    UnplannedColumnError,
+    UnreadableFileError,
+)
 from lakeupsert.engine.convert import convert, true
 from lakeupsert.engine.inference import unify, without_nulls
 from lakeupsert.storage import NotFoundError, ObjectStore
@@ -32,12 +41,14 @@ from lakeupsert.table.spec import DELETE_FLAG, PLACE, TableSpec
 
 __all__ = [
     "PARTITION",
+    "WHOLE_BYTES",
     "ChangedFileError",
     "LandingInput",
     "Preview",
     "RowRules",
     "Rows",
     "Survey",
+    "UnplannedColumnError",
     "UnreadableFileError",
     "content_hash",
     "first_rows",
@@ -58,6 +69,8 @@ _OPEN: dict[str, Callable[..., Opened]] = {
 }
 PARTITION = "_lakeupsert_partition"
 _LONGEST_REASON = 200
+WHOLE_BYTES = 1 << 26
+"""Parquet files up to this size are read at once, since their content is hashed from the first byte to the last."""
 _PIECES, _PIECE_BYTES = 16, 1 << 13  # most places that are looked at in a text file, and the least of each
 _DAY = 86_400_000_000
 _QUARANTINED = pa.schema(
@@ -200,7 +213,7 @@ def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int, con
 def preview(store: ObjectStore, file: LandingInput, configured: str, spec: TableSpec, size: int) -> Preview:
     """Rows by partition: of Parquet its partition column is read, of text at most ``size`` bytes, spread over the file.
 
-    Raises NotFoundError where it vanished.
+    Raises NotFoundError where it vanished, or is another one by now.
     """
     kind = format_of(file.path, configured)
     if kind is None:
@@ -209,7 +222,7 @@ def preview(store: ObjectStore, file: LandingInput, configured: str, spec: Table
     found: Counter[str] = Counter()
     share = 1.0
     try:
-        with store.open(file.path) as source:
+        with store.open(file.path, file.etag) as source:
             if kind != "parquet" and file.size > size:
                 source, share = _pieces_of(source, file.size, size)
             opened = _OPEN[kind](source, file, _required(spec), column)
@@ -237,8 +250,29 @@ def _pieces_of(source: Any, length: int, size: int) -> tuple[Any, float]:
     return pa.BufferReader(some), max(len(some), 1) / length
 
 
-def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: RowRules) -> Iterator[Rows]:
-    """The rows of a file, block by block.
+class _Hashed:
+    """A text file that is hashed as it is read, also where it is read again from its beginning."""
+
+    def __init__(self, source: Any, sha256: Any) -> None:
+        self._source = source
+        self._sha256 = sha256
+        self._done = 0
+
+    def read(self, size: int) -> bytes:
+        place = self._source.tell()
+        data: bytes = self._source.read(size)
+        self._sha256.update(memoryview(data)[max(0, self._done - place) :])
+        self._done = max(self._done, place + len(data))
+        return data
+
+    def seek(self, place: int) -> None:
+        self._source.seek(place)
+
+
+def read_rows(
+    store: ObjectStore, file: LandingInput, configured: str, rules: RowRules, sha256: Any = None
+) -> Iterator[Rows]:
+    """The rows of a file, block by block; ``sha256`` (of `hashlib`) takes the whole file's content, read once where possible.
 
     ``accepted`` has the columns of the spec's `appended_schema`, then ``_lakeupsert_partition`` (the folder's name)
     and ``_lakeupsert_place`` (increasing: the row's index in a Parquet file, the byte at which a text record begins).
@@ -254,10 +288,18 @@ def read_rows(store: ObjectStore, file: LandingInput, configured: str, rules: Ro
         raise UnreadableFileError(file.path, "Its name does not tell its format.")
     try:
         with store.open(file.path, file.etag) as source:
+            if sha256 is not None and kind != "parquet":
+                source, sha256 = _Hashed(source, sha256), None
+            elif sha256 is not None and file.size <= WHOLE_BYTES:
+                whole = source.read_buffer()
+                sha256.update(whole)
+                source, sha256 = pa.BufferReader(whole), None
             opened = _OPEN[kind](source, file, _required(rules.spec))
             for block in opened.blocks:
                 if len(block.places) or block.malformed:
                     yield take(block, opened.missing, file.path, rules)
+        if sha256 is not None:
+            read_again(store, file.path, file.etag, sha256)
     except NotFoundError as e:
         raise ChangedFileError(file.path) from e
     except UnreadableFileError:
@@ -274,14 +316,19 @@ def content_hash(store: ObjectStore, path: str, etag: str | None = None) -> str:
     """
     sha256 = hashlib.sha256()
     try:
-        with store.open(path, etag) as source:
-            while read := source.read(blocks.BLOCK_BYTES):
-                sha256.update(read)
+        read_again(store, path, etag, sha256)
     except NotFoundError as e:
         raise ChangedFileError(path) from e
     if etag is not None and not store.pinned:
         _check_unchanged(store, path, etag)
     return sha256.hexdigest()
+
+
+def read_again(store: ObjectStore, path: str, etag: str | None, sha256: Any) -> None:
+    """Give a whole object's content to a hash of `hashlib`. Raises NotFoundError as `ObjectStore.open` does."""
+    with store.open(path, etag) as source:
+        while read := source.read(blocks.BLOCK_BYTES):
+            sha256.update(read)
 
 
 def _is_unchanged(store: ObjectStore, path: str, etag: str) -> bool:
@@ -354,8 +401,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> R
     spec, count = rules.spec, len(block.places)
     unplanned = set(block.names).difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
     if unplanned:
-        # The spec was planned from a survey of this file, so it can't be; and a column must not go lost in silence.
-        raise UnreadableFileError(path, f"Column {min(unplanned)!r} came up after the table's columns were planned.")
+        # A column must not go lost in silence.
+        raise UnplannedColumnError(path, f"Column {min(unplanned)!r} came up after the table's columns were planned.")
     refusals = _Refusals(block, path)
     if missing:
         names = ", ".join(sorted(missing))

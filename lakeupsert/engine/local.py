@@ -1,10 +1,9 @@
 """`--host local`: phase one's row work in this process, for small nights and for tests.
 
-Rows are held in memory up to ``HELD_BYTES`` and spill to a temporary folder beyond, a file for each group of partitions.
+Rows are held in memory up to ``HELD_BYTES`` and spill to a temporary folder beyond, a file for each group of ranges.
 """
 
 import tempfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,13 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lakeupsert.engine.batch import (
-    AppendJob,
-    Report,
-    by_partition,
-    settle_and_write,
-    split,
-)
+from lakeupsert.engine.batch import AppendJob, Held, Report, grouped, settle_and_write, split, with_ranges
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.storage import ObjectStore
 
@@ -40,34 +33,36 @@ class LocalHost:
         return [survey(landing, given, format, known, text_columns) for given in inputs]
 
     def run(self, job: AppendJob) -> list[Report]:
+        job = with_ranges(job)
         reports: list[Report] = []
-        held: list[Any] = []
-        size = 0
+        held = Held(job, HELD_BYTES)
         with ExitStack() as stack:
             spill: _Spill | None = None
             for found in split(job, job.inputs):
                 if not isinstance(found, pa.Table):
                     reports.append(found)
-                    continue
-                held.append(found)
-                size += found.nbytes
-                if size > HELD_BYTES:
-                    spill = spill or stack.enter_context(_Spill())
-                    spill.add(held)
-                    held, size = [], 0
-            if spill is not None:
-                if held:
-                    spill.add(held)
-                groups: Iterator[list[Any]] = spill.groups()
+                elif held.add(found):
+                    spill = spill or stack.enter_context(_Spill(job))
+                    spill.add(held.tables)
+                    reports += held.lost
+                    held = Held(job, HELD_BYTES)
+            reports += held.lost
+            if spill is None:
+                groups = iter([held.tables] if held.tables else [])
             else:
-                groups = iter([held] if held else [])
+                if held.tables:
+                    spill.add(held.tables)
+                groups = spill.groups()
             for tables in groups:
                 reports.extend(settle_and_write(job, tables))
         return reports
 
 
 class _Spill:
-    """Temporary Arrow files; all rows of a partition are in one of them."""
+    """Temporary Arrow files; all rows of a range are in one of them."""
+
+    def __init__(self, job: AppendJob) -> None:
+        self._job = job
 
     def __enter__(self) -> "_Spill":
         self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-")
@@ -80,8 +75,7 @@ class _Spill:
         self._folder.cleanup()
 
     def add(self, tables: Sequence[Any]) -> None:
-        for partition, rows in by_partition(pa.concat_tables(tables)):
-            number = zlib.crc32(partition.encode()) % SPILL_FILES
+        for number, rows in grouped(self._job, tables, SPILL_FILES):
             if number not in self._files:
                 self._files[number] = pa.ipc.new_stream(
                     str(self._path(number)), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")

@@ -26,13 +26,15 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spar
 from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.batch import (
     AppendJob,
+    Held,
     Refused,
     Report,
     Written,
-    by_partition,
-    key_range,
+    added_up,
+    grouped,
     settle_and_write,
     split,
+    with_ranges,
 )
 from lakeupsert.engine.buckets import in_bucket
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
@@ -48,11 +50,11 @@ TASK_BYTES = 64 << 20
 """Landing bytes that a task reads, at most (one row group or text file is not cut)."""
 HELD_BYTES = 64 << 20
 """Arrow bytes that a task collects before it cuts them by partition, or settles and writes them."""
+GROUP_BYTES = 16 << 20
+"""Landing bytes of the small partitions that are settled and written at once; decoded about `HELD_BYTES`."""
 BLOB_BYTES = 1 << 20
 BLOBS_PER_BATCH = 32
 """How many rows (blobs) Spark hands to Python at once; its default of 10,000 would be gigabytes here."""
-RANGE_BYTES = 128 << 20
-"""Landing bytes for each key range that a hot partition's rows are spread over."""
 SURVEYED_HERE = 64 << 20
 """Bytes of text files up to which a survey is not worth a Spark job."""
 
@@ -114,29 +116,30 @@ class SparkHost:
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
     def run(self, job: AppendJob) -> list[Report]:
+        job = with_ranges(job)
         groups = _task_groups(job.inputs)
         landed = sum(given.size for given in job.inputs)
-        ranges = max(1, landed // RANGE_BYTES)
 
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for number in _ids(batches):
-                yield from _pieces(job, split(job, groups[number]), ranges)
+                yield from _sent(job, split(job, groups[number]), small, numbers)
 
         def write(batches: Iterator[Any]) -> Iterator[Any]:
-            for report in _settled(job, batches):
-                yield pa.record_batch({"report": [pickle.dumps(report)]})
+            yield pa.record_batch({"reports": [pickle.dumps(list(_settled(job, batches)))]})
 
         with _spark_may_fail(), _small_batches() as spark:
             parts = max(_parallelism(spark), landed // TASK_BYTES)
+            small = max(parts, landed // GROUP_BYTES)
+            numbers = spread(small + sum(1 << bits for bits in job.bits.values()), parts)
             rows = (
                 spark.range(0, len(groups), 1, len(groups))
-                .mapInArrow(read, "partition string, key_range int, rows binary, report binary")
-                .repartition(parts, "partition", "key_range")
-                .sortWithinPartitions("partition", "key_range")
-                .mapInArrow(write, "report binary")
+                .mapInArrow(read, "number int, rows binary, reports binary")
+                .repartition(parts, "number")
+                .sortWithinPartitions("number")
+                .mapInArrow(write, "reports binary")
                 .collect()
             )
-        reports: list[Report] = [pickle.loads(row.report) for row in rows]
+        reports: list[Report] = [report for row in rows for report in pickle.loads(row.reports)]
         names = {f.name for r in reports if isinstance(r, Written) for f in r.files}
         names |= {r.file.name for r in reports if isinstance(r, Refused)}
         job.store.requests.add({"put": len(names)})  # the tasks' stores counted for themselves
@@ -232,65 +235,84 @@ def _parts(given: LandingInput) -> Iterator[tuple[LandingInput, int]]:
         yield part, given.size * (high - low) // (end - first)
 
 
-def _pieces(job: AppendJob, found: Iterator[Any], ranges: int) -> Iterator[Any]:
-    """What the map side sends: a row for each piece of a partition, and one for each report."""
-    held: list[Any] = []
-    size = 0
+def spread(count: int, parts: int) -> list[int]:
+    """So many numbers that Spark's `repartition` by an integer spreads evenly, the n-th to partition n modulo ``parts``.
 
-    def cut() -> Iterator[Any]:
-        for partition, rows in by_partition(pa.concat_tables(held)):
-            hot = ranges > 1 and rows.nbytes > size // 4
-            spread = key_range(rows, job.spec, ranges) if hot else np.zeros(rows.num_rows, np.int32)
-            for number in np.unique(spread):
-                piece = rows.filter(pa.array(spread == number)) if hot else rows
-                step = max(1, piece.num_rows * BLOB_BYTES // max(piece.nbytes, 1))
-                for at in range(0, piece.num_rows, step):
-                    yield _wire(partition, int(number), to_bytes(piece.slice(at, step)), None)
+    It takes the Murmur3 hash of the number; others would do as well, but not as evenly: of two, both may meet.
+    """
+    found: list[list[int]] = [[] for _ in range(parts)]
+    each = -(-count // parts)
+    for number in itertools.count():
+        mixed = number * 0xCC9E2D51 & 0xFFFFFFFF
+        mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & 0xFFFFFFFF
+        mixed ^= 42
+        mixed = ((mixed << 13 | mixed >> 19) & 0xFFFFFFFF) * 5 + 0xE6546B64 & 0xFFFFFFFF
+        mixed ^= 4
+        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+            mixed = (mixed ^ mixed >> shift) * factor & 0xFFFFFFFF
+        part = found[(mixed - (mixed >> 31 << 32)) % parts]
+        if len(part) < each:
+            part.append(number)
+            if sum(map(len, found)) == each * parts:
+                break
+    return [found[n % parts][n // parts] for n in range(count)]
+
+
+def _sent(job: AppendJob, found: Iterator[Any], small: int, numbers: Sequence[int]) -> Iterator[Any]:
+    """What the map side sends: a row for each piece of a group, by its number, and one for all reports."""
+    held = Held(job, HELD_BYTES)
+    reports: list[Report] = []
+    lost: list[Written] = []
+
+    def pieces() -> Iterator[Any]:
+        for group, rows in grouped(job, held.tables, small):
+            step = max(1, rows.num_rows * BLOB_BYTES // max(rows.nbytes, 1))
+            for at in range(0, rows.num_rows, step):
+                yield _wire(numbers[group], to_bytes(rows.slice(at, step)), None)
+        lost.extend(held.lost)
 
     for item in found:
         if not isinstance(item, pa.Table):
-            yield _wire("", 0, None, pickle.dumps(item))
-            continue
-        held.append(item)
-        size += item.nbytes
-        if size >= HELD_BYTES:
-            yield from cut()
-            held, size = [], 0
-    if held:
-        yield from cut()
+            reports.append(item)
+        elif held.add(item):
+            yield from pieces()
+            held = Held(job, HELD_BYTES)
+    if held.tables:
+        held.settle()
+        yield from pieces()
+    yield _wire(numbers[0], None, pickle.dumps([*reports, *added_up(lost)]))
 
 
-def _wire(partition: str, key_range: int, rows: bytes | None, report: bytes | None) -> Any:
-    return pa.record_batch(
-        [
-            pa.array([partition]),
-            pa.array([key_range], pa.int32()),
-            pa.array([rows], pa.binary()),
-            pa.array([report], pa.binary()),
-        ],
-        ["partition", "key_range", "rows", "report"],
-    )
+def _wire(number: int, rows: bytes | None, reports: bytes | None) -> Any:
+    columns = [pa.array([number], pa.int32()), pa.array([rows], pa.binary()), pa.array([reports], pa.binary())]
+    return pa.record_batch(columns, ["number", "rows", "reports"])
 
 
 def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
-    """What the reduce side does with its rows, which come sorted by partition and key range."""
+    """What the reduce side does with its rows, which come group by group."""
     held: list[Any] = []
     size = 0
-    group: tuple[str, int] | None = None
+    group: int | None = None
+    lost: list[Written] = []
     for batch in batches:
-        for partition, number, rows, report in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if report is not None:
-                yield pickle.loads(report)
+        for number, rows, reports in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if reports is not None:
+                for report in pickle.loads(reports):
+                    if isinstance(report, Written):
+                        lost.append(report)
+                    else:
+                        yield report
                 continue
-            if group not in (None, (partition, number)) and size >= HELD_BYTES:
+            if number != group and size >= HELD_BYTES:
                 yield from settle_and_write(job, held)
                 held, size = [], 0
-            group = (partition, number)
+            group = number
             table = from_bytes(rows)
             held.append(table)
             size += table.nbytes
     if held:
         yield from settle_and_write(job, held)
+    yield from added_up(lost)
     _forget_zip_importers()
 
 

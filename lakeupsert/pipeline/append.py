@@ -12,7 +12,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -40,6 +40,7 @@ from lakeupsert.engine.landing import (
     RowRules,
     Survey,
     content_hash,
+    format_of,
     unify,
     without_nulls,
 )
@@ -120,6 +121,7 @@ def append(
     """
     changed: list[str] = []
     unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
+    wider: set[str] = set()
     for attempt in range(ATTEMPTS):
         ground = _look(table, batch_id, received, again, changed)
         if ground is None:
@@ -127,11 +129,15 @@ def append(
                 log.warning(warning)
             return None
         try:
-            result = _try(table, host, ground, unreadable, progress)
+            result = _try(table, host, ground, unreadable, wider, progress)
         except _FilesFailed as e:
             changed += [f.path for f in e.failed if f.changed]
             etags = {i.path: i.etag for i in ground.inputs}
-            unreadable |= {(f.path, etags[f.path]): f.reason for f in e.failed if not f.changed}
+            unplanned = {f.path for f in e.failed if f.unplanned} - wider
+            unreadable |= {
+                (f.path, etags[f.path]): f.reason for f in e.failed if not f.changed and f.path not in unplanned
+            }
+            wider |= unplanned
             continue
         except _BeginAgain:
             clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
@@ -301,14 +307,23 @@ def received_on(path: str, pattern: str) -> date | None:
 
 
 def _try(
-    table: OpenTable, host: Host, ground: _Ground, failing: dict[tuple[str, str], str], progress: Callable[[str], None]
+    table: OpenTable,
+    host: Host,
+    ground: _Ground,
+    failing: dict[tuple[str, str], str],
+    wider: Collection[str],
+    progress: Callable[[str], None],
 ) -> AppendResult:
+    """``failing``: files that can't be read, and why; ``wider``: files that have a column which the table has not."""
     unreadable = {i.path: failing[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in failing}
     given = [i for i in ground.inputs if i.path not in unreadable]
-    progress(f"surveying {len(given)} landing files")
     known = ground.spec_head.body if ground.spec_head else None
     schema = known.schema if known else None
-    surveys = host.survey(table.landing, given, table.settings.format, schema, _text_columns(table))
+    kind = table.settings.format
+    # All of a file of JSON lines would be decoded for the names of its columns, which are seldom new.
+    unsure = [i for i in given if known is None or i.path in wider or format_of(i.path, kind) != "jsonl"]
+    progress(f"surveying {len(unsure)} landing files")
+    surveys = host.survey(table.landing, unsure, kind, schema, _text_columns(table))
     failed = [
         FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
     ]
@@ -326,13 +341,12 @@ def _try(
         )
     spec, warnings = plan_spec(table, known, surveys)
     version = -1 if ground.spec_head is None else ground.spec_head.number
+    groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     job = AppendJob(
         landing=table.landing,
         store=table.store,
-        inputs=tuple(
-            replace(i, row_groups=(0, s.row_groups)) if s.row_groups else i for i, s in zip(given, surveys, strict=True)
-        ),
-        format=table.settings.format,
+        inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in given),
+        format=kind,
         rules=RowRules(spec, ground.received_at),
         batch_id=ground.batch_id,
         spec_version=version + (spec is not known),

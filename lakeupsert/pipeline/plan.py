@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.landing import LandingInput, Preview, Survey, first_rows, format_of, preview, survey
+from lakeupsert.engine.landing import WHOLE_BYTES, LandingInput, Preview, Survey, first_rows, format_of, preview, survey
 from lakeupsert.engine.landing import UnreadableFileError as Unreadable
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
@@ -46,8 +46,6 @@ SAMPLE_ROWS = 10_000
 POINTS = 500
 WAITED = timedelta(minutes=1)
 """Where the first merge began so long after its batch, workers came later: that time is no part of a run."""
-TIMES_READ = {"jsonl": 3}
-"""How often append reads a landing file: its rows, then its hash; of JSON lines first their columns."""
 
 
 @dataclass(frozen=True)
@@ -172,15 +170,20 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     }
     partitions = _merges(table, sizes, incoming, head.number if head else -1, selected)
     landing_bytes = sum(f.size for f in files)
+    reads = [_reads(f, format_of(f.path, table.settings.format), known is not None) for f in files]
     done = Plan(
         files=len(files),
         landing_bytes=landing_bytes,
         rows=sum(i.rows for i in incoming.values()),
         partitions=partitions,
-        append_read=sum(f.size * TIMES_READ.get(format_of(f.path, table.settings.format) or "", 2) for f in files),
+        append_read=sum(f.size * times for f, (_, times) in zip(files, reads, strict=True)),
         append_written=round(sum(i.bytes for i in incoming.values())),
         requests=_requests(head, len(nights), sizes.objects if files else 0, partitions),
-        landing_requests={"list": 1, "get": 3 * len(files), "head": 0 if table.landing.pinned else 2 * len(files)},
+        landing_requests={
+            "list": 1,
+            "get": sum(opened for opened, _ in reads),
+            "head": 0 if table.landing.pinned else len(files),
+        },
         seconds=_seconds(
             table, nights, batches, landing_bytes, sum(p.bytes_read + p.bytes_written for p in partitions)
         ),
@@ -190,6 +193,14 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
         notes=tuple(notes),
     )
     return replace(done, cost=_cost(done, price_list))
+
+
+def _reads(file: LandingInput, kind: str | None, exists: bool) -> tuple[int, int]:
+    """How often append opens a landing file, and how often it reads all of it: for columns or types, for rows, for its hash."""
+    if kind == "parquet":
+        large = file.size > WHOLE_BYTES
+        return 2 + large, 1 + large
+    return (1 if exists and kind == "jsonl" else 2), (1 if exists else 2)
 
 
 def predicted(table: OpenTable, appended: AppendResult | None) -> Predicted | None:

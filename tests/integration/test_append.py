@@ -1,18 +1,20 @@
 """Phase one's counterexamples: each of these lost, doubled or held back something once."""
 
+import hashlib
+import json
 import os
 import uuid
-from collections.abc import Callable
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.engine import batch as engine_batch
+from lakeupsert.engine import landing as engine_landing
 from lakeupsert.engine import local as engine_local
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline import append as pipeline_append
@@ -64,23 +66,43 @@ def test_file_that_became_whole_between_two_tries_is_taken(lake: Lake, monkeypat
     assert [r["k"] for r in lake.rows()] == ["a", "b"]
 
 
-def test_file_replaced_after_its_rows_were_read_is_left_to_the_next_batch(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("step", "name"), [("take", "1.jsonl"), ("take", "1.parquet"), ("read_again", "1.parquet"), ("take", "1.csv")]
+)
+def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, step: str, name: str
 ) -> None:
     """Old rows under the new content's hash would make the new content look taken for ever."""
-    lake.land("1.jsonl", [row("a", 0, 1)])
-    real: Callable[..., str] = engine_batch.content_hash
 
-    def replaced(*file: Any) -> str:
-        monkeypatch.setattr(engine_batch, "content_hash", real)
-        lake.land("1.jsonl", [row("a", 0, 1), row("b", 0, 1)])
-        return real(*file)
+    def land(*keys: str) -> None:
+        columns = {"k": keys, "l": [0] * len(keys), "d": [date(2020, 1, 1)] * len(keys), "v": [1] * len(keys)}
+        table = pa.table({**columns, "ts": [datetime(2020, 1, 1)] * len(keys)})
+        file = lake.root / "landing" / name
+        file.parent.mkdir(exist_ok=True)
+        if name.endswith("jsonl"):
+            file.write_text("".join(json.dumps(r, default=str) + "\n" for r in table.to_pylist()))
+        else:
+            (pq.write_table if name.endswith("parquet") else pa.csv.write_csv)(table, file)
 
-    monkeypatch.setattr(engine_batch, "content_hash", replaced)
+    land("a")
+    if step == "read_again":  # what is too large to be in memory, as it lies there
+        monkeypatch.setattr(engine_landing, "WHOLE_BYTES", 0)
+    real = getattr(engine_landing, step)
+
+    def replaced(*given: Any) -> Any:
+        if given[-2 if step == "take" else 1] == name:
+            monkeypatch.setattr(engine_landing, step, real)
+            land("a", "b")
+        return real(*given)
+
+    monkeypatch.setattr(engine_landing, step, replaced)
     lake.land("0.jsonl", [row("z", 0, 1)])
     lake.run()
-    lake.finish_and_check()
+    assert [r["k"] for r in lake.rows()] == ["z"]
+    lake.run()
     assert [r["k"] for r in lake.rows()] == ["a", "b", "z"]
+    content = hashlib.sha256((lake.root / "landing" / name).read_bytes()).hexdigest()
+    assert [(f.path, f.sha256) for f in lake.entries()[-1][1].files] == [(name, content)]
 
 
 def send_again(lake: Lake, *paths: str) -> None:

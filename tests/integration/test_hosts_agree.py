@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ import pytest
 
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
+from lakeupsert.engine import batch as engine_batch
+from lakeupsert.engine import local as engine_local
 from lakeupsert.engine import spark as engine_spark
+from lakeupsert.engine.buckets import buckets, key_hashes
+from lakeupsert.engine.datafiles import read_file
 
 
 def opened(root: Path, name: str, **settings: Any) -> Table:
@@ -78,8 +83,10 @@ def quarantined(table: Table) -> list[tuple[Any, ...]]:
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with the sizes of the product, once so small that every cut, flush and key range happens."""
     if request.param == "cut small":
-        for name, size in {"TASK_BYTES": 9000, "HELD_BYTES": 20_000, "BLOB_BYTES": 4000, "RANGE_BYTES": 50_000}.items():
+        for name, size in {"TASK_BYTES": 9000, "HELD_BYTES": 20_000, "BLOB_BYTES": 4000, "GROUP_BYTES": 5000}.items():
             monkeypatch.setattr(engine_spark, name, size)
+        monkeypatch.setattr(engine_local, "HELD_BYTES", 20_000)
+        monkeypatch.setattr(engine_batch, "RANGE_BYTES", 10_000)
 
 
 @pytest.mark.usefixtures("_sizes")
@@ -123,3 +130,134 @@ def test_one_night_exports_the_same_whatever_host_and_engine(tmp_path: Path, spa
         exports.append((tmp_path / f"{number}.jsonl").read_bytes())
     assert exports[0] == exports[1] == exports[2]
     assert len(exports[0]) > 10_000
+
+
+N = 600
+KEYS: dict[str, Any] = {
+    **{f"{u}int{bits}": pa.array(range(N), pa.int64()) for u in ("", "u") for bits in (16, 32, 64)},
+    "int8": pa.array([i % 251 - 125 for i in range(N)], pa.int64()),
+    "uint8": pa.array([i % 251 for i in range(N)], pa.int64()),
+    "bool": pa.array([i % 2 == 0 for i in range(N)]),
+    "date32": pa.array(range(N), pa.int32()).cast(pa.date32()),
+    **{f"timestamp[{unit}]": pa.array(range(N), pa.int64()) for unit in ("s", "ms", "us", "ns")},
+    "timestamp[us, tz=UTC]": pa.array(range(N), pa.int64()),
+    **{f"decimal128({p}, 2)": pa.array([Decimal(i) / 4 for i in range(N)]) for p in (8, 20, 38)},
+    "decimal256(50, 2)": pa.array([Decimal(i) / 4 for i in range(N)]),
+    "string": pa.array([f"{i:0{i % 30}}ä" for i in range(N)]),
+    "large_string": pa.array([f"{i}" for i in range(N)]),
+    "binary": pa.array([str(i).encode() for i in range(N)]),
+    "fixed_size_binary[4]": pa.array([f"{i:04}".encode() for i in range(N)]),
+}
+TYPES = {
+    **{name: pa.timestamp(name[10:12].rstrip("],")) for name in KEYS if name.startswith("timestamp[")},
+    "timestamp[us, tz=UTC]": pa.timestamp("us", "UTC"),
+    **{f"decimal128({p}, 2)": pa.decimal128(p, 2) for p in (8, 20, 38)},
+    "decimal256(50, 2)": pa.decimal256(50, 2),
+    "fixed_size_binary[4]": pa.binary(4),
+}
+
+
+def ranges_of(table: Table) -> dict[str, dict[tuple[int, int], int]]:
+    """Rows of the newest batch's files, by partition, bits and bucket; every key is in the bucket that its file names."""
+    spec, head = table._table.existing_spec(), table._table.ledger_head()
+    assert head is not None
+    found: dict[str, dict[tuple[int, int], int]] = {}
+    for partition, touched in head.body.touched.items():
+        of_partition = found.setdefault(partition, {})
+        assert len({(f.bits, f.bucket) for f in touched.files}) == len(touched.files)
+        for file in touched.files:
+            rows = read_file(table._table.store, file, spec.ranked_schema)
+            assert rows.num_rows == file.rows > 0
+            assert set(buckets(key_hashes(rows, spec), file.bits).tolist()) == {file.bucket}
+            of_partition[file.bits, file.bucket] = file.rows
+    return found
+
+
+def land_most_of_one_date(folder: Path, keys: dict[str, Any]) -> None:
+    """Two files of every key; nine tenths of the rows are of one date."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = {name: values.cast(TYPES.get(name) or pa.type_for_alias(name)) for name, values in keys.items()}
+    days = [date(2020, 1, 1 + (i % 10 == 0) * (1 + i % 7)) for i in range(N)]
+    for number in range(2):
+        stamps = pa.array([number * N + i for i in range(N)], pa.timestamp("us"))
+        table = pa.table({**columns, "d": days, "ts": stamps, "v": list(range(N))})
+        pq.write_table(table, folder / f"{number}.parquet", row_group_size=100, compression="none")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_files_of_a_large_partition_hold_keys_of_their_range_alone(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_batch, "RANGE_BYTES", 3000)
+    land_most_of_one_date(tmp_path / "landing", {key: KEYS[key]})
+    table = opened(tmp_path, "local", key=(key,), delete=None, schema={})
+    table.append(host="local")
+    found = ranges_of(table)
+    bits = {bits for bits, _ in found.pop("d=2020-01-01")}
+    assert len(bits) == 1
+    assert bits.pop() > 1
+    assert {one for ranges in found.values() for one in ranges} == {(0, 0)}
+    table.dedupe()
+    assert not table.reconcile().unbalanced
+
+
+@pytest.mark.usefixtures("_sizes")
+def test_hosts_cut_one_date_into_the_same_ranges(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_batch, "RANGE_BYTES", 30_000)
+    land_most_of_one_date(tmp_path / "landing", KEYS)
+    tables = {host: opened(tmp_path, host, key=tuple(KEYS), delete=None, schema={}) for host in ("spark", "local")}
+    for host, table in tables.items():
+        table.append(host=host)
+    found = {host: ranges_of(table) for host, table in tables.items()}
+    assert found["spark"] == found["local"]
+    assert len(found["local"]["d=2020-01-01"]) > 2
+    assert sum(sum(ranges.values()) for ranges in found["local"].values()) == N
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, 1), (2, 2), (3, 2), (40, 7)])
+def test_groups_are_spread_evenly_over_spark_tasks(spark: Any, count: int, parts: int) -> None:
+    numbers = pa.table({"number": pa.array(engine_spark.spread(count, parts), pa.int32())})
+    frame = spark.createDataFrame(numbers).repartition(parts, "number")
+    found = frame.selectExpr("number", "spark_partition_id() AS part").collect()
+    assert sorted((row.number, row.part) for row in found) == sorted(
+        (number, i % parts) for i, number in enumerate(numbers["number"].to_pylist())
+    )
+
+
+@pytest.mark.parametrize("versions", [1, 3, 50])
+@pytest.mark.parametrize("host", ["local", "spark"])
+def test_versions_of_a_key_that_lost_early_are_counted(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, host: Any, versions: int
+) -> None:
+    """Ties in the ordering column are decided by place, and a row that lost in one task can't win in the next."""
+    if host == "spark":
+        request.getfixturevalue("spark")
+    for engine in (engine_spark, engine_local):
+        monkeypatch.setattr(engine, "HELD_BYTES", 30_000)
+    settled = []
+    real = engine_batch.Held.settle
+    monkeypatch.setattr(engine_batch.Held, "settle", lambda held: (real(held), settled.append(len(held.lost)))[0])
+    keys = 3000 // versions
+    (tmp_path / "landing").mkdir()
+    for file in range(2):
+        rows = [{"k": i % keys, "d": f"2020-01-0{1 + i % keys % 3}", "ts": i % 7, "v": i + file} for i in range(3000)]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "landing" / f"{file}.parquet")
+    settings = {"key": ("k",), "delete": None, "schema": {"d": "date"}}
+    table = opened(tmp_path, host, **settings)
+    done = table.run(host=host)
+    assert done.append is not None
+    touched = done.append.entry.touched.values()
+    assert sum(t.rows for t in touched) == 6000
+    assert sum(t.rows - t.superseded for t in touched) == sum(f.rows for t in touched for f in t.files)
+    if host == "local":
+        assert any(settled) == (versions > 1)
+    proof = table.reconcile(deep=True)
+    assert not proof.unbalanced
+    assert all(p.by_digest for p in proof.proof)
+    best: dict[int, tuple[int, int, int]] = {}
+    for file in range(2):
+        for i in range(3000):
+            best[i % keys] = max(best.get(i % keys, (-1, 0, 0)), (i % 7, file, i))
+    assert {r["k"]: r["v"] for r in table.to_arrow().read_all().to_pylist()} == {
+        k: i + file for k, (_, file, i) in best.items()
+    }

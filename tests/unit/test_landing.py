@@ -1,6 +1,7 @@
 """One landing file: which rows are taken, which are refused and why, and what a survey tells of it."""
 
 import base64
+import hashlib
 import json
 import pickle
 from datetime import UTC, date, datetime, timedelta
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.engine import blocks, csvfile
+from lakeupsert.engine import landing as engine_landing
 from lakeupsert.engine.convert import decoded
 from lakeupsert.engine.landing import (
     ChangedFileError,
@@ -970,6 +972,26 @@ def test_content_hash_is_the_files_sha256(landing: Landing, monkeypatch: pytest.
     landing.put("a.csv", "abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert content_hash(landing.store, "a.csv") == expected
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "b.jsonl", "a.parquet", "large.parquet"])
+def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Also of a file that is read again from its beginning, as JSON lines are whose first block lacks a column."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
+    if name == "large.parquet":
+        monkeypatch.setattr(engine_landing, "WHOLE_BYTES", 0)
+    rows = [good(id=i) for i in range(9)]
+    if name.endswith("parquet"):
+        file = landing.put(name, table_of(*rows))
+    elif name.endswith("csv"):
+        file = landing.put(name, "\n".join([",".join(rows[0]), *(",".join(map(str, r.values())) for r in rows)]))
+    else:
+        rows = [{}, *rows] if name == "b.jsonl" else rows
+        file = landing.put(name, "\n".join(json.dumps(r, default=str) for r in rows))
+    sha256 = hashlib.sha256()
+    found = list(engine_landing.read_rows(landing.store, file, "auto", RowRules(make_spec(), RECEIVED), sha256))
+    assert sum(r.accepted.num_rows for r in found) == 9
+    assert sha256.hexdigest() == hashlib.sha256((landing.root / name).read_bytes()).hexdigest()
 
 
 # ---------------------------------------------------------------- names and types
