@@ -90,9 +90,9 @@ def measure(settings: TableSettings, shape: str, stored: int, incoming: int) -> 
     came = sum(f.bytes for files in step.tasks[0].batches for f in files)
     base = sum(f.bytes for f in step.tasks[0].stored)
     whole = before + took
+    megabytes = " ".join(f"{size / 1e6:9.1f}" for size in (base, came, took, told, whole))
     print(
-        f"{step.strategy:7} {shape:9} {stored:10,} {incoming:10,} {base / 1e6:9.1f} {came / 1e6:9.1f} {took / 1e6:9.1f} {told / 1e6:9.1f}"
-        f" {whole / 1e6:9.1f} {300 + 4 * base / 1e6:9.1f}",
+        f"{step.strategy:7} {shape:9} {stored:10,} {incoming:10,} {megabytes} {300 + 4 * base / 1e6:9.1f}",
         flush=True,
     )
 
@@ -114,6 +114,7 @@ def case(shape: str, stored: int, incoming: int, strategy: Literal["rewrite", "d
             partition_by=("day",),
             order_by=("ts",),
             strategy=strategy,
+            bucket="1GiB",  # a unit is what the case says
         )
 
         def do(what: Any, *args: Any) -> None:
