@@ -45,7 +45,7 @@ from lakeupsert.engine.landing import (
     without_nulls,
 )
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.pipeline.opened import OpenTable, at_once
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, ObjectInfo, open_store
 from lakeupsert.table.chain import Link, races_exhausted
@@ -262,7 +262,7 @@ def _new_files(
 
     # Same path, other etag: only the content tells whether it is the same file sent again.
     unsure = [f for f in listed if f.name in known and (f.name, f.size, f.etag) not in hashes]
-    read = {f.name: file for f, file in zip(unsure, at_once(sent, unsure), strict=True)}
+    read = {f.name: file for f, file in zip(unsure, table.at_once(sent, unsure), strict=True)}
     inputs: list[LandingInput] = []
     seen: list[SeenFile] = []
     for found in listed:

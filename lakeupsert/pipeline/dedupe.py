@@ -29,7 +29,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import LakeupsertError, RefusedError, TryAgainError
-from lakeupsert.pipeline.opened import OpenTable, at_once
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, next_step, step_anew
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.units import Units, is_shared
@@ -133,7 +133,7 @@ def dedupe_partitions(
             results[partition] = result
         outputs = _outputs(table, engine, steps)
         seconds = (clock.elapsed() - begun) / max(1, len(steps))
-        links = at_once(partial(_commit, table, engine.name, seconds), list(zip(steps, outputs, strict=True)))
+        links = table.at_once(partial(_commit, table, engine.name, seconds), list(zip(steps, outputs, strict=True)))
         heads = {}
         for step, of_step, link in zip(steps, outputs, links, strict=True):
             partition = step.partition
@@ -208,7 +208,7 @@ def _looked(
     left = {partition: batch for partition, batch in wanted.items() if partition not in found}
     from_landing = work is not None and bool(left) and table.work(work).source == "landing"
     unknown = [partition for partition in left if partition not in known]
-    newest = at_once(
+    newest = table.at_once(
         lambda partition: table.newest(
             partition, snapshot, from_landing=from_landing, up_to=left[partition] if work is None else None
         ),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.config import TableSettings
+from lakeupsert.config import TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
@@ -210,7 +210,7 @@ class OpenTable:
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
         """The newest version of each that has one; of those that the last call returned, only what is new is read."""
         partitions = list(partitions)
-        found = at_once(lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions)
+        found = self.at_once(lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions)
         heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
         self._heads = heads
         return heads  # not what another thread has put there meanwhile
@@ -275,7 +275,7 @@ class OpenTable:
 
         left, together = list(behind.items()), 1
         while left:
-            if not all(at_once(settled, [left.pop() for _ in range(min(together, len(left)))])):
+            if not all(self.at_once(settled, [left.pop() for _ in range(min(together, len(left)))])):
                 return False
             together = AT_ONCE
         return bool(behind)
@@ -321,6 +321,16 @@ class OpenTable:
         except LakeupsertError as e:
             log.warning("files that no version names stay until the next vacuum: %s", e.message)
 
+    def at_once(self, call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]:
+        """What ``call`` returns for each, in their order; for requests to the store, which only wait.
+
+        Local files are asked for one after the other: 365 commits took 2.0 s so and 2.6 s in threads.
+        """
+        if len(items) <= 1 or not is_remote(self.settings.processed):
+            return [call(item) for item in items]
+        with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
+            return list(pool.map(call, items))
+
     def close(self) -> None:
         for queue in (self.__dict__.get("queue"), self.__dict__.get("large_queue")):
             if queue is not None:
@@ -351,14 +361,6 @@ class OpenTable:
                     f"[tables.{self.name}] says {_text(value)}. These are fixed when a table is created.",
                     next=f"{mend}, or give [tables.{self.name}] a processed path of its own",
                 )
-
-
-def at_once(call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]:
-    """What ``call`` returns for each, in their order; for requests to the store, which only wait."""
-    if len(items) <= 1:
-        return [call(item) for item in items]
-    with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
-        return list(pool.map(call, items))
 
 
 def _last_touches(links: Iterable[Link[LedgerEntry]]) -> dict[str, int]:

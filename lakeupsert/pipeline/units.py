@@ -15,7 +15,7 @@ from dataclasses import replace
 import msgspec
 
 from lakeupsert.engine.merge import MergeOutput, MergeTask
-from lakeupsert.pipeline.opened import OpenTable, at_once
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.layout import TableObjects
@@ -57,7 +57,7 @@ class Units:
 
     def outputs(self) -> list[MergeOutput]:
         """One for each task, where none is missing. Raises NotFoundError where somebody has committed them meanwhile."""
-        data = at_once(self._table.store.get, [self._there[key] for key in self._keys])
+        data = self._table.at_once(self._table.store.get, [self._there[key] for key in self._keys])
         return [msgspec.json.decode(found, type=MergeOutput) for found in data]
 
     def forget(self) -> None:
