@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from lakeupsert.api import Table
 from lakeupsert.cli import main
+from lakeupsert.config import TableSettings
 from lakeupsert.engine import vectors
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import DamagedTableError
@@ -203,3 +205,28 @@ def test_compaction_beside_a_night_that_marks_more_rows(lake: Lake) -> None:
     lake.check()
     lake.table.vacuum(dry=False)
     lake.check()
+
+
+def test_arrow_leaves_rows_out_beyond_a_files_first_batch(tmp_path: Path) -> None:
+    """A scanner hands out 131,072 rows at a time, so positions count on from batch to batch."""
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    settings = TableSettings(
+        landing=str(landing),
+        processed=str(tmp_path / "processed"),
+        key=("id",),
+        partition_by=("day",),
+        order_by=("ts",),
+        strategy="delta",
+    )
+    changed = range(150_000, 300_000, 1_000)
+    for night, ids in enumerate([range(300_000), changed]):
+        rows = pa.table(
+            {"id": ids, "day": ["2020-01-01"] * len(ids), "ts": [night] * len(ids), "v": [night] * len(ids)}
+        )
+        pq.write_table(rows, landing / f"{night}.parquet")
+        table = Table("t", settings)
+        table.run(host="local")
+    found = table.to_arrow().read_all()
+    assert found["id"].to_pylist() == list(range(300_000))
+    assert [i for i, v in enumerate(found["v"].to_pylist()) if v] == list(changed)
