@@ -67,15 +67,19 @@ class ArrowEngine:
         incoming = [f for files in (adopted, task.deltas, task.tombstones, *task.batches) for f in files]
         width = sum(_width(type_) for type_ in (*spec.stored_schema.types, *_RANKS.types))
 
+        def whole(file: DataFile) -> int:
+            return max(EXPANSION * file.bytes, width * file.rows)
+
         def decoded(files: Sequence[DataFile]) -> float:
-            return sum(max(EXPANSION * f.bytes, width * f.rows) * share(f, task) for f in files)
+            return sum(whole(f) * share(f, task) for f in files)
 
         sorting = int(PEAK * decoded(incoming))
         blocks = min(BLOCKS_BYTES, int(PEAK * decoded(stored)))
         read_ahead = max((f.bytes for f in stored), default=0)
-        return max(
-            sorting, int(decoded(incoming)) + blocks + read_ahead
-        )  # the base streams by when the others are sorted
+        # Rows of other buckets are there until their file is read.
+        others = max((whole(f) * (1 - share(f, task)) for f in incoming), default=0.0)
+        streaming = decoded(incoming) + blocks + read_ahead  # the base streams by when the others are sorted
+        return int(max(sorting, streaming) + others)
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]

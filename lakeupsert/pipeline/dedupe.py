@@ -120,14 +120,15 @@ def dedupe_partitions(
             result = results[partition]
             if head is not None:
                 result = replace(result, version=head.number, merged=head.body.merged)
+            shared = step is not None and engine.shares_units and is_shared(table, step)
             if step is None:
                 del todo[partition]
-            elif engine.shares_units and is_shared(table, step):
-                del todo[partition]
-                result = replace(result, status="shared", units=len(step.tasks))
-            elif _is_large(table, engine, step, step.tasks):
+            elif (table.large_queue is not None or not shared) and _is_large(table, engine, step, step.tasks):
                 del todo[partition]
                 result = replace(result, status="large")
+            elif shared:
+                del todo[partition]
+                result = replace(result, status="shared", units=len(step.tasks))
             else:
                 steps.append(step)
             results[partition] = result

@@ -9,7 +9,8 @@ in the base that are superseded. Three rules bound it, for a base of B bytes and
     below `SMALL_BYTES` of base      all is rewritten: there a request costs more than the bytes
 
 A byte that arrives is so written once, at most once more for each size, and 2 / `MOST_DEBT` times in the rewrite that
-pays the debt off (ADR 0014).
+pays the debt off (ADR 0014). Beside that a merge writes the base's deletion vector anew: two bytes a superseded row, or a bit
+a row of the base where that is less, which for nights below a thousandth of a large base is more than what came.
 
 A bucket is split by the merge that writes it anew and finds that it outgrows `bucket_bytes`: no night pays for it.
 """
