@@ -140,8 +140,8 @@ class WorkQueueContract:
         assert {lease.message for lease in leases} == set(sent)
         for lease in leases:
             queue.bury(lease, "no")
-        assert queue.redrive(sent[1:], drop=sent[:1]) == (1, 1)
-        assert [lease.message for lease in drain(queue)] == sent[1:]
+        assert queue.redrive(sent[1:], drop=sent[:1]) == (2, 1)
+        assert {lease.message for lease in drain(queue)} == set(sent[1:])
 
     def test_counts_tell_visible_leased_and_dead(self, queue: WorkQueue) -> None:
         queue.send(messages(4))
