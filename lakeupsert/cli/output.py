@@ -54,7 +54,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, Any]:
 def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, Any]:
     def shape(result: "PartitionResult") -> dict[str, Any]:
         fields = dataclasses.asdict(result)
-        del fields["error"]  # it is part of the call's error
+        del fields["error"], fields["units"]  # the one is part of the call's error, the other between workers
         return {**fields, "seconds": round(result.seconds, 3)}
 
     return {"partitions": [shape(r) for r in results]}

@@ -18,7 +18,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import dedupe, workers
+from lakeupsert.pipeline import dedupe, opened, workers
 from lakeupsert.pipeline.dedupe import drain, drain_received
 from lakeupsert.pipeline.opened import AT_ONCE
 from lakeupsert.pipeline.stop import Stop
@@ -454,6 +454,7 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
     lake.table.append(host="local")
     lake.reopen()
     *_, last = (p for _, entry in lake.entries() for p in entry.touched)
+    monkeypatch.setattr(opened, "is_remote", lambda address: True)  # local files are looked at one after the other
     looked: list[str] = []
     together = threading.Barrier(AT_ONCE)
     partition = TableObjects.partition
