@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
-from lakeupsert.engine.buckets import in_bucket
+from lakeupsert.engine.buckets import in_bucket, key_hashes
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
 from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
@@ -139,11 +139,13 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
 def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], incoming: Any) -> tuple[Any, Any, Any]:
     """Stored rows that may have the key of an incoming one: key and ordering columns; each one's file, and place in it.
 
-    A row is taken whose every key column has a value that an incoming row has there: few more than there are, and cheap.
+    A row is taken whose every key column has a value that an incoming row has there, and of keys of several columns, whose
+    values may all be there in other rows, the hash of an incoming key.
     """
     schema = spec.tombstone_schema.append(pa.field(POSITION, pa.int64()))
     keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
     near = next(iter(keys.items()))
+    hashes = key_hashes(incoming, spec) if len(keys) > 1 else None
     tables, sources = [schema.empty_table()], [np.empty(0, np.int64)]
     for number, file in enumerate(files):
         # Superseded rows are left out of the few that are near, not of all.
@@ -151,6 +153,8 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], incomin
         for rows in stream_file(store, msgspec.structs.replace(file, deleted=None), schema, near):
             is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
             rows = rows.filter(reduce(pc.and_, is_near))
+            if hashes is not None:
+                rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
             tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], superseded))))
             sources.append(np.full(tables[-1].num_rows, number))
     met = pa.concat_tables(tables)

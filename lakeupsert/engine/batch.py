@@ -408,13 +408,13 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
         for number, kept in _slices(winners, ranges):
             partition, bucket = partitions[number >> most], number & ((1 << most) - 1)
-            footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version, partition)
+            bits = job.bits.get(partition, 0)
+            footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version, partition, bucket, bits)
             at = pack.bytes
             with DataFileWriter(pack, lambda: pack.name, spec.ranked_schema, footer, spec.stored_key) as out:
                 out.write(kept)
             for file in out.files:
-                bits = job.bits.get(partition, 0)
-                files[partition].append(msgspec.structs.replace(file, at=at, bucket=bucket, bits=bits))
+                files[partition].append(msgspec.structs.replace(file, at=at))
                 at += file.bytes
     for i, partition in enumerate(ranked.partitions):
         digest, lost_digest = as_text(digests[i]), as_text(lost[i])

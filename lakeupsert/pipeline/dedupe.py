@@ -79,7 +79,7 @@ class PartitionResult:
 
     rows_in (stored rows, tombstones and appended rows that were read) = rows_out + rows_superseded + rows_deleted, the
     last being the tombstones that it has now; bytes are compressed. One that is ``large`` is left for the workers of large
-    partitions, one that is ``shared`` for all workers in so many ``units``, perhaps after batches that were small.
+    partitions, one that is ``shared`` for all workers, in ``units``, perhaps after batches that were small.
     """
 
     partition: str
@@ -96,7 +96,7 @@ class PartitionResult:
     seconds: float = 0.0
     status: Literal["merged", "clean", "failed", "large", "shared"] = "clean"
     error: str | None = None
-    units: int = 0
+    units: tuple[int, ...] = ()
 
 
 def dedupe_partitions(
@@ -128,7 +128,7 @@ def dedupe_partitions(
                 result = replace(result, status="large")
             elif shared:
                 del todo[partition]
-                result = replace(result, status="shared", units=len(step.tasks))
+                result = replace(result, status="shared", units=tuple(Units(table, step).look() or [0]))
             else:
                 steps.append(step)
             results[partition] = result
@@ -153,7 +153,8 @@ def dedupe_unit(
 ) -> list[PartitionResult]:
     """Merge one unit of what is next in each partition, and commit the version where no other is missing.
 
-    A partition is ``clean`` where others are, and ``shared`` again where what was merged is of no use any more.
+    A partition is ``clean`` where others are, or something else is next there; and ``shared`` again, without units, where
+    what was merged is of no use any more.
     """
     snapshot = table.last_snapshot()
     results = []
@@ -171,7 +172,7 @@ def _merge_unit(table: OpenTable, engine: Engine, step: Step, number: int, resul
     begun = clock.elapsed()
     units = Units(table, step)
     missing = units.look()
-    if not units.has(number):
+    if number in missing:
         task = step.tasks[number]
         if _is_large(table, engine, step, [task]):
             return replace(result, status="large")
@@ -187,7 +188,7 @@ def _merge_unit(table: OpenTable, engine: Engine, step: Step, number: int, resul
     seconds = clock.elapsed() - begun
     link = _commit(table, engine.name, seconds, (step, outputs), alone=False)
     if link is None:
-        return replace(result, status="shared", units=len(step.tasks))
+        return replace(result, status="shared")
     units.forget()
     return _added(result, step, outputs, link, engine.name, seconds)
 
@@ -449,6 +450,7 @@ def drain(
     *,
     until_empty: bool,
     stop: Stop,
+    most_messages: int | None = None,
     max_seconds: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
     progress: Callable[[int], None] | None = None,
@@ -456,6 +458,7 @@ def drain(
 ) -> list[PartitionResult]:
     """Work on the queue's messages until none is visible (``until_empty``), it is stopped, or time is up.
 
+    It also leaves off where more than ``most_messages`` are visible, which one partition may become.
     Nothing is begun that would pass ``max_seconds``, should it take as long as the longest call so far. ``progress`` is
     told how many messages are left; ``alive`` is called every few seconds, in another thread too.
     A partition that fails goes back to the queue; at its last receive it is marked failed and buried, and so is one whose
@@ -463,9 +466,20 @@ def drain(
     """
     begun, longest = clock.elapsed(), 0.0
     results: list[PartitionResult] = []
+    # A step may vanish while its units are merged, by a compaction or a fence, and messages of it be acked for nothing: whoever
+    # acked one stays until the queue is empty, and makes sure that nothing is left.
+    spare: set[Message] = set()
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
         alive()
         leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
+        if not leases and spare:
+            stats = table.queue.stats()
+            if stats.visible + stats.leased:
+                stop.wait(LOOK_SECONDS)
+            else:
+                table.queue.send(_left(table, spare))
+                spare.clear()
+            continue
         if not leases:
             if until_empty:
                 break
@@ -477,8 +491,10 @@ def drain(
             break
         received = clock.elapsed()
         with _extended(table, leases, lease_seconds, stop, alive):
-            results += _work(table, engine, leases, [], retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+            results += _work(table, engine, leases, [], spare, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
         longest = max(longest, clock.elapsed() - received)
+        if most_messages is not None and table.queue.stats().visible > most_messages:
+            break
         if progress is not None:
             stats = table.queue.stats()
             progress(stats.visible + stats.leased)
@@ -518,7 +534,7 @@ def drain_received(
         if seconds_left() <= 0:
             return
         begun.update(of_it)
-        for _ in _work(table, of_threads, of_it, back, RETRY_SECONDS, AWAY_SECONDS):
+        for _ in _work(table, of_threads, of_it, back, set(), RETRY_SECONDS, AWAY_SECONDS):
             pass
 
     for most, groups in ((workers, together), (1, alone)):
@@ -575,10 +591,13 @@ def _work(
     engine: Engine,
     leases: Sequence[Lease],
     back: list[Lease],
+    spare: set[Message],
     retry_seconds: float,
     away_seconds: float = 0.0,
 ) -> Iterator[PartitionResult]:
     """What became of the partitions of these messages; every lease is acked, released or buried, also where this fails.
+
+    Messages of units that committed nothing are put into ``spare``.
 
     Those whose partition failed are released for ``retry_seconds``, and put into ``back``. Where this fails itself, all that
     are left are released for ``away_seconds``.
@@ -617,14 +636,17 @@ def _work(
             for result in itertools.chain(given_up, _each(table, engine, merge, to_try, work)):
                 of_it = of_work[result.partition]
                 try:
-                    _hand_on(table, result, Message(table.name, result.partition, wanted[result.partition], work, unit))
+                    message = Message(table.name, result.partition, wanted[result.partition], work, unit)
+                    _hand_on(table, result, message)
                 except TryAgainError:
                     raise
                 except LakeupsertError as e:  # such as a send that is not permitted: told like a failed merge
                     result = replace(result, status="failed", error=str(e))
                 if result.status != "failed":
                     answer(queue.ack, of_it)
-                    if result.status != "shared" and (unit is None or result.status != "clean"):
+                    if unit is not None and result.status == "clean":
+                        spare.add(message)
+                    elif result.status != "shared":
                         yield result
                 elif receives[result.partition] < queue.max_receives:
                     # What to do about it is told once, by who ends up with a failed partition.
@@ -645,14 +667,29 @@ def _hand_on(table: OpenTable, result: PartitionResult, message: Message) -> Non
     """Send what is left of a message to those whose work it is, before it is acked."""
     if result.status == "large" and table.large_queue is not None:
         table.large_queue.send([message])
-    elif result.status == "shared":
-        table.queue.send([msgspec.structs.replace(message, unit=unit) for unit in range(result.units)])
-    elif result.status == "merged" and message.unit is not None:
-        # Whatever else was to be merged there: units of it that were done began from the version before, or were of this step.
-        head = table.ledger_head()
-        since = table.entries(result.merged, head.number) if head else []
-        left = [link.number for link in since if message.partition in link.body.touched]
-        table.queue.send([Message(table.name, message.partition, batch) for batch in left[-1:]])
+    elif result.status == "shared" and result.units:
+        table.queue.send([msgspec.structs.replace(message, unit=unit) for unit in result.units])
+    elif message.unit is not None and result.status in ("merged", "shared"):
+        # Units of whatever else was to be merged there may be acked that began from the version before, or were of this one.
+        table.queue.send(_left(table, [message]))
+
+
+def _left(table: OpenTable, spare: Iterable[Message]) -> list[Message]:
+    """Messages for all that is left to do in the partitions of units, but where it failed."""
+    heads = table.heads({message.partition for message in spare})
+    ledger = table.ledger_head()
+    found: dict[Message, None] = {}
+    for message in spare:
+        head = heads.get(message.partition)
+        if head is not None and head.body.failed is not None:
+            continue
+        if message.work is not None and (head is None or head.body.reprocessed != message.work):
+            found[msgspec.structs.replace(message, unit=None)] = None
+        since = table.entries(head.body.merged if head else 0, ledger.number) if ledger else []
+        pending = [link.number for link in since if message.partition in link.body.touched]
+        if pending:
+            found[Message(table.name, message.partition, pending[-1])] = None
+    return list(found)
 
 
 def _each(

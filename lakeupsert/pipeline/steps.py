@@ -170,10 +170,11 @@ def _tasks(
     incoming = sum(f.bytes * share(f, bucket) for files in batches for f in files)
     if step.work is None and not any(share(f, bucket) for files in batches for f in files):
         return
-    kept, folded = in_place(strategy, bucket, int(incoming))
+    stored = sum(f.bytes * f.live / max(1, f.rows) for f in bucket.data)
+    outgrown = stored + incoming > 2 * table.settings.bucket_bytes  # also where nobody else would ever write it anew
+    kept, folded = in_place("rewrite" if outgrown else strategy, bucket, int(incoming))
     bits = 0
     if not kept and table.spec(step.spec_version).stored_key:
-        stored = sum(f.bytes * f.live / max(1, f.rows) for f in bucket.data)
         bits = bits_more(int(stored + incoming), table.settings.bucket_bytes)
     for number in range(2**bits):
         task = MergeTask(

@@ -9,7 +9,6 @@ mean the same merge, and by nobody once vacuum may have taken its files.
 """
 
 import hashlib
-from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step
-from lakeupsert.storage import UnknownOutcomeError
+from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table.layout import TableObjects
 
 ALONE_BUCKETS = 4
@@ -30,6 +29,10 @@ def is_shared(table: OpenTable, step: Step) -> bool:
     return len(step.tasks) > 1 and step.bytes > ALONE_BUCKETS * table.settings.bucket_bytes
 
 
+ATTEMPTS = 3
+"""How often a result is sent where the store does not answer."""
+
+
 class Units:
     """The results of a step's units, as they were at the last look."""
 
@@ -38,22 +41,31 @@ class Units:
         self._keys = [_key(step, task) for task in step.tasks]
         self._there: dict[str, str] = {}
 
-    def look(self) -> int:
-        """How many are missing."""
+    def look(self) -> list[int]:
+        """The numbers of those that are missing."""
         listed = self._table.store.list(TableObjects.unit_results(self._step.partition))
         named = {TableObjects.unit_key(found.name): found.name for found in listed}
         self._there = {key: named[key] for key in self._keys if key in named}
-        return len(self._keys) - len(self._there)
-
-    def has(self, number: int) -> bool:
-        return self._keys[number] in self._there
+        return [number for number, key in enumerate(self._keys) if key not in self._there]
 
     def put(self, number: int, output: MergeOutput) -> None:
+        """Raises StoreUnavailableError where the store does not say that the result, or another worker's, is there."""
         task = self._step.tasks[number]
         name = TableObjects.new_unit_result(task.partition, task.start, self._keys[number])
-        with suppress(UnknownOutcomeError):  # whoever looks next finds it, or merges the unit again
-            if not self._table.store.create(name, msgspec.json.encode(output)):
+        for attempt in range(ATTEMPTS):
+            try:
+                created = self._table.store.create(name, msgspec.json.encode(output))
+            except UnknownOutcomeError:
+                continue
+            if not created and not attempt:  # else what is there may be ours
                 self._table.discard(output.objects - {name for file in task.read for name in file.objects})
+            return
+        raise StoreUnavailableError(
+            "store-unreachable",
+            f"{self._table.store.uri(name)}: {ATTEMPTS} times no answer to a create. The partition stays as it was.",
+            next="run the same command again",
+            partition=task.partition,
+        )
 
     def outputs(self) -> list[MergeOutput]:
         """One for each task, where none is missing. Raises NotFoundError where somebody has committed them meanwhile."""

@@ -54,11 +54,21 @@ def drain_in_processes(
     """
     # Only a main thread can be made to abandon a merge, and one that waits is told to end some day.
     alone = until_empty or threading.current_thread() is threading.main_thread()
+    results: list[PartitionResult] = []
+    begun = told = clock.elapsed()
     if alone and (workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES)):
-        engine = ArrowEngine(limit_bytes() - PROCESS_BYTES)
-        return drain(
-            table, engine, until_empty=until_empty, stop=stop, max_seconds=max_seconds, progress=progress, alive=alive
+        results += drain(
+            table,
+            ArrowEngine(limit_bytes() - PROCESS_BYTES),
+            until_empty=until_empty,
+            stop=stop,
+            most_messages=None if workers <= 1 else FEW_MESSAGES,
+            max_seconds=max_seconds,
+            progress=progress,
+            alive=alive,
         )
+        if workers <= 1 or stop.is_set() or table.queue.stats().visible <= FEW_MESSAGES:
+            return results
     memory = limit_bytes() // workers - PROCESS_BYTES
     # Forking this process would copy Arrow's and SQLite's locks in whatever state they are; the server only imports.
     context = get_context("forkserver")
@@ -71,8 +81,6 @@ def drain_in_processes(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     # Not context.Event: setting that waits for ever where a process died that was waiting for it.
     listening, stop_all = context.Pipe(duplex=False)
-    results: list[PartitionResult] = []
-    begun = told = clock.elapsed()
     deaths = 0
     pending: dict[Future[tuple[list[PartitionResult], dict[str, int]]], Future[int]] = {}
     with ExitStack() as pools:

@@ -1,9 +1,11 @@
 """Partitions of several buckets through the table: split by merges and compactions, merged in units that workers share."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,6 +17,7 @@ from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit, drain
 from lakeupsert.pipeline.reconcile import prove
 from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
@@ -80,15 +83,15 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
 
 
 def wanted(lake: Lake) -> dict[str, int]:
-    return {PARTITION: lake.entries()[-1][0]}
+    return {PARTITION: max(number for number, entry in lake.entries() if PARTITION in entry.touched)}
 
 
 def count_units(lake: Lake, work: str | None = None) -> int:
     """What a worker finds who looks at the whole partition."""
     [plain] = dedupe_partitions(lake.table._table, ArrowEngine(), wanted(lake), work)
     assert plain.status == "shared"
-    assert plain.units > 2
-    return plain.units
+    assert len(plain.units) > 2
+    return len(plain.units)
 
 
 def results_left(lake: Lake) -> list[Path]:
@@ -212,3 +215,90 @@ def test_an_adopted_partition_is_split_by_its_first_merge(tmp_path: Path) -> Non
         (ROWS, ROWS + 1, None, True)
     ]
     assert {r["v"] for r in lake.rows()} == {1, 7}
+
+
+def amid_units(lake: Lake, monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
+    """Let something happen when the second unit is merged and its result not there yet; then only empty the queue."""
+    put, count = units.Units.put, [0]
+
+    def meanwhile(self: units.Units, number: int, output: Any) -> None:
+        count[0] += 1
+        if count[0] == 2:
+            what()
+        put(self, number, output)
+
+    monkeypatch.setattr(units.Units, "put", meanwhile)
+    drain(lake.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+    assert count[0] > 2
+    assert manifest(lake).merged == wanted(lake)[PARTITION], "the queue is empty, and a batch is not merged"
+    lake.table.publish()
+    lake.check()
+
+
+def test_a_fence_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of units from before it are deleted, so their results count for nobody, also those that come late."""
+    monkeypatch.setattr(vacuum, "ORPHANS_KEPT", timedelta(0))
+    amid_units(shared, monkeypatch, lambda: shared.table.vacuum(dry=False))
+
+
+def test_a_compaction_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = shared.table._table
+
+    def compact() -> None:
+        engine = ArrowEngine()
+        monkeypatch.setattr(engine, "shares_units", False)
+        reprocess(table, None, lambda partition: True, dry=False)
+        [work] = {lease.message.work for lease in table.queue.receive(99, 0.0)} - {None}
+        [result] = dedupe_partitions(table, engine, wanted(shared), work)
+        assert result.status == "merged"
+
+    amid_units(shared, monkeypatch, compact)
+
+
+@pytest.mark.parametrize("effect", [True, False])
+def test_a_result_whose_create_is_not_answered_is_sent_again(
+    shared: Lake, monkeypatch: pytest.MonkeyPatch, effect: bool
+) -> None:
+    store, lost = shared.table._table.store, [0]
+    create = store.create
+
+    def silent(name: str, data: bytes) -> bool:
+        if "/unit-" in name and not lost[0]:
+            lost[0] += 1
+            if effect:
+                create(name, data)
+            raise UnknownOutcomeError(name)
+        return create(name, data)
+
+    monkeypatch.setattr(store, "create", silent)
+    drain(shared.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+    assert lost == [1]
+    assert manifest(shared).merged == wanted(shared)[PARTITION]
+    shared.finish_and_check()
+
+
+def test_of_two_workers_at_one_unit_the_second_deletes_its_own_files_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strategy, "SMALL_BYTES", 0)
+    monkeypatch.setattr(units, "ALONE_BUCKETS", 1)
+    lake = Lake(tmp_path / "lake", bucket="8KiB")
+    lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
+    lake.run()
+    lake.settings = msgspec.structs.replace(lake.settings, strategy="delta")
+    lake.reopen()
+    lake.land("1.jsonl", [row(f"k{i:05}", 0, 20, -i) for i in range(0, ROWS, 50)])
+    lake.table.append(host="local")
+    merge, kept = ArrowEngine.merge, [0]
+
+    def twice(self: ArrowEngine, *given: Any) -> Any:
+        monkeypatch.setattr(ArrowEngine, "merge", merge)
+        outputs = merge(self, *given)
+        kept[0] = len(outputs[0].kept)
+        merge_units(lake, [0])
+        return outputs
+
+    monkeypatch.setattr(ArrowEngine, "merge", twice)
+    merge_units(lake, [0])
+    assert kept[0] > 0
+    lake.finish_and_check()
