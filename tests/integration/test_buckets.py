@@ -12,7 +12,7 @@ import pytest
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.buckets import buckets, key_hashes
-from lakeupsert.pipeline import strategy, units, vacuum
+from lakeupsert.pipeline import strategy, units, vacuum, workers
 from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit, drain
 from lakeupsert.pipeline.reconcile import prove
 from lakeupsert.pipeline.reprocess import reprocess
@@ -130,13 +130,17 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
     shared.check()
 
 
-def test_processes_share_units(tmp_path: Path) -> None:
+def test_processes_share_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    pool = workers.ProcessPoolExecutor
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda *a, **k: begun.append(a) or pool(*a, **k))
     lake = Lake(tmp_path / "lake", bucket="1500B")
     lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
     lake.run(workers=2)
     lake.land("1.jsonl", [row(f"k{i:05}", 0, 20, -i) for i in range(0, ROWS, 5)])
     results = lake.table.run(host="local", workers=2).dedupe
     assert [r.status for r in results] == ["merged"]
+    assert len(begun) >= 2, "one message became many, and one process did them all"
     lake.check()
 
 
