@@ -20,6 +20,7 @@ partition_by = ["transaction_date"]
 # queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE
 # engine              = "arrow"    # or "spark"
 # strategy            = "auto"     # or "rewrite", "delta"
+# bucket              = "256MiB"   # bytes of a partition from which it is split, so that workers share it
 # on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip" lists it as lagging
 # quarantine_limit    = "1%"       # or a number of rows; above it a batch is refused as a whole
 # keep_snapshots      = 7

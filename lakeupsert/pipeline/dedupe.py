@@ -467,15 +467,15 @@ def drain(
     begun, longest = clock.elapsed(), 0.0
     results: list[PartitionResult] = []
     # A step may vanish while its units are merged, by a compaction or a fence, and messages of it be acked for nothing: whoever
-    # acked one stays until the queue is empty, and makes sure that nothing is left.
+    # acked one makes sure, when the queue is empty, that nothing is left.
     spare: set[Message] = set()
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
         alive()
         leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
         if not leases and spare:
-            stats = table.queue.stats()
-            if stats.visible + stats.leased:
-                stop.wait(LOOK_SECONDS)
+            # Units that others are at are merged twice, where nobody is to wait for them.
+            if not until_empty and table.queue.stats().leased:
+                stop.wait(IDLE_SECONDS)
             else:
                 table.queue.send(_left(table, spare))
                 spare.clear()
