@@ -534,7 +534,8 @@ def _merges(
             stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
             read += sum(f.bytes for f in stored) + round(next_one.bytes)
             objects += next_one.files + sum(len(b.data) for b in buckets)
-            kept = [in_place(table.strategy, b, round(next_one.bytes * 0.5**b.bits))[0] for b in buckets]
+            limit = table.settings.bucket_bytes
+            kept = [in_place(table.strategy, b, next_one.bytes * 0.5**b.bits, limit)[0] for b in buckets]
             buckets, wrote = _merged(buckets, kept, rows * sizes.kept, sizes)
             written, versions = written + wrote, versions + 1
         if versions:

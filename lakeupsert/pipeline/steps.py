@@ -45,7 +45,8 @@ class Step:
 
     @property
     def start(self) -> int:
-        return start_behind(self.head)
+        """How many versions the chain has; see `TableObjects`."""
+        return self.head.number + 1 if self.head else 0
 
     @property
     def buckets(self) -> tuple[BucketEntry, ...]:
@@ -72,11 +73,6 @@ class Step:
     def bytes(self) -> int:
         """Compressed bytes that its tasks read, at most."""
         return sum(f.bytes for f in self.read)
-
-
-def start_behind(head: Link[Manifest] | None) -> int:
-    """How many versions a chain has; see `TableObjects`."""
-    return head.number + 1 if head else 0
 
 
 def next_step(
@@ -170,12 +166,10 @@ def _tasks(
     incoming = sum(f.bytes * share(f, bucket) for files in batches for f in files)
     if step.work is None and not any(share(f, bucket) for files in batches for f in files):
         return
-    stored = sum(f.bytes * f.live / max(1, f.rows) for f in bucket.data)
-    outgrown = stored + incoming > 2 * table.settings.bucket_bytes  # also where nobody else would ever write it anew
-    kept, folded = in_place("rewrite" if outgrown else strategy, bucket, int(incoming))
-    bits = 0
-    if not kept and table.spec(step.spec_version).stored_key:
-        bits = bits_more(int(stored + incoming), table.settings.bucket_bytes)
+    bucket_bytes = table.settings.bucket_bytes
+    kept, folded = in_place(strategy, bucket, incoming, bucket_bytes)
+    splits = not kept and table.spec(step.spec_version).stored_key
+    bits = bits_more(bucket, incoming, bucket_bytes) if splits else 0
     for number in range(2**bits):
         task = MergeTask(
             partition=step.partition,

@@ -33,10 +33,12 @@ SMALL_BYTES = 4 << 20
 
 
 def in_place(
-    strategy: Strategy, bucket: BucketEntry, incoming_bytes: int
+    strategy: Strategy, bucket: BucketEntry, incoming_bytes: float, bucket_bytes: int
 ) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]]:
     """Stored files that the next merge keeps, and deltas that it folds into the new one; none and all where it rewrites."""
     if not bucket.base or not bucket.settled or strategy == "rewrite":
+        return (), bucket.deltas
+    if _live_bytes(bucket) + incoming_bytes > 2 * bucket_bytes:  # strategy delta would never split it
         return (), bucket.deltas
     base_bytes = sum(file.bytes for file in bucket.base)
     most = debt(bucket) + 2 * incoming_bytes  # each row that comes may supersede one in the base
@@ -54,9 +56,13 @@ def in_place(
     return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
 
 
-def bits_more(stored_and_incoming_bytes: int, bucket_bytes: int) -> int:
+def bits_more(bucket: BucketEntry, incoming_bytes: float, bucket_bytes: int) -> int:
     """Into how many a bucket that is written anew is split, as a power of two, so that none has more than ``bucket_bytes``."""
-    return max(0, ceil(log2(max(1, stored_and_incoming_bytes) / bucket_bytes)))
+    return max(0, ceil(log2(max(1, _live_bytes(bucket) + incoming_bytes) / bucket_bytes)))
+
+
+def _live_bytes(bucket: BucketEntry) -> float:
+    return sum(file.bytes * file.live / max(1, file.rows) for file in bucket.data)
 
 
 def worth_compacting(bucket: BucketEntry, *, full: bool) -> bool:

@@ -22,15 +22,13 @@ from lakeupsert.table.layout import TableObjects
 ALONE_BUCKETS = 4
 """Bytes of how many buckets one worker merges without asking others. More: a night waits longer for its largest partition.
 Fewer: more messages and objects for work that one worker does in a minute."""
+ATTEMPTS = 3
+"""How often a result is sent where the store does not answer."""
 
 
 def is_shared(table: OpenTable, step: Step) -> bool:
     """Whether the step is merged in units."""
     return len(step.tasks) > 1 and step.bytes > ALONE_BUCKETS * table.settings.bucket_bytes
-
-
-ATTEMPTS = 3
-"""How often a result is sent where the store does not answer."""
 
 
 class Units:

@@ -29,8 +29,7 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
 
     Files are opened while the reader is consumed, one after the other, and those of several buckets and deltas of a
     partition together; a missing column of an old file is null, a narrower one widened. Memory: a row group and a few
-    batches of each. With
-    ``partition``, that one's rows alone.
+    batches of each. With ``partition``, that one's rows alone.
 
     Raises ConfigurationError for a filter that can't be used; DamagedTableError, while it is consumed, where a file is
     missing or not readable; StoreUnavailableError where the disk or mount failed.
@@ -44,9 +43,8 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
 
 def _batches(view: View, files: Iterator[ViewFile], schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
-        base: dict[
-            tuple[int, int], list[Iterator[Any]]
-        ] = {}  # the files of a bucket are in key order, one after the other
+        # The files of a bucket are in key order, one after the other.
+        base: dict[tuple[int, int], list[Iterator[Any]]] = {}
         deltas: list[Iterator[Any]] = []
         for file in of_partition:
             rows = _rows(view, file, schema, pushed, rest)

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from lakeupsert.pipeline import strategy
-from lakeupsert.pipeline.strategy import MOST_DEBT, SMALL_BYTES, TOGETHER, debt, in_place, worth_compacting
+from lakeupsert.pipeline.strategy import MOST_DEBT, SMALL_BYTES, TOGETHER, bits_more, debt, in_place, worth_compacting
 from lakeupsert.table.manifest import BucketEntry, DataFile, DeletionVector
 
 BASE = 100 * SMALL_BYTES
+
+NO_LIMIT = 1 << 60
+"""These buckets are not to be split."""
 
 
 def file(name: str, bytes: int, superseded: int = 0) -> DataFile:
@@ -22,7 +25,7 @@ def nights(chosen: Any, sizes: list[int]) -> list[tuple[BucketEntry, int]]:
     """The bucket after each night of so many bytes that are all updates of the base; and what that night wrote."""
     bucket, played = BucketEntry(id="0", base=(file("b", BASE),)), []
     for number, came in enumerate(sizes):
-        kept, folded = in_place(chosen, bucket, came)
+        kept, folded = in_place(chosen, bucket, came, NO_LIMIT)
         if not kept:
             written = BASE
             bucket = BucketEntry(id="1", base=(file("b", BASE),))
@@ -64,11 +67,11 @@ def test_delta_never_writes_the_base_and_rewrite_nothing_else() -> None:
 
 def test_small_and_unsettled_and_empty_buckets_are_rewritten() -> None:
     small = BucketEntry(id="0", base=(file("b", SMALL_BYTES - 1),), deltas=(file("d", 10),))
-    assert in_place("auto", small, 1) == ((), small.deltas)
-    assert in_place("delta", small, 1)[0]
+    assert in_place("auto", small, 1, NO_LIMIT) == ((), small.deltas)
+    assert in_place("delta", small, 1, NO_LIMIT)[0]
     unsettled = BucketEntry(id="0", base=(file("b", BASE),), settled=False)
-    assert in_place("delta", unsettled, 1) == ((), ())
-    assert in_place("delta", BucketEntry(id=""), 1) == ((), ())
+    assert in_place("delta", unsettled, 1, NO_LIMIT) == ((), ())
+    assert in_place("delta", BucketEntry(id=""), 1, NO_LIMIT) == ((), ())
 
 
 def test_compact_takes_what_owes_much_before_a_night_has_to() -> None:
@@ -78,3 +81,11 @@ def test_compact_takes_what_owes_much_before_a_night_has_to() -> None:
         assert worth_compacting(bucket, full=True) == bool(bucket.deltas)
     small = BucketEntry(id="0", base=(file("b", strategy.SMALL_BYTES - 1),), deltas=(file("d", 10),))
     assert worth_compacting(small, full=False)
+
+
+def test_a_bucket_that_outgrew_twice_its_limit_is_written_anew_and_split() -> None:
+    base = DataFile(name="b", rows=10, bytes=100)
+    bucket = BucketEntry(id="", base=(base,))
+    assert in_place("delta", bucket, 20, 60) == ((base,), ())
+    assert in_place("delta", bucket, 21, 60) == ((), ())
+    assert [bits_more(bucket, 20, limit) for limit in (120, 119, 60, 30, 29)] == [0, 1, 1, 2, 3]
