@@ -27,7 +27,6 @@ from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import parse_where
-from lakeupsert.table.layout import DATA
 
 BLOCK = 1024
 """Rows whose marks Spark looks up at once. More: a superseded row that is alone takes more memory. Less: rows side by side
@@ -47,22 +46,23 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
     schema = s.StructType([s.StructField(field.name, spark_type(field.type, field.name)) for field in view.spec.schema])
     roots: dict[str, list[ViewFile]] = {}
     for file in view.files(where):
-        root = _hadoop_path(file.uri).removesuffix(file.name) + (f"{DATA}/" if file.name.startswith(f"{DATA}/") else "")
-        roots.setdefault(root, []).append(file)
+        roots.setdefault(_hadoop_path(file.uri).removesuffix(file.name), []).append(file)
     if not roots:
         return spark.createDataFrame([], schema)
     home = _hadoop_path(view.objects.store.uri()) + "/"
-    if {root.removesuffix(f"{DATA}/") for root in roots} - {home}:
+    if roots.keys() - {home}:
         _keep(spark, view)
     options = {
         "datetimeRebaseMode": "CORRECTED",  # our files hold the calendar of today, also before 1582
         "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
         "ignoreCorruptFiles": "false",
+        # One scan for partition folders of the root and of `_lakeupsert/data`: a union of two makes a row object of each row.
+        "ignoreInvalidPartitionPaths": "true",
     }
     if any(root.startswith("s3a:") for root in roots):
         options |= _s3a_options(spark, urlsplit(view.objects.store.uri()).netloc)
     reader = spark.read.schema(schema).options(**options)
-    # One scan a root: Spark takes the values of the partition column from below the base path, and refuses files elsewhere.
+    # More than one root only where `latest` has files on this machine.
     with _s3a_may_be_missing(spark), _files_looked_at_here(spark, local=not home.startswith("s3a:")):
         scans = [_scan(spark, view, reader.option("basePath", root), files) for root, files in roots.items()]
     frame = reduce(DataFrame.union, scans)
