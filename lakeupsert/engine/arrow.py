@@ -8,7 +8,8 @@ Memory: the incoming rows of the partition, one block of the base, and keys and 
 partition, once, the whole of it.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -37,6 +38,8 @@ TEXT_BYTES = 16
 """Decoded bytes of a value whose width its type does not tell, at least."""
 BLOCKS_BYTES = 256 << 20
 """What the blocks of a base take, from reading to writing, where it has more than one or two."""
+TOGETHER_ROWS = 1 << 14
+"""Rows of small files that meet the incoming ones at once."""
 
 _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
 _AGE = pa.field("_lakeupsert_age", pa.int32())
@@ -122,44 +125,64 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
 def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, lost: list[Any]) -> MergeOutput:
     """Rows that lost, their key and ordering columns, are put into ``lost``."""
     incoming = _incoming(store, spec, task, Digest(spec))
-    met, source, position = _met(store, spec, task.kept, incoming)
+    begins = np.cumsum([0, *(file.rows for file in task.kept)])
+    met, number = _met(store, spec, task.kept, begins, incoming)
     both = pa.concat_tables([met, incoming.select(met.schema.names)])
     order, wins = latest(both, spec.stored_key, spec.order_by, (_AGE.name, FILE, PLACE))
     losers = order.filter(pc.invert(wins))
     lost.append(both.select(spec.tombstone_schema.names).take(losers))
     superseded = losers.to_numpy()
-    superseded = np.sort(superseded[superseded < met.num_rows])
+    superseded = superseded[superseded < met.num_rows]
     winners = order.filter(pc.and_(wins, pc.greater_equal(order, met.num_rows)))
     with MergeWriter(store, spec, spec_version, task) as out:
         out.write(incoming, pc.subtract(winners, met.num_rows))
-    positions = [position[superseded[source[superseded] == number]] for number in range(len(task.kept))]
+    dead = np.sort(number[superseded])
+    ends = np.searchsorted(dead, begins)
+    positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
     return out.output(sum(rows.num_rows for rows in lost), positions=positions)
 
 
-def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], incoming: Any) -> tuple[Any, Any, Any]:
-    """Stored rows that may have the key of an incoming one: key and ordering columns; each one's file, and place in it.
+def _met(
+    store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins: Any, incoming: Any
+) -> tuple[Any, Any]:
+    """Stored rows that may have the key of an incoming one: key and ordering columns; and each one's number.
 
-    A row is taken whose every key column has a value that an incoming row has there, and of keys of several columns, whose
-    values may all be there in other rows, the hash of an incoming key.
+    The rows of all ``files`` are numbered through, those of each from its number in ``begins`` on. A row is taken whose every
+    key column has a value that an incoming row has there, and of keys of several columns, whose values may all be there in
+    other rows, the hash of an incoming key.
     """
     schema = spec.tombstone_schema.append(pa.field(POSITION, pa.int64()))
     keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
     near = next(iter(keys.items()))
     hashes = key_hashes(incoming, spec) if len(keys) > 1 else None
-    tables, sources = [schema.empty_table()], [np.empty(0, np.int64)]
-    for number, file in enumerate(files):
-        # Superseded rows are left out of the few that are near, not of all.
-        superseded = pa.array(deleted_positions(store, file).astype(np.int64))
-        for rows in stream_file(store, msgspec.structs.replace(file, deleted=None), schema, near):
-            is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
-            rows = rows.filter(reduce(pc.and_, is_near))
-            if hashes is not None:
-                rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
-            tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], superseded))))
-            sources.append(np.full(tables[-1].num_rows, number))
+    # Superseded rows are left out of the few that are near, not of all.
+    superseded = [deleted_positions(store, f).astype(np.int64) + begin for f, begin in zip(files, begins, strict=False)]
+    dead = pa.array(np.concatenate(superseded))
+    tables = [schema.empty_table()]
+    streams = (
+        stream_file(store, msgspec.structs.replace(file, deleted=None), schema, near, begin)
+        for file, begin in zip(files, begins, strict=False)
+    )
+    for rows in _together(itertools.chain.from_iterable(streams)):
+        is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
+        rows = rows.filter(reduce(pc.and_, is_near))
+        if hashes is not None:
+            rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
+        tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))))
     met = pa.concat_tables(tables)
-    position = met[POSITION].to_numpy()
-    return _tagged(met.drop_columns(POSITION), age=0, deleted=False), np.concatenate(sources), position
+    return _tagged(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
+
+
+def _together(tables: Iterable[Any]) -> Iterator[Any]:
+    """Small tables as one: what is done for each takes longer than what is done for its rows."""
+    held: list[Any] = []
+    for table in tables:
+        held.append(table)
+        if sum(t.num_rows for t in held) >= TOGETHER_ROWS:
+            yield pa.concat_tables(held)
+            held = []
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Digest) -> Any:

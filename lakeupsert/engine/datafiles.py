@@ -209,16 +209,19 @@ def read_file(store: ObjectStore, file: DataFile, schema: Any) -> Any:
     return pa.concat_tables(list(stream_file(store, file, schema)) or [schema.empty_table()])
 
 
-def stream_file(store: ObjectStore, file: DataFile, schema: Any, near: tuple[str, Any] | None = None) -> Iterator[Any]:
+def stream_file(
+    store: ObjectStore, file: DataFile, schema: Any, near: tuple[str, Any] | None = None, first: int = 0
+) -> Iterator[Any]:
     """The rows of one of our files that live, in their order, in tables of about ``ROW_GROUP_BYTES``.
 
-    A column `POSITION` in ``schema`` gets each row's place in the file. With ``near``, a column and values of it, row groups
-    may be left out that hold none of these.
+    A column `POSITION` in ``schema`` gets each row's place in the file, counted from ``first``. With ``near``, a column and
+    values of it, row groups may be left out that hold none of these.
     """
     deleted = deleted_positions(store, file)
     for at, rows in _decoded(store, file, schema, near):
         if POSITION in schema.names:
-            rows = rows.append_column(schema.field(POSITION), pa.array(np.arange(at, at + rows.num_rows)))
+            places = np.arange(first + at, first + at + rows.num_rows)
+            rows = rows.append_column(schema.field(POSITION), pa.array(places))
         yield without(aligned(rows, schema), deleted, at)
 
 
@@ -237,34 +240,32 @@ def _decoded(
             source, coerce_int96_timestamp_unit="us", pre_buffer=not isinstance(source, pa.OSFile | pa.BufferReader)
         ) as parquet,
     ):
-        groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
-        stored = set(parquet.schema_arrow.names)
-        columns = [name for name in schema.names if name in stored]
-        total, read = max(1, sum(g.total_byte_size for g in groups)), max(1, _bytes_of(groups, set(columns)))
-        rows = max(1024, ROW_GROUP_BYTES * parquet.metadata.num_rows // read)
-        # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
-        rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
-        begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
-        wanted = [i for i, group in enumerate(groups) if near is None or _may_hold(group, near)]
-        for first, last in _runs(wanted):
-            at = begins[first]
-            run = list(range(first, last + 1))
-            for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
+        # Of a few rows, to look at the columns one by one takes longer than to read them.
+        few = parquet.metadata.num_rows <= FEW_ROWS
+        rows, runs = (FEW_ROWS, [(0, None)]) if few else _runs(parquet.metadata, schema.names, near)
+        for at, run in runs:
+            for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=schema.names, use_threads=False):
                 yield at, pa.Table.from_batches([batch])
                 at += batch.num_rows
+
+
+def _runs(metadata: Any, columns: list[str], near: tuple[str, Any] | None) -> tuple[int, list[tuple[int, list[int]]]]:
+    """How many rows of these columns to read at once; runs of row groups that follow each other, each with its first row."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    total, read = max(1, sum(g.total_byte_size for g in groups)), max(1, _bytes_of(groups, set(columns)))
+    rows = max(1024, ROW_GROUP_BYTES * metadata.num_rows // read)
+    # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
+    rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
+    begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
+    wanted = [i for i, group in enumerate(groups) if near is None or _may_hold(group, near)]
+    runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0])]
+    return rows, [(begins[run[0]], run) for run in runs]
 
 
 def _bytes_of(groups: list[Any], columns: set[str]) -> int:
     """Uncompressed bytes of these columns."""
     chunks = (group.column(i) for group in groups for i in range(group.num_columns))
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of numbers that follow each other."""
-    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        found = [number for _, number in run]
-        yield found[0], found[-1]
 
 
 def _may_hold(group: Any, near: tuple[str, Any]) -> bool:
@@ -323,6 +324,8 @@ def opened(
 
 def aligned(table: Any, schema: Any) -> Any:
     """``table`` under a newer schema: columns in its order, those that the file lacks null, narrower types widened."""
+    if table.schema.equals(schema):
+        return table
     columns = []
     for field in schema:
         at = table.schema.get_field_index(field.name)
