@@ -142,9 +142,7 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
     return out.output(sum(rows.num_rows for rows in lost), positions=positions)
 
 
-def _met(
-    store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins: Any, incoming: Any
-) -> tuple[Any, Any]:
+def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins: Any, incoming: Any) -> tuple[Any, Any]:
     """Stored rows that may have the key of an incoming one: key and ordering columns; and each one's number.
 
     The rows of all ``files`` are numbered through, those of each from its number in ``begins`` on. A row is taken whose every

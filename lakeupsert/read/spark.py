@@ -31,6 +31,8 @@ from lakeupsert.read.where import parse_where
 BLOCK = 1024
 """Rows whose marks Spark looks up at once. More: a superseded row that is alone takes more memory. Less: rows side by side
 are looked up in more places, and each place that the processor's cache has not costs more than all else."""
+DEAD = "_lakeupsert_dead"
+"""In the join with a table's columns, whose names it must not share."""
 BROADCAST_BLOCKS = 3_000_000
 """Blocks with superseded rows up to which each executor gets all of them. More: executors need that much memory, about 330
 bytes each. Less: Spark sorts and shuffles what it reads to join it."""
@@ -76,23 +78,25 @@ def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Seque
     superseded = [file for file in files if file.superseded]
     if not superseded:
         return scan
-    name, size, row = (f.col(f"_metadata.{field}") for field in ("file_name", "file_size", "row_index"))
     table = pa.concat_tables([_blocks(view, file) for file in superseded])
-    dead = spark.createDataFrame(table)
-    if len({file.bytes for file in superseded}) == len(superseded):  # a seventh of a read's time is hashing names
-        file, dead_file = f.shiftleft(size, 32), f.shiftleft(dead["_size"], 32)
-    else:
-        file, dead_file = f.xxhash64(name), f.xxhash64(dead["_dead.file"])
-    # One long, since Spark looks these up twice as fast as text and long; where two are the same the name decides.
-    key = file.bitwiseXOR(f.shiftright(row, BLOCK.bit_length() - 1))
-    dead = dead.select("_dead", dead_file.bitwiseXOR(dead["_block"]).alias("_key"))
+    # Where sizes tell files apart they do: a seventh of a read's time is hashing names.
+    by_size = len({file.bytes for file in superseded}) == len(superseded)
+    file, of_file = (
+        ("shiftleft(_metadata.file_size, 32)", "shiftleft(size, 32)")
+        if by_size
+        else ("xxhash64(_metadata.file_name)", "xxhash64(dead.file)")
+    )
+    dead = spark.createDataFrame(table).selectExpr(f"dead AS {DEAD}", f"{of_file} ^ block AS {DEAD}_key")
     if table.num_rows <= BROADCAST_BLOCKS:
         dead = f.broadcast(dead)
-    word = f.get(dead["_dead.words"], _low_bits(f.shiftright(row, 6), BLOCK // 64))
-    is_dead = f.getbit(word, _low_bits(row, 64)) == 1
-    # By `=` Spark would make it part of the key.
-    same_file = (name >= dead["_dead.file"]) & (name <= dead["_dead.file"])
-    return scan.join(dead, (key == dead["_key"]) & is_dead & same_file, "left_anti")
+    # One long, since Spark looks these up twice as fast as text and long. Where two are the same the name decides; not by `=`,
+    # which Spark would make part of the key.
+    row, name = "_metadata.row_index", "_metadata.file_name"
+    word = f"get({DEAD}.words, CAST(shiftright({row}, 6) & {BLOCK // 64 - 1} AS INT))"
+    same_block = f"{DEAD}_key = {file} ^ shiftright({row}, {BLOCK.bit_length() - 1})"
+    is_dead = f"getbit({word}, CAST({row} & 63 AS INT)) = 1"
+    same_file = f"{name} >= {DEAD}.file AND {name} <= {DEAD}.file"
+    return scan.join(dead, f.expr(f"{same_block} AND {is_dead} AND {same_file}"), "left_anti")
 
 
 def _blocks(view: View, file: ViewFile) -> pa.Table:
@@ -106,11 +110,7 @@ def _blocks(view: View, file: ViewFile) -> pa.Table:
     # In one struct, since Spark takes apart what is beside it for each row; our names have an id in them: they tell files apart.
     names = pa.repeat(PurePosixPath(file.name).name, len(numbers))
     dead = pa.StructArray.from_arrays([names, pa.ListArray.from_arrays(ends, words)], ["file", "words"])
-    return pa.table({"_size": np.full(len(numbers), file.bytes), "_block": numbers, "_dead": dead})
-
-
-def _low_bits(number: Column, below: int) -> Column:
-    return number.bitwiseAND(f.lit(below - 1)).cast("int")
+    return pa.table({"size": np.full(len(numbers), file.bytes), "block": numbers, "dead": dead})
 
 
 def _s3a_options(spark: SparkSession, bucket: str) -> dict[str, str]:
