@@ -68,7 +68,8 @@ class FarStore(Points):
 
     @contextmanager
     def at(self, name: str, commit: bool = False) -> Iterator[None]:
-        computed = time.thread_time() - getattr(self._thread, "computed", 0.0)
+        now = time.thread_time()
+        computed = now - getattr(self._thread, "computed", now)  # what the thread did before is none of ours
         kind = KINDS.get(name.split()[0])
         time.sleep(
             (self.stretch - 1) * computed + self.stretch * DELAY_SECONDS + (self._limited(kind) if kind else 0.0)
