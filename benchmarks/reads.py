@@ -26,6 +26,7 @@ from benchmarks.workload import WORKLOADS, Workload, make
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 
+RESULTS = Path(__file__).parent / "results"
 ROUNDS = 9
 WARMING = 3
 """Of these rounds, so many do not count: the JVM compiles."""
@@ -37,6 +38,7 @@ def main() -> int:
     options.add_argument("--work", type=Path, default=Path("build/bench"), help="default: %(default)s")
     given = options.parse_args()
     sparkenv.prepare()
+    RESULTS.mkdir(exist_ok=True)
     folder = given.work.absolute() / "reads"
     size = dataclasses.replace(WORKLOADS["large"].size, nights=given.nights)
     workload = make("large", size, folder / "workload")
@@ -61,12 +63,14 @@ def main() -> int:
         "# Reads after deltas",
         "",
         f"{sentence(facts())} {', '.join(versions('lakeupsert', 'pyspark', 'pyarrow'))},",
+        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}. `python -m benchmarks.reads`: medians of {ROUNDS - WARMING}.",
+        "",
+        f"| {' | '.join(head)} |",
+        "|---:|---|" + "---:|" * (len(head) - 2),
+        *lines,
+        "",
     ]
-    told += [
-        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}. `python -m benchmarks.reads`: medians of {ROUNDS - WARMING}."
-    ]
-    told += ["", f"| {' | '.join(head)} |", "|---:|---|" + "---:|" * (len(head) - 2), *lines, ""]
-    Path("benchmarks/results/reads.md").write_text("\n".join(told))
+    (RESULTS / "reads.md").write_text("\n".join(told))
     shutil.rmtree(folder)
     return 0 if good else 1
 
