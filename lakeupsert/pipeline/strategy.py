@@ -5,7 +5,7 @@ in the base that are superseded. Three rules bound it, for a base of B bytes and
 
     debt <= `MOST_DEBT` x B          what a reader reads beyond the live rows; the merge that would pass it rewrites
     `TOGETHER` deltas of a size are folded into one, the new one among them: so there are at most `TOGETHER` - 1 of each of
-                                     log4(MOST_DEBT x B / d) sizes, and a row is folded once for each
+                                     log8(MOST_DEBT x B / d) sizes, and a row is folded once for each
     below `SMALL_BYTES` of base      all is rewritten: there a request costs more than the bytes
 
 A byte that arrives is so written once, at most once more for each size, and 2 / `MOST_DEBT` times in the rewrite that
@@ -24,7 +24,7 @@ Strategy = Literal["auto", "rewrite", "delta"]
 
 MOST_DEBT = 0.5
 """Debt, as a share of the base's bytes. More: slower reads. Less: the base is rewritten more often."""
-TOGETHER = 4
+TOGETHER = 8
 """How many deltas of about one size make one. More: readers open more files. Less: rows are folded more often."""
 SAME_SIZE = 2
 """A delta is of a size with those that are not so many times smaller."""

@@ -37,6 +37,9 @@ ORPHANS_KEPT = timedelta(hours=1)
 """Files that no version ever named are not looked at before: most are those of a merge at work, which a fence would undo."""
 ORPHANED_PACKS_KEPT = timedelta(days=1)
 """The same for those of `append`, which works on a whole night, where a merge works on a partition."""
+UNITS_KEPT = timedelta(days=1)
+"""A partition where workers finished a unit more recently waits for a later vacuum: a fence would undo hours of many. A merge
+in units that nobody goes on with keeps its garbage so long."""
 UNFINISHED_KEPT = timedelta(days=1)
 """Objects that are not whole yet get no name later than that."""
 _CHAINS = f"{HOME}/partitions/"
@@ -228,6 +231,8 @@ class _Look:
         if self._newest.lost(partition, head):  # its files look like garbage, and a fence would take the number
             shown = self._newest.partitions[partition].version
             raise self._table.objects.missing(partition, shown, f"Snapshot {max(self._snapshots)}", lost=True)
+        if not all(self._is_older(found, UNITS_KEPT) for found in self._objects[f"{HOME}/units/{partition}"].values()):
+            return
         merged = head.body.merged if head else 0
         needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
         needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next

@@ -179,8 +179,24 @@ def test_a_compaction_in_units_meets_a_night(shared: Lake, monkeypatch: pytest.M
     shared.finish_and_check()
 
 
-def test_nobody_commits_units_from_before_a_fence(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vacuum that fences off whoever merges."""
+    for kept in ("ORPHANS_KEPT", "UNITS_KEPT"):
+        monkeypatch.setattr(vacuum, kept, timedelta(0))
+
+
+def test_a_vacuum_waits_for_units_of_the_same_day(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vacuum, "ORPHANS_KEPT", timedelta(0))
+    count = count_units(shared)
+    merge_units(shared, range(count - 1))
+    shared.table.vacuum(dry=False)
+    assert merge_units(shared, [count - 1]) == ["merged"], "what was done counts"
+    shared.finish_and_check()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_nobody_commits_units_from_before_a_fence(shared: Lake) -> None:
     count = count_units(shared)
     merge_units(shared, range(count - 1))
     shared.table.vacuum(dry=False)
@@ -239,9 +255,9 @@ def amid_units(lake: Lake, monkeypatch: pytest.MonkeyPatch, what: Callable[[], o
     lake.check()
 
 
+@pytest.mark.usefixtures("hasty")
 def test_a_fence_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of units from before it are deleted, so their results count for nobody, also those that come late."""
-    monkeypatch.setattr(vacuum, "ORPHANS_KEPT", timedelta(0))
     amid_units(shared, monkeypatch, lambda: shared.table.vacuum(dry=False))
 
 
