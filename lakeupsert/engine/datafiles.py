@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from lakeupsert.table.manifest import DataFile, TombstoneFile
 
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes of a row group, and of what is held of a base file while it streams through a merge."""
+ROW_GROUP_ROWS = 1 << 17
+"""The most rows of a row group, so that a column of numbers is a page of it. More: a merge that looks for few keys reads more
+of the base. Less: rows of a narrow table are read in more requests."""
 FILE_BYTES = 512 << 20
 """Compressed bytes after which a base file is closed and the next one begun."""
 PAGE_BYTES = 1 << 20
@@ -142,8 +146,8 @@ class DataFileWriter:
         table = pa.concat_tables(self._held)
         self._held, self._held_bytes = [], 0
         _name, _, sink, writer = self._open or self._begin(table)
-        rows = max(1, min(table.num_rows, ROW_GROUP_BYTES * table.num_rows // max(table.nbytes, 1)))
-        writer.write_table(table, row_group_size=rows)
+        groups = max(1, ceil(table.num_rows / ROW_GROUP_ROWS), ceil(table.nbytes / ROW_GROUP_BYTES))
+        writer.write_table(table, row_group_size=ceil(table.num_rows / groups))
         self._rows += table.num_rows
         if sink.tell() >= FILE_BYTES:
             self._close()
