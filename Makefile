@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 test lint lint-infra servers test-crash test-chaos test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test lint lint-infra servers test-crash test-chaos test-big bench bench-peers peers bench-latency \
     bench-kernels bench-scale month lock
 
 BIN := .venv/bin
@@ -35,8 +35,12 @@ demo: setup ## a season of real receipts through the whole flow, checked row by 
 
 # CI has every server; elsewhere the tests of those that were not got are skipped, and say so.
 demo-s3: setup servers ## the same on S3 and SQS: real servers on loopback
-	@$(BIN)/python -m lakeupsert.testing.servers $(BIN)/lakeupsert demo --output build/demo-s3 \
+	@$(BIN)/python -m lakeupsert.testing.servers aws $(BIN)/lakeupsert demo --output build/demo-s3 \
 	    --lake s3://lake/demo --queue sqs://lake $(DEMO_ARGS)
+
+demo-azure: setup servers ## the same on Azure Storage: a real server on loopback
+	@$(BIN)/python -m lakeupsert.testing.servers azure $(BIN)/lakeupsert demo --output build/demo-azure \
+	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
 	@$(BIN)/pytest -m "not crash and not big"
@@ -48,9 +52,10 @@ lint: setup ## style, types, and the direction of imports
 	@$(BIN)/lint-imports
 
 # Not part of `lint`: installing takes a minute and a half. cfn-lint alone runs in `make test` too.
-lint-infra: build/infra/.installed ## the CloudFormation templates by cfn-lint and checkov, in an environment of their own
+lint-infra: build/infra/.installed ## the templates by cfn-lint and checkov, in an environment of their own
 	@build/infra/bin/cfn-lint infra/aws/*.yaml infra/aws/examples/*.yaml
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework cloudformation --directory infra/aws
+	@build/infra/bin/checkov --quiet --compact --skip-download --framework bicep --directory infra/azure
 
 build/infra/.installed: infra/requirements.txt
 	@python3 -m venv --clear build/infra
@@ -60,7 +65,7 @@ build/infra/.installed: infra/requirements.txt
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
 
-test-chaos: setup servers ## six workers on S3 and SQS, one killed every five seconds, answers lost; CHAOS_ARGS="--minutes 4 --runs 3"
+test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"
 	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)
 
 test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; several minutes, 8 GB of disk
@@ -98,13 +103,24 @@ lock: ## resolve requirements.lock, what of it the functions' image needs, and i
 	    | $(COMPILE) --all-extras --output-file requirements.lock pyproject.toml -
 	@$(COMPILE) --output-file infra/requirements.txt infra/requirements.in
 	@$(COMPILE) --extra lambda --constraint requirements.lock --output-file lambdas/requirements.lock pyproject.toml
+	@$(COMPILE) --extra functions --constraint requirements.lock --output-file infra/azure/functions/requirements.txt pyproject.toml
 
 VERSITYGW_VERSION := 1.8.0
 # Tests of a server that is not there are skipped, but fail in CI.
-servers: build/servers/versitygw build/servers/elasticmq build/servers/hadoop-aws ## the servers that tests run against, and Spark's jars for S3; needs Go and Maven, and minutes
+servers: build/servers/versitygw build/servers/fake-gcs-server build/servers/elasticmq build/servers/azurite build/servers/hadoop ## the servers that tests run against, and Spark's jars for S3 and Azure; needs Go, Maven and npm, and minutes
 
 build/servers/versitygw:
 	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v$(VERSITYGW_VERSION)
+
+FAKE_GCS_VERSION := 1.56.1
+build/servers/fake-gcs-server:
+	@GOBIN=$(CURDIR)/build/servers go install github.com/fsouza/fake-gcs-server@v$(FAKE_GCS_VERSION)
+
+AZURITE_VERSION := 3.37.0
+build/servers/azurite:
+	@rm -rf $@.part && mkdir -p $@.part
+	@npm install --silent --no-audit --no-fund --no-update-notifier --prefix $@.part azurite@$(AZURITE_VERSION)
+	@mv $@.part $@
 
 ELASTICMQ_VERSION := 1.7.1
 ELASTICMQ := org/elasticmq/elasticmq-server_2.13/$(ELASTICMQ_VERSION)/elasticmq-server_2.13-$(ELASTICMQ_VERSION)
@@ -118,7 +134,7 @@ build/servers/elasticmq:
 	    -DoutputDirectory=$(CURDIR)/$@.part
 	@cp build/maven/$(ELASTICMQ).jar $@.part && mv $@.part $@
 
-build/servers/hadoop-aws: tests/hadoop-aws.xml
+build/servers/hadoop: tests/hadoop.xml
 	@rm -rf $@ $@.part
 	@$(MVN) --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
 	@mv $@.part $@ && touch $@

@@ -35,7 +35,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import worth_compacting
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import PROCESS_BYTES, drain_in_processes
-from lakeupsert.queue import SqsQueue
+from lakeupsert.queue import AzureQueue, SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.view import View, ViewFile, choose, no_files
@@ -198,20 +198,20 @@ class Table:
         memory_bytes: int,
         seconds_left: Callable[[], float],
     ) -> list[Mapping[str, Any]]:
-        """Phase two for the records of an event of AWS Lambda's SQS source; those that were given back to the queue.
+        """Phase two for messages that AWS Lambda or Azure's Functions received (see the queue's `received`); those given back.
 
         All others were acked, sent anew or buried. Engine arrow, in ``workers`` threads that share ``memory_bytes`` (or what
         this process may take, where that is less), as long as ``seconds_left`` is above 0. It publishes
         where no partition is left to merge, if there is time and no object is damaged; else that is left to `reconcile`.
         """
         queue = self._table.queue
-        assert isinstance(queue, SqsQueue), f"records of SQS are not of {queue}"
+        assert isinstance(queue, SqsQueue | AzureQueue), f"nobody receives for {queue}"
         memory = min(memory_bytes, limit_bytes()) - PROCESS_BYTES
         with queue.received(records) as leases:
             back = drain_received(
                 self._table,
                 lambda threads: ArrowEngine(memory // threads),
-                leases,
+                list(leases),
                 workers=workers,
                 seconds_left=seconds_left,
             )
@@ -219,12 +219,11 @@ class Table:
             try:
                 if (
                     self._table.is_through()
-                ):  # SQS's counts lag: by them the last worker sees itself, and none publishes
+                ):  # counts of a queue lag: by them the last worker sees itself, and none publishes
                     self.publish()
             except DamagedTableError as e:  # the merges are good all the same, and reconcile tells it
                 log.warning("not published: %s", e)
-        tokens = {lease.token for lease in back}
-        return [record for record in records if record["receiptHandle"] in tokens]
+        return [leases[lease] for lease in back]
 
     def publish(self) -> PublishResult:
         """Show readers the newest batch that is whole in every partition."""

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage import azureaccount
 
 FILE_NAME = "lakeupsert.toml"
 ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
@@ -368,6 +369,8 @@ def place(address: str) -> str:
         address = os.path.realpath(unquote(urlsplit(address).path) if scheme else address)
     elif scheme == "s3a":
         address = f"s3://{rest}"
+    elif scheme in ("abfss", "abfs", "az"):
+        address = azureaccount.place(address)
     return address.rstrip("/") + "/"
 
 

@@ -14,6 +14,9 @@ from lakeupsert.testing import servers
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+os.environ.setdefault(
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
+)  # asks Google by gRPC, which its emulator does not speak
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +34,7 @@ def spark() -> Iterator[Any]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.jars", ",".join(map(str, servers.HADOOP_AWS.glob("*.jar"))))
+        .config("spark.jars", ",".join(map(str, servers.HADOOP_JARS.glob("*.jar"))))
     )
     with pytest.MonkeyPatch.context() as environment:
         for name, value in servers.CREDENTIALS.items():
@@ -80,20 +83,62 @@ def versitygw() -> Iterator[servers.Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[servers.Server]:
+    with servers.azurite() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[servers.Server]:
+    with servers.gcs() as server:
+        yield server
+
+
 @pytest.fixture(params=["moto", "versitygw"])
 def s3_server(request: pytest.FixtureRequest) -> servers.Server:
     """Each S3 server in turn."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
 
 
+@pytest.fixture(params=["moto", "versitygw", "azurite"])
+def store_server(request: pytest.FixtureRequest) -> servers.Server:
+    """Each server of objects in turn."""
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def new_bucket(monkeypatch: pytest.MonkeyPatch) -> Callable[[servers.Server], str]:
-    """Makes an empty bucket and lets this test's boto3 use that server; returns the bucket's name."""
+def new_place(monkeypatch: pytest.MonkeyPatch) -> Callable[[servers.Server], str]:
+    """Makes an empty bucket or container and lets this test's clients use that server; returns its address."""
 
     def make(server: servers.Server) -> str:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
-        servers.new_bucket(bucket := f"b-{clock.new_id()[:12]}")
-        return bucket
+        return server.new_place(f"b-{clock.new_id()[:12]}")
+
+    return make
+
+
+@pytest.fixture
+def new_bucket(new_place: Callable[[servers.Server], str]) -> Callable[[servers.Server], str]:
+    """The same on S3; returns the bucket's name."""
+    return lambda server: new_place(server).removeprefix("s3://")
+
+
+@pytest.fixture
+def azure(azurite: servers.Server, monkeypatch: pytest.MonkeyPatch) -> servers.Server:
+    """Azurite, as the Azure of this test's environment."""
+    for name, value in azurite.env.items():
+        monkeypatch.setenv(name, value)
+    return azurite
+
+
+@pytest.fixture
+def new_azure_queue(azure: servers.Server) -> Callable[[], str]:
+    """Makes a queue and the one for its dead letters; returns its name."""
+
+    def make() -> str:
+        servers.new_azure_queue(name := f"q-{clock.new_id()[:12]}")
+        return name
 
     return make

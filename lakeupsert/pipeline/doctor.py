@@ -140,7 +140,7 @@ def _store(table: OpenTable) -> Iterator[Finding]:
             "problem",
             f"{store.uri()}: {wrong}",
             "do not run lakeupsert on this store, where one writer's commit can replace another's: put `processed` on Amazon "
-            "S3 or a server that keeps its conditions, a local file system, or NFS with hard links",
+            "S3, Azure Storage or a server that keeps its conditions, a local file system, or NFS with hard links",
         )
 
 

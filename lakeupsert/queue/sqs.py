@@ -125,18 +125,18 @@ class SqsQueue:
         return leases
 
     @contextmanager
-    def received(self, records: Iterable[Mapping[str, Any]]) -> Iterator[list[Lease]]:
-        """Leases of messages that AWS Lambda received for us: ``records`` of an event of its SQS source.
+    def received(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[Lease, Mapping[str, Any]]]:
+        """Leases of messages that AWS Lambda received for us, each with its own of ``records``, those of an SQS source's event.
 
         Those that can't be read go to the dead letters when the block ends, so that they keep nobody from the others.
         """
         dead = self._dead
-        leases: list[Lease] = []
+        leases: dict[Lease, Mapping[str, Any]] = {}
         unreadable: list[tuple[str, str, int, str]] = []
         for record in records:
             body, token, receives = record["body"], record["receiptHandle"], _receives(record["attributes"])
             try:
-                leases.append(Lease(Message.decode(body), receives, token))
+                leases[Lease(Message.decode(body), receives, token)] = record
             except MessageError as e:
                 unreadable.append((body, token, receives, e.message))
         yield leases

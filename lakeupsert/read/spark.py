@@ -2,8 +2,8 @@
 
 Rows that a deletion vector names are left out by an anti-join with blocks of marks, one for each row of a file, which Spark
 broadcasts; no row passes through Python.
-A table on S3 is read through Hadoop's S3A, whose settings for the table's bucket come with the scan as its options: the
-session's own stay as they are, and go before them.
+A table on S3 or Azure is read through Hadoop's S3A or ABFS, whose settings for the table's bucket or account come with the scan
+as its options: the session's own stay as they are, and go before them.
 """
 
 import re
@@ -27,6 +27,7 @@ from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import parse_where
+from lakeupsert.storage import azureaccount
 
 BLOCK = 1024
 """Rows whose marks Spark looks up at once. More: a superseded row that is alone takes more memory. Less: rows side by side
@@ -61,11 +62,11 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
         # One scan for partition folders of the root and of `_lakeupsert/data`: a union of two makes a row object of each row.
         "ignoreInvalidPartitionPaths": "true",
     }
-    if any(root.startswith("s3a:") for root in roots):
-        options |= _s3a_options(spark, urlsplit(view.objects.store.uri()).netloc)
+    if home in roots:
+        options |= _hadoop_options(spark, home)
     reader = spark.read.schema(schema).options(**options)
     # More than one root only where `latest` has files on this machine.
-    with _s3a_may_be_missing(spark), _files_looked_at_here(spark, local=not home.startswith("s3a:")):
+    with _jars_may_be_missing(spark), _files_looked_at_here(spark, local=home.startswith("file:")):
         scans = [_scan(spark, view, reader.option("basePath", root), files) for root, files in roots.items()]
     frame = reduce(DataFrame.union, scans)
     for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
@@ -113,19 +114,30 @@ def _blocks(view: View, file: ViewFile) -> pa.Table:
     return pa.table({"size": np.full(len(numbers), file.bytes), "block": numbers, "dead": dead})
 
 
-def _s3a_options(spark: SparkSession, bucket: str) -> dict[str, str]:
-    """S3A's settings for the bucket, but those that the session has, for this bucket or all."""
-    from lakeupsert.storage.s3 import s3a_settings  # brings boto3
+def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
+    """What Hadoop has to be told to reach the table's bucket or account, but what the session says, for this one or all."""
 
     def given(*names: str) -> bool:
-        places = ("fs.s3a.", f"fs.s3a.bucket.{bucket}.")
-        asked = [f"{way}{place}{name}" for way in ("", "spark.hadoop.") for place in places for name in names]
-        return any(spark.conf.get(name, None) is not None for name in asked)
+        return any(spark.conf.get(f"{way}{name}", None) is not None for way in ("", "spark.hadoop.") for name in names)
 
-    wanted = s3a_settings()
-    if given("access.key"):
-        wanted.pop("aws.credentials.provider", None)  # S3A's own chain begins with the key
-    return {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in wanted.items() if not given(name)}
+    scheme, place = urlsplit(home)[:2]
+    if scheme == "s3a":
+        from lakeupsert.storage.s3 import s3a_settings  # brings boto3
+
+        wanted, bucket = s3a_settings(), f"fs.s3a.bucket.{place}."
+        if given("fs.s3a.access.key", f"{bucket}access.key"):
+            wanted.pop("aws.credentials.provider", None)  # S3A's own chain begins with the key
+        return {
+            f"{bucket}{name}": value for name, value in wanted.items() if not given(f"fs.s3a.{name}", f"{bucket}{name}")
+        }
+    if scheme == "abfss":
+        account = place.partition("@")[2]
+        ways = [f"fs.azure.account.{way}{of}" for way in ("auth.type", "key") for of in ("", f".{account}")]
+        if not given(*ways):
+            return {f"fs.azure.account.{name}.{account}": value for name, value in azureaccount.abfs_settings().items()}
+    if scheme == "wasb":
+        return {"fs.azure.storage.emulator.account.name": azureaccount.EMULATOR}
+    return {}
 
 
 @contextmanager
@@ -141,22 +153,25 @@ def _files_looked_at_here(spark: SparkSession, *, local: bool) -> Iterator[None]
         spark.conf.set(name, before)
 
 
+_JARS = {"s3a|awssdk": ("S3", "hadoop-aws"), r"azurebfs|fs\.azure": ("Azure Storage", "hadoop-azure")}
+
+
 @contextmanager
-def _s3a_may_be_missing(spark: SparkSession) -> Iterator[None]:
+def _jars_may_be_missing(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     except Exception as e:  # Py4J's or Spark Connect's
-        missing = re.search(r"(ClassNotFoundException|NoClassDefFoundError): .*(s3a|awssdk).*", str(e))
-        if not missing:
-            raise
-        asked = spark.sql("SELECT java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')")
-        hadoop = asked.collect()[0][0]
-        raise ConfigurationError(
-            "no-s3a",
-            f"Spark {spark.version} lacks what reads S3, which is no part of it: {missing[0]}.",
-            next=f"start the session with spark.jars.packages=org.apache.hadoop:hadoop-aws:{hadoop}, which is made for the "
-            f"Hadoop {hadoop} in this Spark; or read the table with to_arrow",
-        ) from e
+        for classes, (store, jar) in _JARS.items():
+            if missing := re.search(rf"(ClassNotFoundException|NoClassDefFoundError): .*({classes}).*", str(e)):
+                asked = spark.sql("SELECT java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')")
+                hadoop = asked.collect()[0][0]
+                raise ConfigurationError(
+                    "no-hadoop-jar",
+                    f"Spark {spark.version} lacks what reads {store}, which is no part of it: {missing[0]}.",
+                    next=f"start the session with spark.jars.packages=org.apache.hadoop:{jar}:{hadoop}, which is made for the "
+                    f"Hadoop {hadoop} in this Spark; or read the table with to_arrow",
+                ) from e
+        raise
 
 
 def _keep(spark: SparkSession, view: View) -> None:
@@ -240,7 +255,9 @@ def spark_type(type_: Any, column: str) -> s.DataType:
 
 def _hadoop_path(uri: str) -> str:
     """Hadoop decodes nothing in an address, not even a `file:` one's; to it `s3:` is something else, which is gone."""
-    return "file:" + plain_path(uri) if uri.startswith("file:") else re.sub("^s3:", "s3a:", uri)
+    return (
+        "file:" + plain_path(uri) if uri.startswith("file:") else re.sub("^s3:", "s3a:", azureaccount.hadoop_place(uri))
+    )
 
 
 def _escaped(path: str) -> str:

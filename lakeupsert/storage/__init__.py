@@ -1,5 +1,6 @@
 """Object stores; `open_store` finds the backend of an address."""
 
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -27,25 +28,36 @@ __all__ = [
 ]
 
 
+_BACKENDS = {
+    "s3": ("lakeupsert.storage.s3", "S3Store", "aws"),
+    "adls": ("lakeupsert.storage.adls", "AdlsStore", "azure"),
+    "fsspec": ("lakeupsert.storage.by_fsspec", "FsspecStore", "gcs"),
+}
+"""Module and class of each, and the extra that brings what it imports."""
+_SCHEMES = {"s3": "s3", "s3a": "s3", "abfss": "adls", "abfs": "adls", "az": "adls", "gs": "fsspec", "memory": "fsspec"}
+
+
 def open_store(address: str) -> ObjectStore:
-    """The store whose root is ``address``: a path, ``file://``, or ``s3://`` (also written ``s3a://``)."""
+    """The store whose root is ``address``: a path, ``file://``, ``s3://`` (``s3a``), ``abfss://`` (``abfs``, ``az``), ``gs://``."""
     scheme = urlsplit(address).scheme if "://" in address else ""
     if scheme == "":
         return LocalStore(Path(address).expanduser())
     if scheme == "file":
         return LocalStore(unquote(urlsplit(address).path))
-    if scheme in ("s3", "s3a"):
-        try:
-            from lakeupsert.storage.s3 import S3Store  # brings boto3
-        except ModuleNotFoundError as e:
-            raise ConfigurationError(
-                "extra-missing",
-                f"{address} needs boto3, which is not installed. Nothing was done.",
-                next="pip install 'lakeupsert[aws]'",
-            ) from e
-        return S3Store(address)
-    raise ConfigurationError(
-        "unknown-store",
-        f"No backend for {scheme}:// addresses: this version of lakeupsert reads and writes local paths, file:// and s3://.",
-        next="name a local path or an s3:// address in `landing` and `processed`",
-    )
+    if scheme not in _SCHEMES:
+        raise ConfigurationError(
+            "unknown-store",
+            f"No backend for {scheme}:// addresses: this version of lakeupsert reads and writes local paths, file://, s3://, "
+            "abfss:// and gs://.",
+            next="name a local path, or such an address, in `landing` and `processed`",
+        )
+    module, name, extra = _BACKENDS[_SCHEMES[scheme]]
+    try:
+        store: ObjectStore = getattr(import_module(module), name)(address)
+    except ImportError as e:
+        raise ConfigurationError(
+            "extra-missing",
+            f"{address} needs {e.name or e}, which is not installed. Nothing was done.",
+            next=f"pip install 'lakeupsert[{extra}]'",
+        ) from e
+    return store

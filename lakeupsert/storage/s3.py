@@ -5,16 +5,10 @@ Commits   `create` is one PutObject with `If-None-Match: *`: 412 = the name was 
 Reads     what was opened is read by ranges with `If-Match`, so an object that is replaced meanwhile is noticed, never mixed.
 Settings  region, endpoint, profile, certificates and credentials are boto3's own (such as AWS_ENDPOINT_URL_S3); a server that
           is not Amazon's is addressed by path. Encryption is the bucket's default.
-
-A server or proxy that ignores the condition would let one commit replace another, in silence. So before its first create a
-store tries to create `PROBE` where it is already (one request), and refuses where that succeeds.
 """
 
-import io
 import os
-import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
@@ -40,19 +34,14 @@ from lakeupsert.storage.base import (
     UnknownOutcomeError,
     parts_of,
 )
+from lakeupsert.storage.remote import PROBE, Conditions, RangeReader, Upload
 
-PROBE = "_lakeupsert/conditions"
-"""An empty object that tells whether conditions hold; hidden from listings, never deleted by us."""
 CONNECTIONS = 64
 """Of a process, at once; a thread beyond them still works, on a connection that is not kept."""
 ATTEMPTS = 4
 """Of every request but a create, with boto3's exponential pauses; of a create that met another (409), with ours."""
 TAIL_BYTES = 256 << 10
 """Read when an object is opened: its size, its etag, a Parquet footer; and all of it where it is small."""
-PART_BYTES = 16 << 20
-MULTIPART_BYTES = 64 << 20
-"""Objects up to this size are one put from memory; greater ones go in parts, of which a few are on their way at once."""
-PARTS_AT_ONCE = 4
 DELETED_AT_ONCE = 1000
 
 _GRANTS = {
@@ -81,7 +70,6 @@ _NETWORK = (
 )
 _UNTOUCHED = "What was committed before is untouched."
 
-_probing = threading.Lock()
 _counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
 """For whom, and as what, requests of this thread are counted: clients are shared, and each sends by itself what it repeats."""
 
@@ -112,7 +100,7 @@ class S3Store:
                 "bad-setting", f"{address} names no bucket.", next="write it as s3://bucket/prefix"
             )
         self.requests = Requests()
-        self._conditions_hold = False
+        self._conditions = Conditions()
 
     def __repr__(self) -> str:
         return f"S3Store({self.uri()!r})"
@@ -134,23 +122,13 @@ class S3Store:
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
-        with _probing:  # of threads that create at once, one asks
-            if not self._conditions_hold:
-                # True the first time ever, and then it is there.
-                if self._create(PROBE, b"") and self._create(PROBE, b""):
-                    raise ConfigurationError(
-                        "conditions-ignored",
-                        f"{self.uri()}: an object that exists was created again, so the server, or a proxy before it, ignores "
-                        "`If-None-Match`, and one writer's commit could replace another's. Nothing was committed.",
-                        next="use a server that keeps conditions, such as Amazon S3, and no proxy that strips headers",
-                    )
-                self._conditions_hold = True
+        self._conditions.prove(self._create, self.uri())
         return self._create(name, data)
 
     @contextmanager
     def write(self, name: str) -> Iterator[Any]:
         parts_of(name)
-        upload = _Upload(self, name)
+        upload = Upload(_Parts(self, name))
         try:
             yield upload
             upload.finish()
@@ -182,7 +160,12 @@ class S3Store:
                 )
 
     def open(self, name: str, etag: str | None = None) -> Any:
-        return pa.PythonFile(_Reader(self, name, etag), "r")
+        tail, size, found = self._read(name, f"bytes=-{TAIL_BYTES}", etag)
+
+        def read(start: int, end: int) -> bytes:
+            return self._read(name, f"bytes={start}-{end - 1}", found)[0]
+
+        return pa.PythonFile(RangeReader(read, size, tail, size - len(tail)), "r")
 
     # -- how
 
@@ -326,99 +309,35 @@ class S3Store:
         )
 
 
-class _Reader(io.RawIOBase):
-    """One object as it was when it was opened, by as few requests as a columnar file allows.
-
-    Its end comes with the opening, and every other read is one request: Arrow's Parquet reader asks for all that it needs of
-    a row group at once, the readers of text for a block. Arrow makes one call at a time.
-    """
-
-    def __init__(self, store: S3Store, name: str, etag: str | None) -> None:
-        self._store, self._name = store, name
-        self._tail, self._size, self._etag = store._read(name, f"bytes=-{TAIL_BYTES}", etag)
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset
-        return self._place
-
-    def read(self, size: int = -1) -> Any:
-        end = self._size if size < 0 else min(self._size, self._place + size)
-        start, tail = self._place, self._size - len(self._tail)
-        self._place = max(end, start)
-        kept = memoryview(self._tail)[max(start - tail, 0) : max(end - tail, 0)]
-        if start >= min(end, tail):
-            return kept
-        asked = self._store._read(self._name, f"bytes={start}-{min(end, tail) - 1}", self._etag)[0]
-        return asked + kept
-
-
-class _Upload(io.RawIOBase):
-    """What is written goes to the server when it is complete: in one put, or in parts that are sent as they fill."""
+class _Parts:
+    """See `lakeupsert.storage.remote.Parts`. What can't be dropped stays invisible until the bucket's lifecycle ends it."""
 
     def __init__(self, store: S3Store, name: str) -> None:
         self._store, self._name = store, name
-        self._held = bytearray()
-        self._size = 0
         self._id: str | None = None  # of the multipart upload, once there is one
-        self._pool = ThreadPoolExecutor(PARTS_AT_ONCE)  # starts no thread before it is used
-        self._parts: list[Future[str]] = []
 
-    def writable(self) -> bool:
-        return True
+    def put(self, data: bytes) -> None:
+        self._store._call("put", "put_object", self._name, Body=data)
 
-    def tell(self) -> int:
-        return self._size
+    def begin(self) -> None:
+        self._id = self._store._call("put", "create_multipart_upload", self._name)["UploadId"]
 
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._held += view
-        self._size += view.nbytes
-        while len(self._held) >= (MULTIPART_BYTES if self._id is None else PART_BYTES):
-            self._send_part()
-        return view.nbytes
+    def send(self, number: int, data: bytes) -> str:
+        return str(self._call("upload_part", PartNumber=number, Body=data)["ETag"])
 
-    def finish(self) -> None:
-        """Make the object appear."""
-        if self._id is None:
-            self._store._call("put", "put_object", self._name, Body=bytes(self._held))
-            return
-        if self._held:
-            self._send_part()
+    def join(self, parts: list[str], size: int) -> None:
+        told = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(parts, 1)]
         try:
-            parts = [{"PartNumber": number, "ETag": part.result()} for number, part in enumerate(self._parts, 1)]
-            self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
+            self._call("complete_multipart_upload", MultipartUpload={"Parts": told})
         except NotFoundError as e:
             # Repeated by the SDK after a lost answer, it finds no upload any more, and our object there.
             found = self._store.head(self._name)
-            if found is None or found.size != self._size:
+            if found is None or found.size != size:
                 raise self._store._unreachable(self._name, "the server has forgotten the parts that were sent") from e
 
-    def stop(self, *, abort: bool) -> None:
-        """End the threads; drop what was sent. What can't be dropped stays invisible until the bucket's lifecycle ends it."""
-        self._pool.shutdown(cancel_futures=True)  # a part that arrives after the abort would stay
-        if abort and self._id is not None:
-            with suppress(LakeupsertError, NotFoundError):
-                self._call("abort_multipart_upload")
-
-    def _send_part(self) -> None:
-        if self._id is None:
-            self._id = self._store._call("put", "create_multipart_upload", self._name)["UploadId"]
-        if len(self._parts) >= PARTS_AT_ONCE:
-            self._parts[-PARTS_AT_ONCE].result()  # no more in memory than are on their way
-        body = bytes(self._held[:PART_BYTES])
-        del self._held[:PART_BYTES]
-        number = len(self._parts) + 1
-        self._parts.append(self._pool.submit(lambda: self._call("upload_part", PartNumber=number, Body=body)["ETag"]))
+    def drop(self) -> None:
+        with suppress(LakeupsertError, NotFoundError):
+            self._call("abort_multipart_upload")
 
     def _call(self, operation: str, **asked: Any) -> dict[str, Any]:
         return self._store._call("put", operation, self._name, UploadId=self._id, **asked)

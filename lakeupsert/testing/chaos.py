@@ -1,12 +1,12 @@
-"""Chaos: six worker processes on S3 and SQS, one killed every five seconds, one answer in twenty lost; every row compared.
+"""Chaos: six worker processes on a cloud, one killed every five seconds, one answer in twenty lost; every row compared.
 
     python -m lakeupsert.testing.chaos --minutes 4 --runs 3
 
 Reads     nothing; needs the servers that `make servers` gets
-Writes    a new table in a bucket of versitygw for each run, which is gone at the end
+Writes    a new table in a bucket of versitygw, or a container of Azurite, for each run, which is gone at the end
 Repeat    safe
 
-All requests to S3, of workers, appends and publishes, go through a proxy that lets the server act and drops one answer in
+All requests to the store, of workers, appends and publishes, go through a proxy that lets the server act and drops one answer in
 twenty. A worker dies (SIGKILL) at its next call of a chosen kind; another one begins in its place, and what it held comes
 back when its lease is over. New batches keep coming. A run is as long as it is told to be, and longer until it has `LEAST`
 of everything. It fails where a snapshot differs from the model in any row, or the counters of a partition do not balance.
@@ -31,7 +31,7 @@ from lakeupsert.queue import QueueStats
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import PATIENCE_SECONDS, Died, LakeProcess, Strike
 from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy
-from lakeupsert.testing.servers import elasticmq, new_bucket, new_queue, versitygw
+from lakeupsert.testing.servers import CLOUDS
 
 WORKERS = 6
 PARTITIONS = 120
@@ -149,30 +149,29 @@ class Chaos:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--cloud", choices=CLOUDS, default="aws", help="default: %(default)s")
     options.add_argument("--minutes", type=float, default=4.0, help="of each run, at least")
     options.add_argument("--runs", type=int, default=1)
     options.add_argument("--seed", type=int, default=0, help="of the first run")
     given = options.parse_args(arguments)
     with (
-        versitygw() as s3,
-        elasticmq() as sqs,
-        fault_proxy(s3, Rule("lose", chance=LOST), seed=given.seed) as proxy,
+        CLOUDS[given.cloud]() as cloud,
+        fault_proxy(cloud.store, Rule("lose", chance=LOST), seed=given.seed) as proxy,
         tempfile.TemporaryDirectory(prefix="chaos-") as folder,
     ):
-        os.environ.update({**s3.env, **sqs.env})
-        new_bucket("lake")
+        os.environ.update(cloud.env)
+        root = cloud.store.new_place("lake")
         for number in range(given.runs):
             os.environ.update(proxy.server.env)
             name = f"run-{number}"
-            new_queue(name, visibility_seconds=int(LEASE_SECONDS))
-            zones = {zone: f"s3://lake/{name}/{zone}" for zone in ("landing", "processed")}
-            lake = Lake(Path(folder) / name, **zones, queue=f"sqs://{name}")
+            zones = {zone: f"{root}/{name}/{zone}" for zone in ("landing", "processed")}
+            lake = Lake(Path(folder) / name, **zones, queue=cloud.queue(name))
             proxy.log.clear()
             begun = clock.elapsed()
             chaos = Chaos(lake, proxy, random.Random(given.seed + number))
             chaos.run(given.minutes * 60)
             seconds, requests = clock.elapsed() - begun, len(proxy.log)
-            os.environ.update(s3.env)
+            os.environ.update(cloud.env)
             lake.reopen()
             assert lake.table.status().dirty == 0, "the workers left something"
             lake.finish_and_check()

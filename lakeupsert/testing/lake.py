@@ -103,10 +103,10 @@ class Lake:
         return other
 
     def _moved(self, setting: Any, root: Path) -> Any:
-        """A path below the root goes along; an address of S3 gets a new prefix."""
+        """A path below the root goes along; an address of a store gets a new prefix."""
         if not isinstance(setting, str):
             return setting
-        if is_remote(setting) and not setting.startswith("sqs:"):
+        if is_remote(setting) and not setting.startswith(("sqs:", "azqueue:")):
             return f"{setting}-{clock.new_id()}"
         return setting.replace(str(self.root), str(root))
 

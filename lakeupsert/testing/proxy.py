@@ -78,8 +78,8 @@ class FaultProxy:
     """See the module. ``rules`` may be replaced at any time; ``log`` has every request in the order of their ends."""
 
     def __init__(self, server: Server, port: int, rules: tuple[Rule, ...], seed: int) -> None:
-        env = {name: value.replace(server.url, f"http://{HOST}:{port}") for name, value in server.env.items()}
-        self.server = replace(server, port=port, env=env)
+        self._urls = server.url, f"http://{HOST}:{port}"
+        self.server = replace(server, port=port, env={name: self.moved(value) for name, value in server.env.items()})
         self.rules = rules
         self.log: list[Event] = []
         self.upstream = server.port
@@ -89,6 +89,10 @@ class FaultProxy:
         self._chance = random.Random(seed)
         self._matched: dict[Rule, int] = {}
         self._lock = threading.Lock()
+
+    def moved(self, setting: str) -> str:
+        """The setting of a client, which then comes here."""
+        return setting.replace(*self._urls)
 
     def go(self) -> None:
         """Let go of what is held, and hold nothing more."""

@@ -1,8 +1,10 @@
 """Real servers on loopback, each with a folder and a port of its own; they end with the block that began them.
 
-    python -m lakeupsert.testing.servers lakeupsert demo --lake s3://lake/demo --queue sqs://lake
+    python -m lakeupsert.testing.servers aws lakeupsert demo --lake s3://lake/demo --queue sqs://lake
+    python -m lakeupsert.testing.servers azure lakeupsert demo --lake az://lake/demo --queue azqueue://devstoreaccount1/lake
 
-runs a command beside an S3 (versitygw) and an SQS (ElasticMQ) that have a bucket and a queue of the name `lake`.
+run a command beside an S3 (versitygw) and an SQS (ElasticMQ), or an Azure Storage (Azurite), that have a bucket or container and
+a queue of the name `lake`.
 """
 
 import json
@@ -11,35 +13,66 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib import request
 
 import pytest
 
+from lakeupsert.queue.azure import POISON
+from lakeupsert.storage.azureaccount import EMULATOR
 from lakeupsert.testing.processes import wait_until
 
 HOST = "127.0.0.1"
 PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
 """What `make servers` gets."""
-HADOOP_AWS = PROGRAMS / "hadoop-aws"
-"""Jars with which Spark reads S3."""
+HADOOP_JARS = PROGRAMS / "hadoop"
+"""Jars with which Spark reads S3 and Azure Storage."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
-"""Of every server here."""
+"""Of every S3 and SQS server here."""
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Published by Azurite; opens nothing else."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """One that runs; ``env`` is what boto3 needs to use it, ``root`` where an S3 server keeps buckets as plain folders."""
+    """One that runs; ``env`` is what clients need to use it, ``root`` where an S3 server keeps buckets as plain folders,
+    ``queues`` where one of blobs has queues too."""
 
     port: int
     env: Mapping[str, str]
     root: Path | None = None
+    queues: "Server | None" = None
 
     @property
     def url(self) -> str:
         return f"http://{HOST}:{self.port}"
+
+    def new_place(self, name: str) -> str:
+        """Make a bucket or container; its address. The environment of this process has to be this server's."""
+        if "AZURE_STORAGE_CONNECTION_STRING" in self.env:
+            new_container(name)
+            return f"az://{name}"
+        if "STORAGE_EMULATOR_HOST" in self.env:
+            body = json.dumps({"name": name}).encode()
+            request.urlopen(
+                request.Request(f"{self.url}/storage/v1/b", body, {"Content-Type": "application/json"})
+            ).close()
+            return f"gs://{name}"
+        new_bucket(name)
+        return f"s3://{name}"
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """Servers of a store and of queues; ``store`` is the one that a proxy stands in front of, ``queue`` makes a queue and
+    gives its address."""
+
+    store: Server
+    env: Mapping[str, str]
+    queue: Callable[[str], str]
 
 
 def require(path: Path, how: str) -> Path:
@@ -124,6 +157,34 @@ def elasticmq() -> Iterator[Server]:
         yield Server(port, env)
 
 
+@contextmanager
+def azurite(blob_port: int | None = None) -> Iterator[Server]:
+    """Blobs and queues of Azure Storage, in a folder; signatures are checked. It has no hierarchical namespace."""
+    program = require(PROGRAMS / "azurite", "`make servers` gets it (npm)") / "node_modules/azurite/dist/src/azurite.js"
+    blobs, queues, tables = blob_port or free_port(), free_port(), free_port()
+    ports = ["--blobPort", str(blobs), "--queuePort", str(queues), "--tablePort", str(tables)]
+    hosts = [x for service in ("blob", "queue", "table") for x in (f"--{service}Host", HOST)]
+    with tempfile.TemporaryDirectory(prefix="azurite-") as folder:
+        command = ["node", program, "--silent", "--skipApiVersionCheck", "--location", folder, *ports, *hosts]
+        with serve(command, queues, Path(folder) / "log"):
+            endpoints = {"Blob": blobs, "Queue": queues}
+            found = [f"{name}Endpoint=http://{HOST}:{port}/{EMULATOR}" for name, port in endpoints.items()]
+            account = [f"AccountName={EMULATOR}", f"AccountKey={AZURITE_KEY}"]
+            env = {"AZURE_STORAGE_CONNECTION_STRING": ";".join([*account, *found])}
+            yield Server(blobs, env, queues=Server(queues, env))
+
+
+@contextmanager
+def gcs() -> Iterator[Server]:
+    """Google Cloud Storage in memory; knows no credentials."""
+    program = require(PROGRAMS / "fake-gcs-server", "`make servers` builds it (Go)")
+    port = free_port()
+    place = ["-scheme", "http", "-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}"]
+    command = [program, *place, "-backend", "memory"]
+    with tempfile.TemporaryDirectory(prefix="gcs-") as folder, serve(command, port, Path(folder) / "log"):
+        yield Server(port, {"STORAGE_EMULATOR_HOST": f"http://{HOST}:{port}"})
+
+
 def _aws(port: int) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": f"http://{HOST}:{port}",
@@ -153,12 +214,52 @@ def new_queue(name: str, max_receive_count: int = 6, visibility_seconds: int = 9
     sqs.create_queue(QueueName=name, Attributes={"RedrivePolicy": policy, "VisibilityTimeout": str(visibility_seconds)})
 
 
-def main(command: Sequence[str]) -> int:
-    """Run the command, and return its exit code."""
+def new_container(name: str) -> None:
+    """Make a container in the Azure Storage of this environment."""
+    from azure.storage.blob import BlobServiceClient
+
+    BlobServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"]).create_container(name)
+
+
+def new_azure_queue(name: str) -> None:
+    """Make a queue, in the Azure Storage of this environment, and the one for its dead letters."""
+    from azure.storage.queue import QueueServiceClient
+
+    service = QueueServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"])
+    for each in (name, name + POISON):
+        service.create_queue(each)
+
+
+@contextmanager
+def aws() -> Iterator[Cloud]:
+    def queue(name: str) -> str:
+        new_queue(name)
+        return f"sqs://{name}"
+
     with versitygw() as s3, elasticmq() as sqs:
-        os.environ.update({**s3.env, **sqs.env})
-        new_bucket("lake")
-        new_queue("lake")
+        yield Cloud(s3, {**s3.env, **sqs.env}, queue)
+
+
+@contextmanager
+def azure() -> Iterator[Cloud]:
+    def queue(name: str) -> str:
+        new_azure_queue(name)
+        return f"azqueue://{EMULATOR}/{name}"
+
+    with azurite() as server:
+        yield Cloud(server, server.env, queue)
+
+
+CLOUDS = {"aws": aws, "azure": azure}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command beside the servers of a cloud, and return its exit code."""
+    name, *command = arguments
+    with CLOUDS[name]() as cloud:
+        os.environ.update(cloud.env)
+        cloud.store.new_place("lake")
+        cloud.queue("lake")
         return subprocess.call(command)
 
 

@@ -15,7 +15,15 @@ import pytest
 from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.landing import ChangedFileError, LandingInput, RowRules, read_rows
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError, open_store, s3
+from lakeupsert.storage import (
+    NotFoundError,
+    ObjectStore,
+    StoreUnavailableError,
+    UnknownOutcomeError,
+    open_store,
+    remote,
+    s3,
+)
 from lakeupsert.table.chain import Chain
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import create
@@ -145,8 +153,8 @@ class TestS3Store(ObjectStoreContract):
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)  # S3 takes no smaller ones
-    monkeypatch.setattr(s3, "MULTIPART_BYTES", 10 << 20)
+    monkeypatch.setattr(remote, "PART_BYTES", 5 << 20)  # S3 takes no smaller ones
+    monkeypatch.setattr(remote, "MULTIPART_BYTES", 10 << 20)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.servers import Server, new_bucket
+from lakeupsert.testing.servers import Server
 
 
 @pytest.fixture(scope="module")
@@ -14,14 +14,20 @@ def lakes(module_folder: Path) -> dict[str, Lake]:
     return before_each_step(Lake(module_folder / "new"), module_folder)
 
 
+@pytest.fixture(scope="module", params=["moto", "azurite"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """One of each cloud in turn."""
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
 @pytest.fixture(scope="module")
-def lakes_on_s3(moto: Server, module_folder: Path) -> Iterator[dict[str, Lake]]:
-    folder = module_folder / "s3"
+def lakes_far_away(server: Server, module_folder: Path) -> Iterator[dict[str, Lake]]:
+    folder = module_folder / str(server.port)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in moto.env.items():
+        for name, value in server.env.items():
             patch.setenv(name, value)
-        new_bucket("struck")
-        zones = {zone: f"s3://struck/{zone}" for zone in ("landing", "processed")}
+        place = server.new_place("struck")
+        zones = {zone: f"{place}/{zone}" for zone in ("landing", "processed")}
         new = Lake(folder / "new", **zones, queue=str(folder / "new" / "queue.sqlite"))
         yield before_each_step(new, folder)
 

@@ -30,7 +30,7 @@ NIGHTS = [
 @pytest.fixture(scope="session")
 def s3a(request: pytest.FixtureRequest) -> Any:
     """The Spark session, with the jars that read S3."""
-    servers.require(servers.HADOOP_AWS, "`make servers` gets it (Maven)")
+    servers.require(servers.HADOOP_JARS, "`make servers` gets it (Maven)")
     return request.getfixturevalue("spark")
 
 
@@ -164,7 +164,7 @@ try:
     Table.open("lakeupsert.toml").to_spark(spark)
 except ConfigurationError as e:
     hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-    assert e.code == "no-s3a", e
+    assert e.code == "no-hadoop-jar", e
     assert f"spark.jars.packages=org.apache.hadoop:hadoop-aws:{hadoop}," in e.next, e
     print("told")
 """

@@ -246,6 +246,18 @@ def test_schemes_of_s3_are_one_place(file: Path) -> None:
     assert refused(file, text).code == "overlapping-zones"
 
 
+def test_addresses_of_azure_are_one_place(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "acc")
+    full = "abfss://lake@acc.dfs.core.windows.net/t"
+    for other in ("abfs://lake@acc.blob.core.windows.net/t/", "az://lake/t"):
+        queues = f'"{full}"\nqueue = "1.sqlite"', f'"{other}"\nqueue = "2.sqlite"'
+        assert refused(file, two_tables(*queues)).code == "shared-processed"
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "other")
+    file.write_text(two_tables(*queues))
+    assert len(load(str(file), {}).tables) == 2
+
+
 def test_remote_table_without_a_queue_is_refused(file: Path) -> None:
     error = refused(file, REQUIRED.replace('"processed"', '"s3://lake/processed"'))
     assert "queue" in error.next

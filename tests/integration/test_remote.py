@@ -1,11 +1,11 @@
-"""A table whose zones are on S3: nights, upkeep and commands as on a local disk, on each server."""
+"""A table whose zones are on S3 or in Azure Storage: nights, upkeep and commands as on a local disk, on each server."""
 
 import contextlib
 import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ from lakeupsert.errors import TryAgainError
 from lakeupsert.storage import open_store
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
+from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import Server
 
-NewBucket = Callable[[Server], str]
+NewPlace = Callable[[Server], str]
 NIGHTS = [
     [row("a", 0, 1, 1), row("b", 0, 1, 1), row("a", 1, 1, 1), row("c", 1, 5, 1)],
     [row("a", 0, 2, 2), row("b", 0, 2, 2, op="D"), row("c", 1, 4, 2), row("d", 2, 1, 2)],
@@ -31,14 +31,14 @@ NIGHTS = [
 ]
 
 
-def new_lake(root: Path, bucket: str, **settings: Any) -> Lake:
-    zones = {"landing": f"s3://{bucket}/landing", "processed": f"s3a://{bucket}/processed"}
+def new_lake(root: Path, place: str, **settings: Any) -> Lake:
+    zones = {"landing": f"{place}/landing", "processed": f"{place.replace('s3:', 's3a:')}/processed"}
     return Lake(root, **zones, queue=str(root / "queue.sqlite"), **settings)
 
 
 @pytest.fixture
-def lake(s3_server: Server, new_bucket: NewBucket, tmp_path: Path) -> Lake:
-    return new_lake(tmp_path, new_bucket(s3_server))
+def lake(store_server: Server, new_place: NewPlace, tmp_path: Path) -> Lake:
+    return new_lake(tmp_path, new_place(store_server))
 
 
 def test_nights_equal_the_model(lake: Lake) -> None:
@@ -105,14 +105,26 @@ def test_upkeep_and_proof(lake: Lake) -> None:
 # -- what goes wrong on the way
 
 
+@pytest.fixture(params=["moto", "azurite"])
+def server(request: pytest.FixtureRequest) -> Server:
+    """One of each cloud in turn."""
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
 @pytest.fixture
-def night(moto: Server, new_bucket: NewBucket, tmp_path: Path) -> Callable[[], Lake]:
-    """Makes a lake, in a new place each time, with one night landed."""
-    bucket, numbers = new_bucket(moto), count()
+def proxy(server: Server) -> Iterator[FaultProxy]:
+    with fault_proxy(server, seed=1) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def night(proxy: FaultProxy, new_place: NewPlace, tmp_path: Path) -> Callable[[], Lake]:
+    """Makes a lake behind the proxy, in a new place each time, with one night landed."""
+    place, numbers = new_place(proxy.server), count()
 
     def land() -> Lake:
-        place = f"{bucket}/{next(numbers)}"
-        lake = new_lake(tmp_path / place, place)
+        number = str(next(numbers))
+        lake = new_lake(tmp_path / number, f"{place}/{number}")
         lake.land("0.jsonl", NIGHTS[0])
         return lake
 
@@ -139,38 +151,32 @@ def test_night_that_dies_at_a_write_is_finished_by_the_next(night: Callable[[], 
                 raise
 
 
-def test_night_whose_answers_are_lost_goes_on(
-    moto: Server, night: Callable[[], Lake], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fault_proxy(moto) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
+def test_night_whose_answers_are_lost_goes_on(proxy: FaultProxy, night: Callable[[], Lake]) -> None:
+    lake = night()
+    proxy.log.clear()
+    lake.run()
+    writes = sum(event.method == "PUT" for event in proxy.log)
+    for number in range(writes):
         lake = night()
         proxy.log.clear()
+        proxy.rules = (Rule("lose", "PUT", skip=number, times=1),)
         lake.run()
-        writes = sum(event.method == "PUT" for event in proxy.log)
-        for number in range(writes):
-            lake = night()
-            proxy.log.clear()
-            proxy.rules = (Rule("lose", "PUT", skip=number, times=1),)
-            lake.run()
-            assert proxy.struck("lose") == 1
-            proxy.rules = ()
-            lake.finish_and_check()
-            assert [n for n, e in lake.entries() if e.kind == "batch"] == [1], "the batch was appended again"
-
-
-def test_one_answer_in_ten_is_lost(moto: Server, night: Callable[[], Lake], monkeypatch: pytest.MonkeyPatch) -> None:
-    with fault_proxy(moto, seed=1) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
-        lake = night()
-        proxy.rules = (Rule("lose", chance=0.1), refuse(503, "SlowDown", chance=0.1))
-        for number, rows in enumerate(NIGHTS[1:], 1):
-            lake.land(f"{number}.jsonl", rows)
-            with contextlib.suppress(TryAgainError):
-                lake.run()
-        assert proxy.struck("lose") > 5
+        assert proxy.struck("lose") == 1
         proxy.rules = ()
         lake.finish_and_check()
+        assert [n for n, e in lake.entries() if e.kind == "batch"] == [1], "the batch was appended again"
+
+
+def test_one_answer_in_ten_is_lost(proxy: FaultProxy, night: Callable[[], Lake]) -> None:
+    lake = night()
+    proxy.rules = (Rule("lose", chance=0.1), refuse(503, "SlowDown", chance=0.1))
+    for number, rows in enumerate(NIGHTS[1:], 1):
+        lake.land(f"{number}.jsonl", rows)
+        with contextlib.suppress(TryAgainError):
+            lake.run()
+    assert proxy.struck("lose") > 5
+    proxy.rules = ()
+    lake.finish_and_check()
 
 
 # -- commands
@@ -192,11 +198,11 @@ COMMANDS = [
 ]
 
 
-def configure(bucket: str) -> None:
+def configure(place: str) -> None:
     Path("lakeupsert.toml").write_text(
         f"""[tables.t]
-        landing = "s3://{bucket}/landing"
-        processed = "s3a://{bucket}/processed"
+        landing = "{place}/landing"
+        processed = "{place}/processed"
         queue = "queue.sqlite"
         key = ["k", "l"]
         partition_by = ["d"]
@@ -207,60 +213,60 @@ def configure(bucket: str) -> None:
     )
 
 
-def test_every_command_takes_a_table_on_s3(
-    s3_server: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_every_command_takes_a_table_there(
+    store_server: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bucket = new_bucket(s3_server)
-    new_lake(tmp_path, bucket).land("0.jsonl", NIGHTS[0])
-    proposed = command("init", f"s3://{bucket}/landing", "--dry-run")["proposed"]
-    assert (proposed["landing"], proposed["processed"]) == (f"s3://{bucket}/landing", f"s3://{bucket}/processed")
-    configure(bucket)
+    place = new_place(store_server)
+    new_lake(tmp_path, place).land("0.jsonl", NIGHTS[0])
+    proposed = command("init", f"{place}/landing", "--dry-run")["proposed"]
+    assert (proposed["landing"], proposed["processed"]) == (f"{place}/landing", f"{place}/processed")
+    configure(place)
     for line in COMMANDS:
         command(*line.split())
     assert pq.read_table("out.parquet").num_rows == 4
 
 
-def test_configuration_lies_on_s3_too(
-    s3_server: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_configuration_lies_there_too(
+    store_server: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bucket = new_bucket(s3_server)
-    new_lake(tmp_path, bucket).land("0.jsonl", NIGHTS[0])
-    address = f"s3://{bucket}/conf/lakeupsert.toml"
-    for missing in (address, f"s3://{bucket}"):
+    place = new_place(store_server)
+    new_lake(tmp_path, place).land("0.jsonl", NIGHTS[0])
+    address = f"{place}/conf/lakeupsert.toml"
+    for missing in (address, f"{place}"):
         result = CliRunner().invoke(main, ["status", "--config", missing, "--json"])
         assert result.exit_code == 2
         assert missing in json.loads(result.stdout)["error"]["message"]
-    configure(bucket)
+    configure(place)
     text = Path("lakeupsert.toml").read_text().replace('"queue.sqlite"', f'"{tmp_path}/queue.sqlite"')
     Path("lakeupsert.toml").unlink()
-    with open_store(f"s3://{bucket}/conf").write("lakeupsert.toml") as sink:
+    with open_store(f"{place}/conf").write("lakeupsert.toml") as sink:
         sink.write(text.encode())
     assert command("run", "--host", "local", "--config", address)["publish"]["rows"] == 4
     assert command("config", "--config", address)["path"] == address
 
 
 def test_existing_folder_is_adopted(
-    s3_server: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_server: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bucket = new_bucket(s3_server)
-    lake = new_lake(tmp_path, bucket)
+    place = new_place(store_server)
+    lake = new_lake(tmp_path, place)
     with lake.table._table.store.write("d=2020-01-01/part-0.parquet") as sink:
         pq.write_table(pa.table({"k": ["a"], "l": pa.array([0], pa.int32()), "ts": [row("a", 0, 1)["ts"]]}), sink)
-    configure(bucket)
-    assert command("adopt", f"s3://{bucket}/processed")["rows"] == 1
+    configure(place)
+    assert command("adopt", f"{place}/processed")["rows"] == 1
 
 
-def test_spark_tasks_append_to_s3(
-    moto: Server, new_bucket: NewBucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_spark_tasks_append(
+    server: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    bucket = new_bucket(moto)
-    lake = new_lake(tmp_path, bucket)
+    place = new_place(server)
+    lake = new_lake(tmp_path, place)
     lake.land("0.jsonl", NIGHTS[0])
-    configure(bucket)
+    configure(place)
     # A process of its own, since Spark's workers have the environment with which its JVM began.
     program = "from lakeupsert.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", program, "run", "--json"], capture_output=True, text=True, check=False)

@@ -1,0 +1,280 @@
+// A table's night in Azure: two accounts, two queues, one function app with an identity, and mails when something is wrong.
+// NOT DEPLOYED by those who wrote it: parsed and checked by checkov only. See docs/AZURE.md.
+//
+//     az deployment group create --resource-group lake --template-file infra/azure/main.bicep \
+//         --parameters name=sales mail=you@example.org zone=Europe/Berlin
+
+targetScope = 'resourceGroup'
+
+@description('Of the table; in the names of everything, so short: small letters and digits.')
+@minLength(3)
+@maxLength(11)
+param name string
+
+@description('Whom alerts are sent to.')
+param mail string
+
+@description('Where it has to be 2 am for a night to begin, as in the IANA database.')
+param zone string = 'Etc/UTC'
+
+@description('Of each instance, in MB; a merge may take what is left beside Python.')
+@allowed([2048, 4096])
+param memory int = 4096
+
+@description('How many instances, each with one message at a time.')
+@minValue(1)
+@maxValue(1000)
+param concurrency int = 40
+
+@description('How long one merge may take, as hours:minutes:seconds.')
+param timeout string = '00:30:00'
+
+@description('Days in which what vacuum deletes can be brought back.')
+param undoDays int = 7
+
+param location string = resourceGroup().location
+
+var unique = uniqueString(resourceGroup().id, name)
+var lakeName = take('${name}lake${unique}', 24)
+var workName = take('${name}work${unique}', 24)
+var queue = '${name}-work'
+
+// -- what stays
+
+resource lake 'Microsoft.Storage/storageAccounts@2023-05-01' = {
+  name: lakeName
+  location: location
+  kind: 'StorageV2'
+  sku: { name: 'Standard_ZRS' }
+  properties: {
+    isHnsEnabled: true
+    allowSharedKeyAccess: false
+    allowBlobPublicAccess: false
+    minimumTlsVersion: 'TLS1_2'
+    supportsHttpsTrafficOnly: true
+    defaultToOAuthAuthentication: true
+  }
+
+  resource blobs 'blobServices' = {
+    name: 'default'
+    properties: {
+      deleteRetentionPolicy: { enabled: true, days: undoDays }
+      containerDeleteRetentionPolicy: { enabled: true, days: undoDays }
+    }
+
+    resource landing 'containers' = { name: 'landing' }
+    resource processed 'containers' = { name: 'processed' }
+    resource config 'containers' = { name: 'config' }
+  }
+}
+
+// The functions' host can't keep its own state in an account with a hierarchical namespace.
+resource work 'Microsoft.Storage/storageAccounts@2023-05-01' = {
+  name: workName
+  location: location
+  kind: 'StorageV2'
+  sku: { name: 'Standard_ZRS' }
+  properties: {
+    allowSharedKeyAccess: false
+    allowBlobPublicAccess: false
+    minimumTlsVersion: 'TLS1_2'
+    supportsHttpsTrafficOnly: true
+    defaultToOAuthAuthentication: true
+  }
+
+  resource blobs 'blobServices' = {
+    name: 'default'
+    resource code 'containers' = { name: 'code' }
+  }
+
+  resource queues 'queueServices' = {
+    name: 'default'
+    resource messages 'queues' = { name: queue }
+    resource poison 'queues' = { name: '${queue}-poison' }
+  }
+}
+
+// -- what works
+
+resource plan 'Microsoft.Web/serverfarms@2023-12-01' = {
+  name: '${name}-plan'
+  location: location
+  kind: 'functionapp'
+  sku: { tier: 'FlexConsumption', name: 'FC1' }
+  properties: { reserved: true }
+}
+
+resource app 'Microsoft.Web/sites@2023-12-01' = {
+  name: '${name}-${unique}'
+  location: location
+  kind: 'functionapp,linux'
+  identity: { type: 'SystemAssigned' }
+  properties: {
+    serverFarmId: plan.id
+    httpsOnly: true
+    clientCertEnabled: false
+    functionAppConfig: {
+      runtime: { name: 'python', version: '3.11' }
+      scaleAndConcurrency: { instanceMemoryMB: memory, maximumInstanceCount: concurrency }
+      deployment: {
+        storage: {
+          type: 'blobContainer'
+          value: '${work.properties.primaryEndpoints.blob}code'
+          authentication: { type: 'SystemAssignedIdentity' }
+        }
+      }
+    }
+    siteConfig: {
+      minTlsVersion: '1.2'
+      ftpsState: 'Disabled'
+      http20Enabled: true
+      appSettings: [
+        { name: 'AzureWebJobsStorage__accountName', value: work.name }
+        { name: 'AzureFunctionsJobHost__functionTimeout', value: timeout }
+        { name: 'APPLICATIONINSIGHTS_CONNECTION_STRING', value: insights.properties.ConnectionString }
+        { name: 'LAKEUPSERT_CONFIG', value: 'abfss://config@${lake.name}.dfs.${environment().suffixes.storage}/lakeupsert.toml' }
+        { name: 'LAKEUPSERT_TABLE', value: name }
+        { name: 'LAKEUPSERT_QUEUE', value: queue }
+        { name: 'LAKEUPSERT_ZONE', value: zone }
+      ]
+    }
+  }
+}
+
+// -- who may do what: nobody here may delete a blob, as a writer that lost a race leaves its files to vacuum
+
+resource writer 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
+  name: guid(resourceGroup().id, name, 'writer')
+  properties: {
+    roleName: 'lakeupsert writer of ${name} (${unique})'
+    description: 'Reads, creates and writes blobs, and deletes none.'
+    type: 'CustomRole'
+    assignableScopes: [resourceGroup().id]
+    permissions: [
+      {
+        actions: ['Microsoft.Storage/storageAccounts/blobServices/containers/read']
+        notActions: []
+        dataActions: [
+          'Microsoft.Storage/storageAccounts/blobServices/containers/blobs/read'
+          'Microsoft.Storage/storageAccounts/blobServices/containers/blobs/write'
+          'Microsoft.Storage/storageAccounts/blobServices/containers/blobs/add/action'
+        ]
+        notDataActions: []
+      }
+    ]
+  }
+}
+
+var reader = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '2a2b9908-6ea1-4ae2-8e65-a410df84e7d1')
+var queues = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', '974c5e8b-45b9-4653-ba55-5f855dd0fb88')
+var hosts = subscriptionResourceId('Microsoft.Authorization/roleDefinitions', 'b7e6dc6d-f1e8-4753-8033-0f276bb0955b')
+
+resource readsLanding 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(lake::blobs::landing.id, app.id, reader)
+  scope: lake::blobs::landing
+  properties: { principalId: app.identity.principalId, principalType: 'ServicePrincipal', roleDefinitionId: reader }
+}
+
+resource readsConfig 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(lake::blobs::config.id, app.id, reader)
+  scope: lake::blobs::config
+  properties: { principalId: app.identity.principalId, principalType: 'ServicePrincipal', roleDefinitionId: reader }
+}
+
+resource writesProcessed 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(lake::blobs::processed.id, app.id, 'writer')
+  scope: lake::blobs::processed
+  properties: { principalId: app.identity.principalId, principalType: 'ServicePrincipal', roleDefinitionId: writer.id }
+}
+
+resource usesQueues 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(work.id, app.id, queues)
+  scope: work
+  properties: { principalId: app.identity.principalId, principalType: 'ServicePrincipal', roleDefinitionId: queues }
+}
+
+// The host keeps its leases and the app's code there.
+resource hostsState 'Microsoft.Authorization/roleAssignments@2022-04-01' = {
+  name: guid(work.id, app.id, hosts)
+  scope: work
+  properties: { principalId: app.identity.principalId, principalType: 'ServicePrincipal', roleDefinitionId: hosts }
+}
+
+// -- who is told
+
+resource workspace 'Microsoft.OperationalInsights/workspaces@2023-09-01' = {
+  name: '${name}-logs'
+  location: location
+  properties: { sku: { name: 'PerGB2018' }, retentionInDays: 30 }
+}
+
+resource insights 'Microsoft.Insights/components@2020-02-02' = {
+  name: '${name}-insights'
+  location: location
+  kind: 'web'
+  properties: { Application_Type: 'web', WorkspaceResourceId: workspace.id }
+}
+
+resource people 'Microsoft.Insights/actionGroups@2023-01-01' = {
+  name: '${name}-people'
+  location: 'global'
+  properties: {
+    groupShortName: name
+    enabled: true
+    emailReceivers: [{ name: 'mail', emailAddress: mail, useCommonAlertSchema: true }]
+  }
+}
+
+resource failing 'Microsoft.Insights/scheduledQueryRules@2023-03-15-preview' = {
+  name: '${name}-failing'
+  location: location
+  properties: {
+    description: 'A function failed more often than a message that is tried again explains.'
+    severity: 2
+    enabled: true
+    scopes: [insights.id]
+    evaluationFrequency: 'PT15M'
+    windowSize: 'PT15M'
+    criteria: {
+      allOf: [
+        {
+          query: 'requests | where success == false'
+          timeAggregation: 'Count'
+          operator: 'GreaterThanOrEqual'
+          threshold: 5
+        }
+      ]
+    }
+    actions: { actionGroups: [people.id] }
+  }
+}
+
+resource nightMissing 'Microsoft.Insights/scheduledQueryRules@2023-03-15-preview' = {
+  name: '${name}-night-missing'
+  location: location
+  properties: {
+    description: 'No append has ended for a day, also where nothing was new.'
+    severity: 1
+    enabled: true
+    scopes: [insights.id]
+    evaluationFrequency: 'PT1H'
+    windowSize: 'P1D'
+    criteria: {
+      allOf: [
+        {
+          query: 'traces | where message startswith "appended: " | summarize nights = count()'
+          metricMeasureColumn: 'nights'
+          timeAggregation: 'Total'
+          operator: 'LessThan'
+          threshold: 1
+        }
+      ]
+    }
+    actions: { actionGroups: [people.id] }
+  }
+}
+
+output lake string = lake.name
+output account string = work.name
+output app string = app.name
+output queue string = 'azqueue://${work.name}/${queue}'

@@ -1,0 +1,343 @@
+"""A path in a container of Azure Storage (ADLS Gen2, or plain blobs) as an object store; also of its emulators.
+
+Commits   `create` is one Put Blob with `If-None-Match: *`: 409 BlobAlreadyExists = the name was taken; no answer, 5xx =
+          unknown. The SDK's retries are off for it: they would find our own blob and call the race lost.
+Reads     what was opened is read by ranges with `If-Match`, so a blob that is replaced meanwhile is noticed, never mixed.
+Names     with a hierarchical namespace a folder is listed like a blob, and left out here; blobs come in its order of folders,
+          so a whole listing is sorted in memory.
+Settings  account and credentials as in `storage.azureaccount`; encryption, redundancy and soft delete are the account's.
+"""
+
+import base64
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from azure.core import MatchConditions
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+from azure.storage.blob import BlobBlock, ContainerClient, ExponentialRetry
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.storage import azureaccount
+from lakeupsert.storage.azureaccount import ADDRESS, ATTEMPTS
+from lakeupsert.storage.base import (
+    Call,
+    NotFoundError,
+    ObjectInfo,
+    Requests,
+    StoreUnavailableError,
+    UnknownOutcomeError,
+    parts_of,
+)
+from lakeupsert.storage.remote import MULTIPART_BYTES, PROBE, Conditions, RangeReader, Upload
+
+HEAD_BYTES = 256 << 10
+"""Read when a blob is opened: its size, its etag, and all of it where it is small. (Azure can't be asked for a blob's end.)"""
+LISTED_AT_ONCE = 5000
+DELETED_AT_ONCE = 256
+
+_TAKEN = {"BlobAlreadyExists", "ConditionNotMet", "PathAlreadyExists", "UnauthorizedBlobOverwrite"}
+_UNTOUCHED = "What was committed before is untouched."
+_counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
+"""For whom, and as what, requests of this thread are counted: clients are shared, and each sends by itself what it repeats."""
+
+
+class _TakenError(Exception):
+    """The blob is there (create), or is another one (read)."""
+
+
+class _RangeError(Exception):
+    """The blob has no such bytes."""
+
+
+class AdlsStore:
+    """See `lakeupsert.storage.base.ObjectStore` for what each method promises."""
+
+    pinned = True
+
+    def __init__(self, address: str) -> None:
+        """``address``: `abfss://container@account.dfs.core.windows.net/path`, or `az://container/path`; `abfs` as `abfss`."""
+        parts = ADDRESS.fullmatch(address)
+        if parts is None:
+            raise ConfigurationError(
+                "bad-setting",
+                f"{address} names no container and path.",
+                next="write it as abfss://container@account.dfs.core.windows.net/path, or az://container/path",
+            )
+        self.container = parts["container"]
+        self._account, self._suffix = parts["account"], parts["suffix"]
+        self._prefix = f"{(parts['path'] or '').strip('/')}/".lstrip("/")
+        self.requests = Requests()
+        self._conditions = Conditions()
+
+    def __repr__(self) -> str:
+        return f"AdlsStore({self.uri()!r})"
+
+    def uri(self, name: str = "") -> str:
+        account = f"@{self._account}.dfs.{self._suffix}" if self._account else ""
+        return f"{'abfss' if account else 'az'}://{self.container}{account}/{self._prefix}{name}".rstrip("/")
+
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        parts_of(name)  # it may come from a message; `open` reads landing files, whose names others chose, such as a//b
+        return self._read(name, *(part or (None, None)))[0]
+
+    def head(self, name: str) -> ObjectInfo | None:
+        try:
+            found = self._call("head", "get_blob_properties", name)
+        except NotFoundError:
+            return None
+        return None if _is_folder(found) else _info(name, found)
+
+    def create(self, name: str, data: bytes) -> bool:
+        parts_of(name)
+        self._conditions.prove(self._create, self.uri())
+        return self._create(name, data)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Any]:
+        parts_of(name)
+        upload = Upload(_Parts(self, name))
+        try:
+            yield upload
+            upload.finish()
+        except BaseException:
+            upload.stop(abort=True)
+            raise
+        upload.stop(abort=False)
+
+    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+        found = self._list(prefix, LISTED_AT_ONCE if limit is None else min(limit, LISTED_AT_ONCE))
+        if limit is not None:
+            return islice(found, limit)
+        return iter(sorted(found, key=lambda info: info.name))
+
+    def delete(self, names: Iterable[str]) -> None:
+        waiting = iter(names)
+        while batch := list(islice(waiting, DELETED_AT_ONCE)):
+            for attempt in range(ATTEMPTS):
+                asked = (self._prefix + name for name in batch)
+                answers = self._call("delete", "delete_blobs", None, *asked, raise_on_any_failure=False)
+                failed = {n: a for n, a in zip(batch, answers, strict=True) if a.status_code not in (202, 404)}
+                for name, answer in failed.items():
+                    if not azureaccount.is_busy(answer.status_code):
+                        said = f"{answer.status_code} {answer.headers.get('x-ms-error-code', answer.reason)}"
+                        raise self._refused("delete_blobs", name, answer.status_code, said)
+                if not failed:
+                    break
+                batch = list(failed)
+                clock.sleep(clock.jitter(0.2 * 2**attempt))
+            else:
+                raise self._unreachable(batch[0], f"no answer but 'busy' in each of {ATTEMPTS} attempts to delete it")
+
+    def open(self, name: str, etag: str | None = None) -> Any:
+        head, size, found = self._read(name, 0, HEAD_BYTES, etag)
+        if not head:  # an empty blob told nothing of itself
+            there = self.head(name)
+            if there is None or etag not in (None, there.etag):
+                raise NotFoundError(name)
+
+        def read(start: int, end: int) -> bytes:
+            return self._read(name, start, end - start, found)[0]
+
+        return pa.PythonFile(RangeReader(read, size, head, 0), "r")
+
+    # -- how
+
+    def _create(self, name: str, data: bytes) -> bool:
+        try:
+            self._call("create", "upload_blob", name, data, length=len(data), overwrite=False, retry_total=0)
+        except _TakenError:
+            return False
+        except StoreUnavailableError as e:
+            raise UnknownOutcomeError(e.message) from e
+        return True
+
+    def _list(self, prefix: str, page: int) -> Iterator[ObjectInfo]:
+        asked = {"name_starts_with": self._prefix + prefix, "include": ["metadata"], "results_per_page": page}
+        pages = self._call("list", "list_blobs", None, **asked).by_page()
+
+        def next_page() -> list[Any] | None:
+            found = next(pages, None)
+            return None if found is None else list(found)
+
+        while (
+            blobs := self._run("list", "list_blobs", "", next_page)
+        ) is not None:  # a page may be empty, and not the last
+            for blob in blobs:
+                name = blob.name.removeprefix(self._prefix)
+                if name and not name.endswith("/") and name != PROBE and not _is_folder(blob):
+                    yield _info(name, blob)
+
+    def _read(self, name: str, at: int | None, size: int | None, etag: str | None = None) -> tuple[bytes, int, str]:
+        """These bytes, the blob's size, its etag."""
+        condition = {"etag": f'"{etag}"', "match_condition": MatchConditions.IfNotModified} if etag else {}
+
+        def read() -> tuple[bytes, int, str]:
+            answer = client.download_blob(offset=at, length=size, **condition)
+            data = answer.readall()
+            if _is_folder(answer.properties):
+                raise NotFoundError(name)
+            return data, int(answer.properties.content_range.rpartition("/")[2]), answer.properties.etag.strip('"')
+
+        client = self._client().get_blob_client(self._prefix + name)
+        try:
+            return self._run("get", "download_blob", name, read)
+        except _TakenError as e:
+            raise NotFoundError(name) from e
+        except _RangeError:  # of an empty blob no byte can be asked for, nor behind the end
+            return b"", 0, ""
+
+    def _call(self, kind: Call, operation: str, name: str | None, *given: Any, **asked: Any) -> Any:
+        client = self._client()
+        if name is not None:
+            client = client.get_blob_client(self._prefix + name)
+        return self._run(kind, operation, name or "", lambda: getattr(client, operation)(*given, **asked))
+
+    def _run(self, kind: Call, operation: str, name: str, call: Any) -> Any:
+        """What ``call`` gives. Raises what `_failure` makes of the SDK's errors."""
+        before = _counted.set((self.requests, kind))
+        try:
+            return call()
+        except HttpResponseError as e:
+            if e.response is not None:
+                raise self._failure(e, operation, name) from e
+            if isinstance(e, ClientAuthenticationError):  # before anything was sent
+                raise self._no_credentials(name, operation, e.message) from e
+            raise self._unreachable(name, f"{operation} got no whole answer: {e.message}") from e
+        except (AzureError, OSError, ValueError) as e:
+            raise self._unreachable(name, f"{operation} got no answer of Azure Storage: {e}") from e
+        finally:
+            _counted.reset(before)
+
+    def _client(self) -> Any:
+        return _container(os.getpid(), azureaccount.environment(), self.container, self._account, self._suffix)
+
+    def _failure(self, error: HttpResponseError, operation: str, name: str) -> Exception:
+        """What the operator does next, or what the caller makes of it."""
+        status, code = error.status_code or 0, azureaccount.error_code(error)
+        message = (error.message or "").partition("\n")[0]
+        if not code and "x-ms-request-id" not in error.response.headers:
+            told = f"{operation} was answered {status} by something else than Azure Storage; is a proxy or a web server there?"
+            return self._unreachable(name, told)
+        if status == 412 or code in _TAKEN:
+            return _TakenError(name)
+        if status == 416:
+            return _RangeError(name)
+        if code in ("ContainerNotFound", "FilesystemNotFound"):
+            return ConfigurationError(
+                "no-container",
+                f"There is no container {self.container!r} for {self.uri(name)} ({operation}). {_UNTOUCHED}",
+                next="create it, or correct its name or the account's",
+            )
+        if status == 404:
+            return NotFoundError(name)
+        if azureaccount.is_busy(status) or code == "ContainerBeingDeleted":
+            return self._unreachable(name, f"{operation} was answered {status} {code}: {message}")
+        return self._refused(operation, name, status, f"{status} {code} {message}".strip(), code)
+
+    def _refused(self, operation: str, name: str, status: int, said: str, code: str = "") -> LakeupsertError:
+        what = f"{operation} of {self.uri(name)} was refused: {said}. {_UNTOUCHED}"
+        if status == 401 or code in (
+            "AuthenticationFailed",
+            "InvalidAuthenticationInfo",
+            "NoAuthenticationInformation",
+        ):
+            return self._no_credentials(name, operation, said)
+        if status == 403:
+            return ConfigurationError(
+                "not-permitted",
+                f"Not permitted: {what}",
+                next=f"give this identity the role `Storage Blob Data Contributor` on container {self.container!r}, see that the "
+                "account's firewall lets this machine in, or correct its credentials",
+            )
+        return ConfigurationError(
+            "azure-refused",
+            what,
+            next="correct what it names: account, container, endpoint, this machine's clock, or what the account can do",
+        )
+
+    def _no_credentials(self, name: str, operation: str, said: str) -> LakeupsertError:
+        return ConfigurationError(
+            "bad-credentials",
+            f"{operation} of {self.uri(name)} found no credentials that hold: {' '.join(said.split())} {_UNTOUCHED}",
+            next="log in (`az login`), give this machine a managed identity, or correct AZURE_STORAGE_CONNECTION_STRING",
+        )
+
+    def _unreachable(self, name: str, what: str) -> StoreUnavailableError:
+        return StoreUnavailableError(
+            "store-unreachable",
+            f"{self.uri(name)}: {what}. {_UNTOUCHED}",
+            next="check the network and the endpoint, then run the same command again",
+        )
+
+
+class _Parts:
+    """See `lakeupsert.storage.remote.Parts`: blocks of a block blob. Those of no blob are gone after a week."""
+
+    def __init__(self, store: AdlsStore, name: str) -> None:
+        self._store, self._name = store, name
+
+    def put(self, data: bytes) -> None:
+        self._store._call("put", "upload_blob", self._name, data, length=len(data), overwrite=True)
+
+    def begin(self) -> None:
+        pass
+
+    def send(self, number: int, data: bytes) -> str:
+        block = base64.b64encode(f"{number:05}".encode()).decode()
+        self._store._call("put", "stage_block", self._name, block, data, length=len(data))
+        return block
+
+    def join(self, parts: list[str], size: int) -> None:
+        self._store._call("put", "commit_block_list", self._name, [BlobBlock(part) for part in parts])
+
+    def drop(self) -> None:
+        pass
+
+
+def _is_folder(blob: Any) -> bool:
+    return bool(blob.metadata) and blob.metadata.get("hdi_isfolder", "").lower() == "true"
+
+
+def _info(name: str, blob: Any) -> ObjectInfo:
+    return ObjectInfo(name, blob.size, blob.etag.strip('"'), blob.last_modified.timestamp())
+
+
+@lru_cache(maxsize=8)
+def _container(
+    process: int, environment: azureaccount.Environment, container: str, account: str | None, suffix: str | None
+) -> Any:
+    """A client of one container, safe between threads.
+
+    Of one process: a fork would share connections. Of one environment, since that is where credentials come from.
+    """
+    options: dict[str, Any] = {
+        "transport": azureaccount.transport(),
+        "retry_policy": ExponentialRetry(**azureaccount.backoff()),
+        "raw_request_hook": _count,
+        "max_single_put_size": MULTIPART_BYTES,
+        "max_single_get_size": MULTIPART_BYTES,
+        "max_chunk_get_size": MULTIPART_BYTES,
+    }
+    if given := azureaccount.connection_string(account):
+        return ContainerClient.from_connection_string(given, container, **options)
+    account = account or azureaccount.account_name()
+    if not account:
+        raise ConfigurationError(
+            "bad-setting",
+            f"az://{container} names no storage account, and neither does the environment. Nothing was done.",
+            next=f"write it as abfss://{container}@ACCOUNT.dfs.core.windows.net/path, or set AZURE_STORAGE_ACCOUNT_NAME",
+        )
+    url = f"https://{account}.blob.{suffix or 'core.windows.net'}"
+    return ContainerClient(url, container, credential=azureaccount.credential(), **options)
+
+
+def _count(request: Any) -> None:
+    counted, kind = _counted.get()
+    counted.count(kind)

@@ -1,0 +1,115 @@
+"""Spark and a table on Azure: an emulator's is read through WASB, on the one port that it asks; ABFS is told who it is."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeupsert.storage.azureaccount import abfs_settings
+from lakeupsert.testing import servers
+from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.servers import Server
+
+WASB_PORT = 10000
+
+
+@pytest.fixture
+def azurite_of_wasb() -> Any:
+    with servers.azurite(blob_port=WASB_PORT) as server:
+        yield server
+
+
+def nights(lake: Lake) -> None:
+    for night in range(3):
+        lake.land(f"{night}.jsonl", [row(k, day, night, night) for day in range(3) for k in "abcde"[night:]])
+        lake.run()
+
+
+def test_view_with_deltas_is_read(
+    azurite_of_wasb: Server, new_place: Callable[[Server], str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    servers.require(servers.HADOOP_JARS, "`make servers` gets it (Maven)")
+    place = new_place(azurite_of_wasb)
+    zones = {"landing": f"{place}/landing", "processed": f"{place}/lake"}
+    lake = Lake(tmp_path, **zones, queue=str(tmp_path / "queue.sqlite"), strategy="delta")
+    nights(lake)
+    spark = request.getfixturevalue("spark")
+    for where in (None, "v = 2", "d = '2020-01-02'"):
+        frame = lake.table.to_spark(spark, where=where).orderBy("d", "k")
+        assert [r.asDict() for r in frame.collect()] == lake.table.to_arrow(where=where).read_all().to_pylist()
+    assert "wasb://" in frame._jdf.queryExecution().executedPlan().toString()
+
+
+def test_session_without_the_jars_is_told_which(
+    azure: Server, new_place: Callable[[Server], str], tmp_path: Path
+) -> None:
+    place = new_place(azure)
+    lake = Lake(tmp_path, landing=f"{place}/landing", processed=f"{place}/lake", queue=str(tmp_path / "queue.sqlite"))
+    nights(lake)
+    lake.configure()
+    script = """
+from pyspark.sql import SparkSession
+from lakeupsert import Table
+from lakeupsert.errors import ConfigurationError
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+try:
+    Table.open("lakeupsert.toml").to_spark(spark)
+except ConfigurationError as e:
+    hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+    assert e.code == "no-hadoop-jar", e
+    assert f"spark.jars.packages=org.apache.hadoop:hadoop-azure:{hadoop}," in e.next, e
+    print("told")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=lake.root, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout.splitlines()[-1:] == ["told"], done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("variables", "provider", "others"),
+    [
+        ({}, "Msi", {}),
+        ({"AZURE_CLIENT_ID": "me"}, "Msi", {"client.id": "me"}),
+        (
+            {"AZURE_CLIENT_ID": "me", "AZURE_TENANT_ID": "us", "AZURE_FEDERATED_TOKEN_FILE": "/token"},
+            "WorkloadIdentity",
+            {"client.id": "me", "msi.tenant": "us", "token.file": "/token"},
+        ),
+    ],
+)
+def test_abfs_is_told_who_it_is(
+    variables: dict[str, str], provider: str, others: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CLIENT_ID", "CLIENT_SECRET", "TENANT_ID", "FEDERATED_TOKEN_FILE"):
+        monkeypatch.delenv(f"AZURE_{name}", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert abfs_settings() == {
+        "auth.type": "OAuth",
+        "oauth.provider.type": f"org.apache.hadoop.fs.azurebfs.oauth2.{provider}TokenProvider",
+        **{f"oauth2.{name}": value for name, value in others.items()},
+    }
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "secret")
+    assert abfs_settings() == {}
+
+
+def test_what_abfs_is_told_stands_in_its_jar(spark: Any) -> None:
+    """Its classes and the names of its settings, as far as those are constants."""
+    servers.require(servers.HADOOP_JARS, "`make servers` gets it (Maven)")
+    oauth = "org.apache.hadoop.fs.azurebfs.oauth2."
+    for provider in ("Msi", "WorkloadIdentity"):
+        assert spark._jvm.java.lang.Class.forName(f"{oauth}{provider}TokenProvider", False, _loader(spark))
+    keys = spark._jvm.java.lang.Class.forName(
+        "org.apache.hadoop.fs.azurebfs.constants.ConfigurationKeys", True, _loader(spark)
+    )
+    known = {str(field.get(None)) for field in keys.getFields() if field.getType().getName() == "java.lang.String"}
+    for name in ("auth.type", "oauth.provider.type", "oauth2.client.id", "oauth2.msi.tenant", "oauth2.token.file"):
+        assert f"fs.azure.account.{name}" in known
+
+
+def _loader(spark: Any) -> Any:
+    return spark._jvm.Thread.currentThread().getContextClassLoader()
