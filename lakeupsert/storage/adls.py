@@ -187,7 +187,8 @@ class AdlsStore:
 
         client = self._client().get_blob_client(self._prefix + name)
         try:
-            return self._run("get", "download_blob", name, read)
+            found: tuple[bytes, int, str] = self._run("get", "download_blob", name, read)
+            return found
         except _TakenError as e:
             raise NotFoundError(name) from e
         except _RangeError:  # of an empty blob no byte can be asked for, nor behind the end

@@ -165,7 +165,8 @@ def azurite(blob_port: int | None = None) -> Iterator[Server]:
     ports = ["--blobPort", str(blobs), "--queuePort", str(queues), "--tablePort", str(tables)]
     hosts = [x for service in ("blob", "queue", "table") for x in (f"--{service}Host", HOST)]
     with tempfile.TemporaryDirectory(prefix="azurite-") as folder:
-        command = ["node", program, "--silent", "--skipApiVersionCheck", "--location", folder, *ports, *hosts]
+        options = ["--silent", "--skipApiVersionCheck", "--location", folder, *ports, *hosts]
+        command: list[str | Path] = ["node", program, *options]
         with serve(command, queues, Path(folder) / "log"):
             endpoints = {"Blob": blobs, "Queue": queues}
             found = [f"{name}Endpoint=http://{HOST}:{port}/{EMULATOR}" for name, port in endpoints.items()]
@@ -180,7 +181,7 @@ def gcs() -> Iterator[Server]:
     program = require(PROGRAMS / "fake-gcs-server", "`make servers` builds it (Go)")
     port = free_port()
     place = ["-scheme", "http", "-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}"]
-    command = [program, *place, "-backend", "memory"]
+    command: list[str | Path] = [program, *place, "-backend", "memory"]
     with tempfile.TemporaryDirectory(prefix="gcs-") as folder, serve(command, port, Path(folder) / "log"):
         yield Server(port, {"STORAGE_EMULATOR_HOST": f"http://{HOST}:{port}"})
 
