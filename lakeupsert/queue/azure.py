@@ -14,7 +14,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from math import ceil
 from typing import Any
@@ -35,9 +35,10 @@ LONGEST_LEASE_SECONDS = 7 * 86_400
 PEEK_SECONDS = 120
 """How long dead letters are hidden from others while one looks at them. Too short for very many: they may come back
 twice, which is harmless. Longer: those that a killed process looked at can't be seen until then."""
-REASON_CHARACTERS = 4_000
-BODY_BYTES = 32_000
-"""With the reason, in base64, below Azure's 64 KiB; only a message that is not ours can be longer."""
+REASON_CHARACTERS = 3_500
+BODY_BYTES = 3_500
+"""Both, each character six in JSON at worst, and that in base64, are below Azure's 64 KiB; only a message that is not ours can be
+longer."""
 
 _NOTHING = "This call sent, received and answered nothing."
 _STALE = {"MessageNotFound", "PopReceiptMismatch"}
@@ -65,6 +66,8 @@ class AzureQueue:
         self._max_receives = max_receives
         # Each extension makes a receipt void and gives another one, and who holds the lease has the first.
         self._receipts: dict[str, str] = {}
+        self._hosted: set[str] = set()
+        """Tokens of leases that the Functions' host extends too."""
         self._answering = threading.Lock()
 
     def __repr__(self) -> str:
@@ -85,25 +88,29 @@ class AzureQueue:
         leases: list[Lease] = []
         while len(leases) < limit:
             try:
-                [found] = self._receive(self.name, 1, lease_seconds) or [None]
+                lease = self._next(lease_seconds)
             except LakeupsertError:
                 if leases:
                     break  # these are worked on; the next call tells what is wrong
                 raise
-            if found is None:
+            if lease is None:
                 break
-            token, body, receives = _token(found), _decoded(found.content), int(found.dequeue_count)
-            try:
-                lease = Lease(Message.decode(body), receives, token)
-            except MessageError as e:
-                self._bury(token, {"unreadable": _text(body)}, receives, e.message)
-                continue
-            if receives >= ALONE_FROM:
+            if lease.receives >= ALONE_FROM:
                 for other in leases:  # was received less often, so it can't be out of tries by this
                     self.release(other)
                 return [lease]
             leases.append(lease)
         return leases
+
+    def _next(self, lease_seconds: float) -> Lease | None:
+        """The next message that can be read; others are buried."""
+        while found := self._receive(self.name, 1, lease_seconds):
+            token, body, receives = _token(found[0]), _decoded(found[0].content), int(found[0].dequeue_count)
+            try:
+                return Lease(Message.decode(body), receives, token)
+            except MessageError as e:
+                self._bury(token, {"unreadable": _text(body)}, receives, e.message)
+        return None
 
     @contextmanager
     def received(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[Lease, Mapping[str, Any]]]:
@@ -112,12 +119,14 @@ class AzureQueue:
 
         Those that can't be read go to the dead letters when the block ends, so that they keep nobody from the others. While a
         function runs, its host extends the lease, which makes our receipt void: our answer then changes nothing, and the
-        host's own, by how the function ends, is the one that counts.
+        host's own, by how the function ends, is the one that counts. To bury, a letter is sent all the same: the host deletes the
+        message of a function that ends well, and one letter more is harmless.
         """
         leases: dict[Lease, Mapping[str, Any]] = {}
         unreadable: list[tuple[str, dict[str, Any], int, str]] = []
         for record in records:
             body, token = record["body"], f"{record['id']} {record['popReceipt']}"
+            self._hosted.add(token)
             try:
                 leases[Lease(Message.decode(body), record["dequeueCount"], token)] = record
             except MessageError as e:
@@ -133,10 +142,11 @@ class AzureQueue:
         return self._delete(self.name, lease.token)
 
     def release(self, lease: Lease, delay_seconds: float = 0.0) -> bool:
-        try:
-            return self._hide(lease.token, delay_seconds)
-        finally:
-            self._receipts.pop(lease.token, None)
+        with self._answering:  # an extension that waits for it finds nothing to extend
+            try:
+                return self._update(self.name, lease.token, _seconds(delay_seconds))
+            finally:
+                self._receipts.pop(lease.token, None)
 
     def bury(self, lease: Lease, reason: str) -> bool:
         return self._bury(lease.token, msgspec.json.decode(lease.message.encode()), lease.receives, reason)
@@ -164,6 +174,7 @@ class AzureQueue:
 
     def close(self) -> None:
         self._receipts.clear()
+        self._hosted.clear()
 
     # -- one of the two queues
 
@@ -201,6 +212,7 @@ class AzureQueue:
             stale=None,
         )
         if answer is None:
+            self._receipts.pop(token, None)
             return False
         self._receipts[token] = _token(answer)
         return True
@@ -216,11 +228,11 @@ class AzureQueue:
 
     def _bury(self, token: str, body: dict[str, Any], receives: int, reason: str) -> bool:
         # Two queues, two requests: a process that dies between them leaves a letter of a message that still lives.
-        if not self._hide(token, PEEK_SECONDS):
+        if not self._hide(token, PEEK_SECONDS) and token not in self._hosted:
             return False
         letter = {**body, "reason": reason[:REASON_CHARACTERS] or "none was given", "receives": receives}
         self._send(self.name + POISON, msgspec.json.encode(letter))
-        return self._delete(self.name, token)
+        return self._delete(self.name, token) or token in self._hosted
 
     @contextmanager
     def _looking_at_dead_letters(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
@@ -236,7 +248,8 @@ class AzureQueue:
             yield held
         finally:
             for letter in held.values():
-                self._update(self.name + POISON, _token(letter), 0)
+                with suppress(LakeupsertError):  # it comes back by itself
+                    self._update(self.name + POISON, _token(letter), 0)
                 self._receipts.pop(_token(letter), None)
 
     # -- requests
@@ -313,7 +326,8 @@ def _client(process: int, environment: azureaccount.Environment, account: str, n
         "retry_policy": ExponentialRetry(**azureaccount.backoff()),
     }
     if given := azureaccount.connection_string(account):
-        return QueueClient.from_connection_string(given, name, **options)
+        with azureaccount.readable():
+            return QueueClient.from_connection_string(given, name, **options)
     url = f"https://{account}.queue.core.windows.net"
     return QueueClient(url, name, credential=azureaccount.credential(), **options)
 
@@ -341,7 +355,9 @@ def _dead_letter(letter: Any) -> DeadLetter:
     except msgspec.MsgspecError:
         said = _Letter()
     receives = said.receives if said.receives is not None else MAX_RECEIVES + 1
-    reason = said.reason or f"the Functions' host gave it up after {receives} receives"
+    reason = (
+        said.reason or f"it was given up without a word, after {receives} receives: as a rule by the Functions' host"
+    )
     try:
         return DeadLetter(Message.decode(body), reason, receives)
     except MessageError as e:

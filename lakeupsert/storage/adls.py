@@ -4,7 +4,7 @@ Commits   `create` is one Put Blob with `If-None-Match: *`: 409 BlobAlreadyExist
           unknown. The SDK's retries are off for it: they would find our own blob and call the race lost.
 Reads     what was opened is read by ranges with `If-Match`, so a blob that is replaced meanwhile is noticed, never mixed.
 Names     with a hierarchical namespace a folder is listed like a blob, and left out here; blobs come in its order of folders,
-          so a whole listing is sorted in memory.
+          so a whole listing is sorted in memory (one with a limit has the server's order).
 Settings  account and credentials as in `storage.azureaccount`; encryption, redundancy and soft delete are the account's.
 """
 
@@ -207,7 +207,7 @@ class AdlsStore:
             return call()
         except HttpResponseError as e:
             if e.response is not None:
-                raise self._failure(e, operation, name) from e
+                raise self._failure(e, kind, operation, name) from e
             if isinstance(e, ClientAuthenticationError):  # before anything was sent
                 raise self._no_credentials(name, operation, e.message) from e
             raise self._unreachable(name, f"{operation} got no whole answer: {e.message}") from e
@@ -219,14 +219,14 @@ class AdlsStore:
     def _client(self) -> Any:
         return _container(os.getpid(), azureaccount.environment(), self.container, self._account, self._suffix)
 
-    def _failure(self, error: HttpResponseError, operation: str, name: str) -> Exception:
+    def _failure(self, error: HttpResponseError, kind: Call, operation: str, name: str) -> Exception:
         """What the operator does next, or what the caller makes of it."""
         status, code = error.status_code or 0, azureaccount.error_code(error)
         message = (error.message or "").partition("\n")[0]
         if not code and "x-ms-request-id" not in error.response.headers:
             told = f"{operation} was answered {status} by something else than Azure Storage; is a proxy or a web server there?"
             return self._unreachable(name, told)
-        if status == 412 or code in _TAKEN:
+        if kind in ("create", "get") and (status == 412 or code in _TAKEN):
             return _TakenError(name)
         if status == 416:
             return _RangeError(name)
@@ -283,6 +283,9 @@ class _Parts:
 
     def __init__(self, store: AdlsStore, name: str) -> None:
         self._store, self._name = store, name
+        self._upload = clock.new_id()[
+            :8
+        ]  # Azure keeps blocks by the blob's name: another upload's must not be among ours
 
     def put(self, data: bytes) -> None:
         self._store._call("put", "upload_blob", self._name, data, length=len(data), overwrite=True)
@@ -291,7 +294,7 @@ class _Parts:
         pass
 
     def send(self, number: int, data: bytes) -> str:
-        block = base64.b64encode(f"{number:05}".encode()).decode()
+        block = base64.b64encode(f"{self._upload}{number:05}".encode()).decode()
         self._store._call("put", "stage_block", self._name, block, data, length=len(data))
         return block
 
@@ -327,7 +330,8 @@ def _container(
         "max_chunk_get_size": MULTIPART_BYTES,
     }
     if given := azureaccount.connection_string(account):
-        return ContainerClient.from_connection_string(given, container, **options)
+        with azureaccount.readable():
+            return ContainerClient.from_connection_string(given, container, **options)
     account = account or azureaccount.account_name()
     if not account:
         raise ConfigurationError(

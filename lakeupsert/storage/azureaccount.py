@@ -6,8 +6,12 @@ DefaultAzureCredential. An address that names no account means that of the conne
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+
+from lakeupsert.errors import ConfigurationError
 
 ADDRESS = re.compile(
     r"(abfss?|az)://(?P<container>[^/@]+)(@(?P<account>[a-z0-9]+)\.(dfs|blob)\.(?P<suffix>[^/]+))?(/(?P<path>.*))?"
@@ -57,16 +61,17 @@ def hadoop_place(address: str) -> str:
 def abfs_settings() -> dict[str, str]:
     """What Hadoop's ABFS has to be told to be whom the environment names, by its settings' names after `fs.azure.account.`.
 
-    A managed identity, or one with a federated token. Never a secret: where the environment has one, nothing is told.
+    A managed identity, or one with a federated token; nothing where the environment names none, as a cluster may have a way of
+    its own. Never a secret: where the environment has one, nothing is told.
     """
-    if os.environ.get("AZURE_CLIENT_SECRET"):
-        return {}
     variables = {
         "client.id": "AZURE_CLIENT_ID",
         "msi.tenant": "AZURE_TENANT_ID",
         "token.file": "AZURE_FEDERATED_TOKEN_FILE",
     }
     found = {f"oauth2.{name}": os.environ[of] for name, of in variables.items() if os.environ.get(of)}
+    if os.environ.get("AZURE_CLIENT_SECRET") or "oauth2.client.id" not in found:
+        return {}
     provider = "WorkloadIdentity" if "oauth2.token.file" in found else "Msi"
     return {
         "auth.type": "OAuth",
@@ -102,13 +107,30 @@ def error_code(error: Any) -> str:
     return str(getattr(found, "value", found))
 
 
+@contextmanager
+def readable() -> Iterator[None]:
+    """Raises ConfigurationError where the block can't read the connection string; its own words may hold the key."""
+    try:
+        yield
+    except ValueError as e:
+        raise ConfigurationError(
+            "bad-setting",
+            "AZURE_STORAGE_CONNECTION_STRING can't be read. Nothing was done.",
+            next="copy it again, as `az storage account show-connection-string` prints it",
+        ) from e
+
+
 def credential() -> Any:
     return _credential(os.getpid(), environment())
 
 
 def _account_of(connection: str) -> str | None:
-    fields = dict(part.partition("=")[::2] for part in connection.split(";"))
-    return EMULATOR if "UseDevelopmentStorage" in fields else fields.get("AccountName")
+    fields = {name.lower(): value for name, _, value in (part.partition("=") for part in connection.split(";"))}
+    if "usedevelopmentstorage" in fields:
+        return EMULATOR
+    endpoint = fields.get("blobendpoint") or fields.get("queueendpoint") or ""
+    named = re.match(r"https://([a-z0-9]+)\.", endpoint)  # with a shared access signature it is named there alone
+    return fields.get("accountname") or (named[1] if named else None)
 
 
 @lru_cache(maxsize=4)

@@ -32,8 +32,6 @@ from lakeupsert.storage.base import (
 )
 from lakeupsert.storage.remote import RangeReader
 
-SPOOLED_BYTES = 64 << 20
-"""Objects up to this size wait in memory until they are whole, greater ones in a temporary file."""
 _MODIFIED = ("mtime", "updated", "LastModified", "last_modified", "created")
 """What backends call it."""
 _ETAG = ("etag", "ETag", "generation")
@@ -89,18 +87,19 @@ class FsspecStore:
     @contextmanager
     def write(self, name: str) -> Iterator[Any]:
         parts_of(name)
-        with tempfile.SpooledTemporaryFile(SPOOLED_BYTES) as whole:
+        with tempfile.NamedTemporaryFile(prefix="lakeupsert-") as whole:
             yield whole
-            whole.seek(0)
-            with self._asked("put", name) as fs, fs.open(self._prefix + name, "wb") as sink:
-                while block := whole.read(SPOOLED_BYTES):
-                    sink.write(block)
+            whole.flush()
+            with self._asked("put", name) as fs:
+                fs.put_file(whole.name, self._prefix + name)
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
         found: dict[str, Any] = {}
         with suppress(NotFoundError), self._asked("list", prefix) as fs:
             found = fs.find(self._prefix + folder, detail=True)
+        if not found and self._scheme == "gs":
+            self._see_bucket()
         infos = sorted((self._info(each) for each in found.values()), key=lambda info: info.name)
         return islice((info for info in infos if info.name.startswith(prefix)), limit)
 
@@ -127,6 +126,17 @@ class FsspecStore:
             return self._info(found) if found["type"] == "file" else None
         return None
 
+    def _see_bucket(self) -> None:
+        """A listing of no bucket is empty, too."""
+        bucket = self._prefix.partition("/")[0]
+        with self._asked("head", "") as fs:
+            if not fs.exists(bucket):
+                raise ConfigurationError(
+                    "no-bucket",
+                    f"There is no bucket {bucket!r} for {self.uri()}. Nothing was done.",
+                    next="create it, or correct its name",
+                )
+
     @contextmanager
     def _asked(self, call: Call, name: str) -> Iterator[Any]:
         """The backend; what it raises becomes what the operator does next."""
@@ -138,13 +148,13 @@ class FsspecStore:
             raise NotFoundError(name) from e
         except (FileExistsError, LakeupsertError, io.UnsupportedOperation):
             raise
-        except PermissionError as e:
-            raise ConfigurationError(
-                "not-permitted",
-                f"Not permitted: {call} of {self.uri(name)}: {e}. What was committed before is untouched.",
-                next="give this identity the right to read, create and list there, or correct its credentials",
-            ) from e
         except Exception as e:  # each backend has its own
+            if getattr(e, "code", None) in (401, 403) or isinstance(e, PermissionError) or "Forbidden" in str(e):
+                raise ConfigurationError(
+                    "not-permitted",
+                    f"Not permitted: {call} of {self.uri(name)}: {e}. What was committed before is untouched.",
+                    next="give this identity the right to read, create and list there, or correct its credentials",
+                ) from e
             raise StoreUnavailableError(
                 "store-unreachable",
                 f"{self.uri(name)}: {call} failed: {type(e).__name__}: {e}. What was committed before is untouched.",

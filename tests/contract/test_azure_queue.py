@@ -10,7 +10,7 @@ from azure.storage.queue import QueueClient
 
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.queue import AzureQueue, DeadLetter, QueueStats, WorkQueue, open_queue
-from lakeupsert.queue.azure import MAX_RECEIVES, POISON, TOGETHER
+from lakeupsert.queue.azure import MAX_RECEIVES, POISON, REASON_CHARACTERS, TOGETHER
 from lakeupsert.storage import azureaccount
 from lakeupsert.storage.azureaccount import EMULATOR
 from lakeupsert.testing.processes import wait_until
@@ -121,7 +121,7 @@ def test_letter_that_the_functions_host_buried_is_one_of_ours(queue: AzureQueue,
     client(azure, queue.name + POISON).send_message(body)
     [letter] = queue.dead_letters()
     assert (letter.message, letter.receives) == (message(1), MAX_RECEIVES + 1)
-    assert "host gave it up" in letter.reason
+    assert "given up without a word" in letter.reason
     assert queue.redrive([message(1)]) == (1, 0)
     assert [lease.message for lease in drain(queue)] == [message(1)]
 
@@ -131,7 +131,7 @@ def test_reason_that_azure_would_not_take_is_shortened(queue: AzureQueue) -> Non
     [lease] = drain(queue)
     assert queue.bury(lease, "\x00\ufffe" + "é" * 400_000)
     [letter] = queue.dead_letters()
-    assert letter == DeadLetter(message(1), ("\x00\ufffe" + "é" * 400_000)[:4000], 1)
+    assert letter == DeadLetter(message(1), ("\x00\ufffe" + "é" * 400_000)[:REASON_CHARACTERS], 1)
 
 
 def test_counts_are_exact_while_few_are_visible(queue: AzureQueue) -> None:
@@ -168,3 +168,44 @@ def test_nobody_listens(queue: AzureQueue, azure: Server, monkeypatch: pytest.Mo
         queue.send(messages(3))
     assert raised.value.code == "queue-unreachable"
     assert "0 messages were sent before" in raised.value.message
+
+
+def test_function_whose_host_extended_meanwhile_buries_all_the_same(queue: AzureQueue, azure: Server) -> None:
+    """Its receipt is void then, and the host deletes the message, as the function ends well."""
+    queue.send([message(1)])
+    host = client(azure, queue.name)
+    found = host.receive_message(visibility_timeout=60)
+    body = base64.b64decode(found.content)
+    record = {"id": found.id, "popReceipt": found.pop_receipt, "body": body, "dequeueCount": 5}
+    with queue.received([record]) as leases:
+        host.update_message(found, visibility_timeout=60)
+        [lease] = leases
+        assert queue.bury(lease, "no room")
+    assert [letter.reason for letter in queue.dead_letters()] == ["no room"]
+    assert queue.receive(1, 60.0) == [], "still hidden, for the host to delete"
+
+
+def test_release_ends_a_lease_also_for_who_waits_to_extend_it(queue: AzureQueue) -> None:
+    queue.send([message(1)])
+    [lease] = queue.receive(1, 60.0)
+    assert queue.extend(lease, 60.0)
+    assert queue.release(lease)
+    assert not queue.extend(lease, 60.0)
+    assert queue.receive(1, 60.0)
+
+
+def test_connection_string_that_can_not_be_read_is_no_secret_told(
+    queue: AzureQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", f"AccountName={EMULATOR};AccountKey=SECRET;rubbish")
+    with pytest.raises(ConfigurationError) as raised:
+        queue.stats()
+    assert raised.value.code == "bad-setting"
+    assert "SECRET" not in str(raised.value)
+
+
+def test_message_that_grows_most_in_a_letter_is_buried(queue: AzureQueue, azure: Server) -> None:
+    client(azure, queue.name).send_message(base64.b64encode(b"\0" * 9_000).decode())
+    queue.send([message(1)])
+    assert [lease.message for lease in queue.receive(2, 60.0)] == [message(1)]
+    assert queue.stats().dead == 1

@@ -210,10 +210,9 @@ def test_message_goes_back_where_no_time_is_left(
 )
 def test_night_is_once_a_day(functions: ModuleType, zone: str, day: str, hours: list[int]) -> None:
     midnight = datetime.fromisoformat(day).replace(tzinfo=UTC)
-    fired = [
-        hour for hour in range(24) if functions.is_night(midnight + timedelta(hours=hour, seconds=2), ZoneInfo(zone))
-    ]
-    assert fired == hours
+    for late in (-2, 2, 1200):
+        times = [midnight + timedelta(hours=hour, seconds=late) for hour in range(24)]
+        assert [hour for hour in range(24) if functions.is_night(times[hour], ZoneInfo(zone))] == hours
 
 
 def test_hosts_settings_are_those_that_the_queue_counts_on() -> None:

@@ -29,6 +29,7 @@ MARGIN_SECONDS = 15.0
 """What is not done so long before the function's time is up goes back to the queue. Longer: less time to merge. Too short: the
 host kills the function first, and its message is hidden for ten minutes more."""
 HOUR = 2
+EARLY = timedelta(minutes=5)
 MEMORY_BYTES = 1 << 62
 """None is told to a function; what its container may take is found where it works."""
 
@@ -47,6 +48,7 @@ def table() -> Iterator[Table]:
 
 
 @app.timer_trigger(schedule="0 0 * * * *", arg_name="timer", use_monitor=True)
+@app.retry(strategy="fixed_delay", max_retry_count="3", delay_interval="00:05:00")
 def append(timer: func.TimerRequest) -> None:
     if not is_night(clock.now(), ZoneInfo(os.environ["LAKEUPSERT_ZONE"])):
         return
@@ -81,10 +83,16 @@ def reconcile(timer: func.TimerRequest) -> None:
         if of_app.exists():
             found = of_app.reconcile(counted=False)
             log.info("reconciled: %d sent again, snapshot %s", found.resent, found.published)
+            if found.publish.failed:  # an alert waits for this line
+                log.error("failed partitions: %d, such as %s", len(found.publish.failed), min(found.publish.failed))
 
 
 def is_night(now: datetime, zone: ZoneInfo) -> bool:
-    """Whether the zone's 2 am was within the last hour: once a day, also where clocks skip that hour or have it twice."""
+    """Whether this is the hour of the zone's 2 am: once a day, also where clocks skip that hour or have it twice.
+
+    The host may call a little early, and up to 55 minutes late.
+    """
+    now += EARLY
     due = datetime.combine(now.astimezone(zone).date(), time(HOUR), zone).astimezone(UTC)
     return timedelta() <= now - due < timedelta(hours=1)
 
