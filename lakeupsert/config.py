@@ -17,7 +17,6 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.storage import azureaccount
 
 FILE_NAME = "lakeupsert.toml"
 ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
@@ -370,6 +369,8 @@ def place(address: str) -> str:
     elif scheme == "s3a":
         address = f"s3://{rest}"
     elif scheme in ("abfss", "abfs", "az"):
+        from lakeupsert.storage import azureaccount  # brings pyarrow
+
         address = azureaccount.place(address)
     return address.rstrip("/") + "/"
 
