@@ -211,7 +211,7 @@ def test_configuration_at_an_address_takes_no_relative_path(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("address", "code"),
-    [("abfss://lake/lakeupsert.toml", "unknown-store"), ("file:///no/lakeupsert.toml", "no-configuration")],
+    [("hdfs://lake/lakeupsert.toml", "unknown-store"), ("file:///no/lakeupsert.toml", "no-configuration")],
 )
 def test_configuration_at_an_address_where_none_is_read_is_refused(address: str, code: str) -> None:
     with pytest.raises(ConfigurationError, match=address.partition(":")[0]) as raised:
