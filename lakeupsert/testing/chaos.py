@@ -101,8 +101,11 @@ class Chaos:
                 clock.sleep(0.02)
 
     def _strike(self) -> None:
+        free = [worker for worker, step in self._workers.items() if step is None]
+        if not free:  # all are to die at calls that come with the next messages
+            return
         step, strike = next(self._strikes)
-        victim = self.chance.choice([worker for worker, step in self._workers.items() if step is None])
+        victim = self.chance.choice(free)
         self._workers[victim] = step
         victim.strike(strike)
 
