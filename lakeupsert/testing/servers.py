@@ -28,6 +28,8 @@ from lakeupsert.testing.processes import wait_until
 HOST = "127.0.0.1"
 PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
 """What `make servers` gets."""
+END_SECONDS = 5.0
+"""How long a server may take to end by itself."""
 HADOOP_JARS = PROGRAMS / "hadoop"
 """Jars with which Spark reads S3 and Azure Storage."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -109,7 +111,11 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
         yield
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:  # Azurite waits for clients that keep their connections
+            process.kill()
+            process.wait()
 
 
 @contextmanager
