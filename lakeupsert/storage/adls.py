@@ -35,7 +35,7 @@ from lakeupsert.storage.base import (
     UnknownOutcomeError,
     parts_of,
 )
-from lakeupsert.storage.remote import MULTIPART_BYTES, PROBE, Conditions, RangeReader, Upload
+from lakeupsert.storage.remote import MULTIPART_BYTES, PROBE, UNTOUCHED, Conditions, RangeReader, Upload, unreachable
 
 HEAD_BYTES = 256 << 10
 """Read when a blob is opened: its size, its etag, and all of it where it is small. (Azure can't be asked for a blob's end.)"""
@@ -43,7 +43,6 @@ LISTED_AT_ONCE = 5000
 DELETED_AT_ONCE = 256
 
 _TAKEN = {"BlobAlreadyExists", "ConditionNotMet", "PathAlreadyExists", "UnauthorizedBlobOverwrite"}
-_UNTOUCHED = "What was committed before is untouched."
 _counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
 """For whom, and as what, requests of this thread are counted: clients are shared, and each sends by itself what it repeats."""
 
@@ -133,7 +132,9 @@ class AdlsStore:
                 batch = list(failed)
                 clock.sleep(clock.jitter(0.2 * 2**attempt))
             else:
-                raise self._unreachable(batch[0], f"no answer but 'busy' in each of {ATTEMPTS} attempts to delete it")
+                raise unreachable(
+                    self.uri(batch[0]), f"no answer but 'busy' in each of {ATTEMPTS} attempts to delete it"
+                )
 
     def open(self, name: str, etag: str | None = None) -> Any:
         head, size, found = self._read(name, 0, HEAD_BYTES, etag)
@@ -210,9 +211,9 @@ class AdlsStore:
                 raise self._failure(e, kind, operation, name) from e
             if isinstance(e, ClientAuthenticationError):  # before anything was sent
                 raise self._no_credentials(name, operation, e.message) from e
-            raise self._unreachable(name, f"{operation} got no whole answer: {e.message}") from e
+            raise unreachable(self.uri(name), f"{operation} got no whole answer: {e.message}") from e
         except (AzureError, OSError, ValueError) as e:
-            raise self._unreachable(name, f"{operation} got no answer of Azure Storage: {e}") from e
+            raise unreachable(self.uri(name), f"{operation} got no answer of Azure Storage: {e}") from e
         finally:
             _counted.reset(before)
 
@@ -225,7 +226,7 @@ class AdlsStore:
         message = (error.message or "").partition("\n")[0]
         if not code and "x-ms-request-id" not in error.response.headers:
             told = f"{operation} was answered {status} by something else than Azure Storage; is a proxy or a web server there?"
-            return self._unreachable(name, told)
+            return unreachable(self.uri(name), told)
         if kind in ("create", "get") and (status == 412 or code in _TAKEN):
             return _TakenError(name)
         if status == 416:
@@ -233,17 +234,17 @@ class AdlsStore:
         if code in ("ContainerNotFound", "FilesystemNotFound"):
             return ConfigurationError(
                 "no-container",
-                f"There is no container {self.container!r} for {self.uri(name)} ({operation}). {_UNTOUCHED}",
+                f"There is no container {self.container!r} for {self.uri(name)} ({operation}). {UNTOUCHED}",
                 next="create it, or correct its name or the account's",
             )
         if status == 404:
             return NotFoundError(name)
         if azureaccount.is_busy(status) or code == "ContainerBeingDeleted":
-            return self._unreachable(name, f"{operation} was answered {status} {code}: {message}")
+            return unreachable(self.uri(name), f"{operation} was answered {status} {code}: {message}")
         return self._refused(operation, name, status, f"{status} {code} {message}".strip(), code)
 
     def _refused(self, operation: str, name: str, status: int, said: str, code: str = "") -> LakeupsertError:
-        what = f"{operation} of {self.uri(name)} was refused: {said}. {_UNTOUCHED}"
+        what = f"{operation} of {self.uri(name)} was refused: {said}. {UNTOUCHED}"
         if status == 401 or code in (
             "AuthenticationFailed",
             "InvalidAuthenticationInfo",
@@ -266,15 +267,8 @@ class AdlsStore:
     def _no_credentials(self, name: str, operation: str, said: str) -> LakeupsertError:
         return ConfigurationError(
             "bad-credentials",
-            f"{operation} of {self.uri(name)} found no credentials that hold: {' '.join(said.split())} {_UNTOUCHED}",
+            f"{operation} of {self.uri(name)} found no credentials that hold: {' '.join(said.split())} {UNTOUCHED}",
             next="log in (`az login`), give this machine a managed identity, or correct AZURE_STORAGE_CONNECTION_STRING",
-        )
-
-    def _unreachable(self, name: str, what: str) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            "store-unreachable",
-            f"{self.uri(name)}: {what}. {_UNTOUCHED}",
-            next="check the network and the endpoint, then run the same command again",
         )
 
 
@@ -283,9 +277,8 @@ class _Parts:
 
     def __init__(self, store: AdlsStore, name: str) -> None:
         self._store, self._name = store, name
-        self._upload = clock.new_id()[
-            :8
-        ]  # Azure keeps blocks by the blob's name: another upload's must not be among ours
+        # Azure keeps blocks by the blob's name: another upload's must not be among ours
+        self._upload = clock.new_id()[:8]
 
     def put(self, data: bytes) -> None:
         self._store._call("put", "upload_blob", self._name, data, length=len(data), overwrite=True)

@@ -8,12 +8,12 @@ Reads     by ranges; an object that is replaced meanwhile is not noticed
 Settings  credentials and endpoint are the backend's own, such as those of `gcloud auth application-default login`
 """
 
-import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -30,7 +30,7 @@ from lakeupsert.storage.base import (
     UnknownOutcomeError,
     parts_of,
 )
-from lakeupsert.storage.remote import RangeReader
+from lakeupsert.storage.remote import UNTOUCHED, RangeReader
 
 _MODIFIED = ("mtime", "updated", "LastModified", "last_modified", "created")
 """What backends call it."""
@@ -47,6 +47,7 @@ class FsspecStore:
         if self._scheme == "gs":
             import gcsfs  # noqa: F401  fsspec would import it later, and tell it less plainly
         self._prefix = f"{path.strip('/')}/"
+        self._bucket = self._prefix.partition("/")[0]
         # gcsfs would look for credentials that an emulator has no use for.
         self._options = {"token": "anon"} if self._scheme == "gs" and os.environ.get("STORAGE_EMULATOR_HOST") else {}
         self.requests = Requests()
@@ -58,15 +59,8 @@ class FsspecStore:
         return f"{self._scheme}://{self._prefix}{name}".rstrip("/")
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
-        parts_of(name)
-        start, end = (part[0], sum(part)) if part else (None, None)
-        with self._asked("get", name) as fs:
-            try:
-                return bytes(fs.cat_file(self._prefix + name, start=start, end=end))
-            except Exception as e:
-                if getattr(e, "code", None) != 416:  # it has no such bytes
-                    raise
-                return b""
+        parts_of(name)  # it may come from a message; `open` reads landing files, whose names others chose, such as a//b
+        return self._read(name, part[0], sum(part)) if part else self._read(name)
 
     def head(self, name: str) -> ObjectInfo | None:
         return self._found("head", name)
@@ -113,12 +107,18 @@ class FsspecStore:
         if there is None or etag not in (None, there.etag):
             raise NotFoundError(name)
 
-        def read(start: int, end: int) -> bytes:
-            return self.get(name, (start, end - start))
-
-        return pa.PythonFile(RangeReader(read, there.size, b"", 0), "r")
+        return pa.PythonFile(RangeReader(partial(self._read, name), there.size, b"", 0), "r")
 
     # -- how
+
+    def _read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
+        with self._asked("get", name) as fs:
+            try:
+                return bytes(fs.cat_file(self._prefix + name, start=start, end=end))
+            except Exception as e:
+                if getattr(e, "code", None) != 416:  # it has no such bytes
+                    raise
+                return b""
 
     def _found(self, call: Call, name: str) -> ObjectInfo | None:
         with suppress(NotFoundError), self._asked(call, name) as fs:
@@ -128,14 +128,16 @@ class FsspecStore:
 
     def _see_bucket(self) -> None:
         """A listing of no bucket is empty, too."""
-        bucket = self._prefix.partition("/")[0]
         with self._asked("head", "") as fs:
-            if not fs.exists(bucket):
-                raise ConfigurationError(
-                    "no-bucket",
-                    f"There is no bucket {bucket!r} for {self.uri()}. Nothing was done.",
-                    next="create it, or correct its name",
-                )
+            if not fs.exists(self._bucket):
+                raise self._no_bucket()
+
+    def _no_bucket(self) -> ConfigurationError:
+        return ConfigurationError(
+            "no-bucket",
+            f"There is no bucket {self._bucket!r} for {self.uri()}. {UNTOUCHED}",
+            next="create it, or correct its name",
+        )
 
     @contextmanager
     def _asked(self, call: Call, name: str) -> Iterator[Any]:
@@ -145,19 +147,21 @@ class FsspecStore:
             # fsspec keeps one for each process. Its listings are not kept, as others write too.
             yield fsspec.filesystem(self._scheme, use_listings_cache=False, **self._options)
         except FileNotFoundError as e:
+            if call in ("create", "put"):  # it is the place that is not there
+                raise self._no_bucket() from e
             raise NotFoundError(name) from e
-        except (FileExistsError, LakeupsertError, io.UnsupportedOperation):
+        except (FileExistsError, LakeupsertError):
             raise
         except Exception as e:  # each backend has its own
             if getattr(e, "code", None) in (401, 403) or isinstance(e, PermissionError) or "Forbidden" in str(e):
                 raise ConfigurationError(
                     "not-permitted",
-                    f"Not permitted: {call} of {self.uri(name)}: {e}. What was committed before is untouched.",
+                    f"Not permitted: {call} of {self.uri(name)}: {e}. {UNTOUCHED}",
                     next="give this identity the right to read, create and list there, or correct its credentials",
                 ) from e
             raise StoreUnavailableError(
                 "store-unreachable",
-                f"{self.uri(name)}: {call} failed: {type(e).__name__}: {e}. What was committed before is untouched.",
+                f"{self.uri(name)}: {call} failed: {type(e).__name__}: {e}. {UNTOUCHED}",
                 next="check the network, the address and the credentials, then run the same command again",
             ) from e
 

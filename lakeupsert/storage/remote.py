@@ -1,4 +1,4 @@
-"""What stores behind a network share: a file that is read by ranges, an upload in parts, the proof that creates exclude.
+"""What stores behind a network share: a file read by ranges, an upload in parts, the proof that creates exclude, an error.
 
 A server or proxy that ignores the condition of a create would let one commit replace another, in silence. So before its
 first create a store tries to create `PROBE` where it is already (one request), and refuses where that succeeds.
@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.storage.base import StoreUnavailableError
 
 PROBE = "_lakeupsert/conditions"
 """An empty object that tells whether conditions hold; hidden from listings, never deleted by us."""
@@ -19,7 +20,19 @@ MULTIPART_BYTES = 64 << 20
 """Objects up to this size are one put from memory; greater ones go in parts, of which a few are on their way at once."""
 PARTS_AT_ONCE = 4
 
+UNTOUCHED = "What was committed before is untouched."
+"""In errors of requests, none of which takes a commit back."""
+
 _probing = threading.Lock()
+
+
+def unreachable(uri: str, what: str) -> StoreUnavailableError:
+    """The error of a request that got no answer to rely on."""
+    return StoreUnavailableError(
+        "store-unreachable",
+        f"{uri}: {what}. {UNTOUCHED}",
+        next="check the network and the endpoint, then run the same command again",
+    )
 
 
 class Conditions:

@@ -34,7 +34,7 @@ from lakeupsert.storage.base import (
     UnknownOutcomeError,
     parts_of,
 )
-from lakeupsert.storage.remote import PROBE, Conditions, RangeReader, Upload
+from lakeupsert.storage.remote import PROBE, UNTOUCHED, Conditions, RangeReader, Upload, unreachable
 
 CONNECTIONS = 64
 """Of a process, at once; a thread beyond them still works, on a connection that is not kept."""
@@ -68,7 +68,6 @@ _NETWORK = (
     errors.IncompleteReadError,
     ResponseParserError,
 )
-_UNTOUCHED = "What was committed before is untouched."
 
 _counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
 """For whom, and as what, requests of this thread are counted: clients are shared, and each sends by itself what it repeats."""
@@ -155,8 +154,8 @@ class S3Store:
                     break
                 clock.sleep(clock.jitter(0.2 * 2**attempt))
             else:
-                raise self._unreachable(
-                    batch[0], f"{failed[batch[0]]['Code']} in each of {ATTEMPTS} attempts to delete it"
+                raise unreachable(
+                    self.uri(batch[0]), f"{failed[batch[0]]['Code']} in each of {ATTEMPTS} attempts to delete it"
                 )
 
     def open(self, name: str, etag: str | None = None) -> Any:
@@ -216,7 +215,7 @@ class S3Store:
             except _NETWORK as e:  # boto3 does not repeat a body that breaks off
                 broken = e
                 clock.sleep(clock.jitter(0.1 * 2**attempt))
-        raise self._unreachable(name, f"its body broke off in each of {ATTEMPTS} attempts: {broken}") from broken
+        raise unreachable(self.uri(name), f"its body broke off in each of {ATTEMPTS} attempts: {broken}") from broken
 
     def _call(self, kind: Call, operation: str, name: str | None = None, **asked: Any) -> dict[str, Any]:
         """One call of boto3. Raises what `_failure` makes of its errors."""
@@ -228,21 +227,21 @@ class S3Store:
             client = once if kind == "create" else often
             answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **asked)
         except _NETWORK as e:
-            raise self._unreachable(name or "", f"{operation} got no answer of S3: {e}") from e
+            raise unreachable(self.uri(name or ""), f"{operation} got no answer of S3: {e}") from e
         except ClientError as e:
             raise self._failure(e, operation, name or "") from e
         except (BotoCoreError, ValueError) as e:
             raise ConfigurationError(
                 "s3-settings",
-                f"{self.uri(name or '')}: {operation} could not be sent: {e}. {_UNTOUCHED}",
+                f"{self.uri(name or '')}: {operation} could not be sent: {e}. {UNTOUCHED}",
                 next="correct the credentials or settings of boto3 (environment, ~/.aws, role of the machine)",
             ) from e
         finally:
             _counted.reset(before)
         proof = {"list_objects_v2": "IsTruncated", "put_object": "ETag", "get_object": "ETag", "head_object": "ETag"}
         if proof.get(operation, "ResponseMetadata") not in answer or _is_page(answer):
-            raise self._unreachable(
-                name or "", f"the answer to {operation} is not one of S3; is a proxy or a web server there?"
+            raise unreachable(
+                self.uri(name or ""), f"the answer to {operation} is not one of S3; is a proxy or a web server there?"
             )
         return answer
 
@@ -253,7 +252,7 @@ class S3Store:
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
         if _is_page(answer):
             told = f"{operation} was answered with a web page ({status}); is a proxy or a web server there?"
-            return self._unreachable(name, told)
+            return unreachable(self.uri(name), told)
         if status == 412:
             return _ConditionError(name)
         if status == 416:
@@ -263,13 +262,13 @@ class S3Store:
         if code == "NoSuchBucket":
             return ConfigurationError(
                 "no-bucket",
-                f"There is no bucket {self.bucket!r} for {self.uri(name)} ({operation}). {_UNTOUCHED}",
+                f"There is no bucket {self.bucket!r} for {self.uri(name)} ({operation}). {UNTOUCHED}",
                 next="create it, or correct its name, or the region or endpoint where it is",
             )
         if code == "ConditionalRequestConflict":
             return _ConflictError(name)
         if status >= 500 or status in (409, 429) or code in ("RequestTimeout", "SlowDown"):
-            return self._unreachable(name, f"{operation} was answered {status} {code}: {message}")
+            return unreachable(self.uri(name), f"{operation} was answered {status} {code}: {message}")
         return self._refused(operation, name, code, message)
 
     def _refused(self, operation: str, name: str, code: str, message: str) -> LakeupsertError:
@@ -277,7 +276,7 @@ class S3Store:
         if code in _CREDENTIALS:
             return ConfigurationError(
                 "bad-credentials",
-                f"{where}: {operation} on bucket {self.bucket!r} was refused: {said}. {_UNTOUCHED}",
+                f"{where}: {operation} on bucket {self.bucket!r} was refused: {said}. {UNTOUCHED}",
                 next="renew or correct the credentials that boto3 finds (environment, ~/.aws, role of the machine)",
             )
         if code in ("AccessDenied", "AllAccessDisabled", "403"):
@@ -292,20 +291,13 @@ class S3Store:
                 also += "; or correct its credentials"
             return ConfigurationError(
                 "not-permitted",
-                f"Not permitted: {operation} of {where}: {said}. {_UNTOUCHED}",
+                f"Not permitted: {operation} of {where}: {said}. {UNTOUCHED}",
                 next=f"grant this role or user {grant} on {on}{also}",
             )
         return ConfigurationError(
             "s3-refused",
-            f"{where}: {operation} on bucket {self.bucket!r} was refused: {said}. {_UNTOUCHED}",
+            f"{where}: {operation} on bucket {self.bucket!r} was refused: {said}. {UNTOUCHED}",
             next="correct what it names: region, endpoint, credentials, this machine's clock, or what the server can do",
-        )
-
-    def _unreachable(self, name: str, what: str) -> StoreUnavailableError:
-        return StoreUnavailableError(
-            "store-unreachable",
-            f"{self.uri(name)}: {what}. {_UNTOUCHED}",
-            next="check the network and the endpoint, then run the same command again",
         )
 
 
@@ -333,7 +325,9 @@ class _Parts:
             # Repeated by the SDK after a lost answer, it finds no upload any more, and our object there.
             found = self._store.head(self._name)
             if found is None or found.size != size:
-                raise self._store._unreachable(self._name, "the server has forgotten the parts that were sent") from e
+                raise unreachable(
+                    self._store.uri(self._name), "the server has forgotten the parts that were sent"
+                ) from e
 
     def drop(self) -> None:
         with suppress(LakeupsertError, NotFoundError):

@@ -102,6 +102,20 @@ class WorkQueueContract:
         queue.send([])
         assert drain(queue) == []
 
+    def test_suspicious_messages_come_alone_and_wait_for_nobody(self, queue: WorkQueue) -> None:
+        """Eight that were held by workers that were killed twice: none may use up its tries waiting for the others."""
+        queue.send(messages(8))
+        for _ in range(2):
+            for lease in drain(queue):
+                queue.release(lease)
+        queue.send([message(99)])
+        received = [queue.receive(8, HOLD) for _ in range(10)]
+        suspicious = [
+            [lease.receives for lease in leases] for leases in received if leases[:1] and leases[0].receives >= 3
+        ]
+        assert suspicious == [[3]] * 8
+        assert sum(len(leases) for leases in received) == 9
+
     def test_sent_messages_are_each_received_once(self, queue: WorkQueue) -> None:
         queue.send(iter(messages(120)))
         leases = drain(queue)

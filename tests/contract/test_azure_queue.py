@@ -81,18 +81,6 @@ def test_copy_in_another_process_is_the_same_queue(queue: AzureQueue) -> None:
     assert [lease.message for lease in drain(pickle.loads(pickle.dumps(queue)))] == [message(1)]
 
 
-def test_suspicious_messages_come_alone_and_wait_for_nobody(queue: AzureQueue) -> None:
-    queue.send(messages(8))
-    for _ in range(2):
-        for lease in drain(queue):
-            queue.release(lease)
-    queue.send([message(99)])
-    received = [queue.receive(8, HOLD) for _ in range(10)]
-    suspicious = [[lease.receives for lease in leases] for leases in received if leases[:1] and leases[0].receives >= 3]
-    assert suspicious == [[3]] * 8
-    assert sum(len(leases) for leases in received) == 9
-
-
 @pytest.mark.parametrize(
     "body",
     ['{"v":2,"table":"sales","partition":"d=1","batch":1}', "not JSON", "é" * 10_000],

@@ -266,19 +266,6 @@ def test_waiting_receive_waits_for_sqs_and_others_do_not(queue: SqsQueue, reques
     assert [p["WaitTimeSeconds"] for operation, p in requests.sent if operation == "ReceiveMessage"] == [5, 0, 0, 0]
 
 
-def test_suspicious_messages_come_alone_and_wait_for_nobody(queue: SqsQueue) -> None:
-    """Eight that were held by workers that were killed twice: none may use up its tries waiting for the others."""
-    queue.send(messages(8))
-    for _ in range(2):
-        for lease in drain(queue):
-            queue.release(lease)
-    queue.send([message(99)])
-    received = [queue.receive(8, HOLD) for _ in range(10)]
-    suspicious = [[lease.receives for lease in leases] for leases in received if leases[:1] and leases[0].receives >= 3]
-    assert suspicious == [[3]] * 8
-    assert sum(len(leases) for leases in received) == 9
-
-
 def test_what_came_before_a_suspicious_message_is_given_back(queue: SqsQueue) -> None:
     queue.send([message(1)])
     [before] = drain(queue)

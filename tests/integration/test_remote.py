@@ -275,6 +275,32 @@ def test_spark_tasks_append(
     lake.check()
 
 
+def test_spark_without_the_jars_is_told_which(server: Server, new_place: NewPlace, tmp_path: Path) -> None:
+    place = new_place(server)
+    lake = new_lake(tmp_path, place)
+    lake.land("0.jsonl", NIGHTS[0])
+    lake.run()
+    lake.configure()
+    jar = "hadoop-azure" if place.startswith("az:") else "hadoop-aws"
+    script = f"""
+from pyspark.sql import SparkSession
+from lakeupsert import Table
+from lakeupsert.errors import ConfigurationError
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+try:
+    Table.open("lakeupsert.toml").to_spark(spark)
+except ConfigurationError as e:
+    hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
+    assert e.code == "no-hadoop-jar", e
+    assert f"spark.jars.packages=org.apache.hadoop:{jar}:{{hadoop}}," in e.next, e
+    print("told")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=lake.root, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout.splitlines()[-1:] == ["told"], done.stdout + done.stderr[-2000:]
+
+
 def command(*args: str) -> Any:
     result = CliRunner().invoke(main, [*args, "--json"])
     assert result.exit_code == 0, result.output

@@ -1,7 +1,5 @@
 """Spark and a table on Azure: an emulator's is read through WASB, on the one port that it asks; ABFS is told who it is."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,32 +39,6 @@ def test_view_with_deltas_is_read(
         frame = lake.table.to_spark(spark, where=where).orderBy("d", "k")
         assert [r.asDict() for r in frame.collect()] == lake.table.to_arrow(where=where).read_all().to_pylist()
     assert "wasb://" in frame._jdf.queryExecution().executedPlan().toString()
-
-
-def test_session_without_the_jars_is_told_which(
-    azure: Server, new_place: Callable[[Server], str], tmp_path: Path
-) -> None:
-    place = new_place(azure)
-    lake = Lake(tmp_path, landing=f"{place}/landing", processed=f"{place}/lake", queue=str(tmp_path / "queue.sqlite"))
-    nights(lake)
-    lake.configure()
-    script = """
-from pyspark.sql import SparkSession
-from lakeupsert import Table
-from lakeupsert.errors import ConfigurationError
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-try:
-    Table.open("lakeupsert.toml").to_spark(spark)
-except ConfigurationError as e:
-    hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-    assert e.code == "no-hadoop-jar", e
-    assert f"spark.jars.packages=org.apache.hadoop:hadoop-azure:{hadoop}," in e.next, e
-    print("told")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=lake.root, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.stdout.splitlines()[-1:] == ["told"], done.stdout + done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

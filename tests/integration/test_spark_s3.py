@@ -151,29 +151,6 @@ def test_where_boto3_uses_a_profile_s3a_may_use_one(lake: Lake, s3a: Any, monkey
     assert found(lake.table.to_spark(s3a)) == lake.expected(1)
 
 
-def test_session_without_the_jars_is_told_which(lake: Lake) -> None:
-    lake.land("0.jsonl", NIGHTS[0])
-    lake.run()
-    lake.configure()
-    script = """
-from pyspark.sql import SparkSession
-from lakeupsert import Table
-from lakeupsert.errors import ConfigurationError
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-try:
-    Table.open("lakeupsert.toml").to_spark(spark)
-except ConfigurationError as e:
-    hadoop = spark._jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-    assert e.code == "no-hadoop-jar", e
-    assert f"spark.jars.packages=org.apache.hadoop:hadoop-aws:{hadoop}," in e.next, e
-    print("told")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=lake.root, capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.stdout.splitlines()[-1:] == ["told"], done.stdout + done.stderr[-2000:]
-
-
 # ---------------------------------------------------------------- writes
 
 
