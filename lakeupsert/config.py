@@ -7,11 +7,11 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -27,12 +27,16 @@ Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
 
 class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[tables.NAME.delete]``: which rows delete their key."""
+    """``[tables.NAME.delete]``: which rows delete their key, by a column, by the names of their files, or by both."""
 
-    column: str
-    values: Names
+    column: str | None = None
+    values: tuple[str, ...] = ()
     keep: bool = False
     """Keep the operation column in base rows."""
+    upserts: Names | None = None
+    """The values of rows that are no deletes; where given, a row with any other value goes to quarantine."""
+    file_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    """How the names of files begin that hold nothing but deletes."""
 
 
 class LargeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +59,11 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     key: Names
     partition_by: Names
     order_by: Names = ("record_timestamp",)
-    """Newest last; stamped on receipt where landing has no such column."""
+    """As in the window's ORDER BY, ``desc nulls last`` by default; stamped on receipt where landing has no such column."""
+    order_in_name: str | None = None
+    """Pattern whose group finds the ordering column's value in the names of landing files, such as ``_(\\d+)\\.``."""
+    ties: Literal["arrival", "content"] = "arrival"
+    """What decides between rows with equal ordering values: the later one, or their other columns, whatever came first."""
     format: Literal["auto", "parquet", "csv", "jsonl"] = "auto"
     landing_dates: str = ""
     """strftime pattern of the first folders below landing, such as ``%m/%d/%Y``; empty: every file below."""
@@ -70,6 +78,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_limit: str | int = "1%"
     keep_snapshots: Annotated[int, msgspec.Meta(ge=1)] = 7
     superseded_retention: str = "24h"
+    tombstone_retention: str | None = None
+    """How long a deleted key is known; a row that comes even later goes to quarantine (`below_floor`). Not set: for ever."""
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
@@ -82,8 +92,12 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def retention(self) -> timedelta:
         """`superseded_retention`."""
-        units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-        return timedelta(**{units[self.superseded_retention[-1]]: int(self.superseded_retention[:-1])})
+        return _duration(self.superseded_retention)
+
+    @property
+    def tombstones_kept(self) -> timedelta | None:
+        """`tombstone_retention`."""
+        return None if self.tombstone_retention is None else _duration(self.tombstone_retention)
 
     def within_limit(self, quarantined: int, rows_read: int) -> bool:
         """Whether that many refused rows of a batch are acceptable; a share counts only above 1,000 refused rows."""
@@ -91,6 +105,11 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
             return quarantined <= self.quarantine_limit
         share = float(self.quarantine_limit.rstrip("%")) / 100
         return quarantined <= 1000 or quarantined <= share * rows_read
+
+
+def _duration(text: str) -> timedelta:
+    units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+    return timedelta(**{units[text[-1]]: int(text[:-1])})
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -249,6 +268,9 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
     except msgspec.ValidationError as e:
         setting = re.search(r"\$\.(\w+)", str(e))
         value = f" (found {given[setting[1]]!r})" if setting and setting[1] in given else ""
+        choices = get_args(get_type_hints(TableSettings).get(setting[1])) if setting else ()
+        if "enum" in str(e) and choices:
+            value += f"; expected {', '.join(map(repr, choices))}"
         raise ConfigurationError(
             "bad-setting", f"{path}: {where}: {e}{value}.", next=f"correct that setting in {where}"
         ) from e
@@ -291,19 +313,44 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
             refuse("large.bytes", settings.large.bytes, 'expected a size such as "2GB"')
         if settings.engine == "spark":
             refuse("engine", "spark", "with `large` it is Arrow that merges all partitions but the large ones")
-    if len(settings.partition_by) > 1:
-        refuse("partition_by", list(settings.partition_by), "this version takes one partition column")
     if isinstance(settings.quarantine_limit, str) and not re.fullmatch(r"\d+(\.\d+)?%", settings.quarantine_limit):
         refuse("quarantine_limit", settings.quarantine_limit, 'expected a share such as "1%" or a number of rows')
-    if not re.fullmatch(r"\d+(s|m|h|d)", settings.superseded_retention):
-        refuse("superseded_retention", settings.superseded_retention, 'expected a duration such as "24h" or "0s"')
+    for setting, example in (("superseded_retention", '"24h" or "0s"'), ("tombstone_retention", '"90d"')):
+        duration = getattr(settings, setting)
+        if duration is not None and not re.fullmatch(r"\d+(s|m|h|d)", duration):
+            refuse(setting, duration, f"expected a duration such as {example}")
     if not settings.retention and settings.keep_snapshots > 1:
         expected = 'with superseded_retention = "0s" no older snapshot could be read; expected 1'
         refuse("keep_snapshots", settings.keep_snapshots, expected)
+    _check_order_in_name(settings, refuse)
+    if settings.delete:
+        if not (settings.delete.column and settings.delete.values) and not settings.delete.file_prefix:
+            refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three")
+        if settings.delete.column is None and (settings.delete.values or settings.delete.upserts):
+            refuse("delete", {"values": list(settings.delete.values)}, "`column` does not say where they are found")
+        if both := set(settings.delete.values) & set(settings.delete.upserts or ()):
+            refuse("delete.upserts", list(settings.delete.upserts or ()), f"{min(both)!r} is in `delete.values`, too")
     for setting in ("key", "order_by", "partition_by"):
         names = getattr(settings, setting)
         if len(set(names)) < len(names):
             refuse(setting, list(names), "a column is named twice")
+
+
+def _check_order_in_name(settings: TableSettings, refuse: Callable[[str, object, str], None]) -> None:
+    pattern = settings.order_in_name
+    if pattern is None:
+        return
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as e:
+        refuse("order_in_name", pattern, f"it is no regular expression: {e}")
+    else:
+        if groups != 1:
+            refuse("order_in_name", pattern, f"it has {groups} groups; expected one, which is the order")
+    if len(settings.order_by) != 1:
+        refuse(
+            "order_by", list(settings.order_by), "with `order_in_name` it is one column, which the files do not have"
+        )
 
 
 def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:

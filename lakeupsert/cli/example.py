@@ -11,10 +11,13 @@ EXAMPLE = """\
 landing      = "landing/sales"         # where files arrive
 processed    = "processed/sales"       # the table: Hive-style folders of plain Parquet
 key          = ["order_id", "line_no"] # of the rows with one key in a partition the newest stays
-partition_by = ["transaction_date"]
+partition_by = ["transaction_date"]    # also several, or "date(created_at) as day"; year, month, hour
 
 # The others, with their defaults. Remove the # to set one.
-# order_by            = ["record_timestamp"]  # what is newest; stamped on receipt where landing has no such column
+# order_by            = ["record_timestamp"]  # what is newest; stamped on receipt where landing has no such column;
+#                                 # also "priority asc", "version desc nulls first"
+# order_in_name       = '_(\\d+)\\.'  # where that column's value stands in the names of the files; not set by default
+# ties                = "arrival"  # between equal ordering values the later row wins; "content": whatever came first
 # format              = "auto"     # by file name; or "parquet", "csv", "jsonl"
 # landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
 # queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE
@@ -25,6 +28,7 @@ partition_by = ["transaction_date"]
 # quarantine_limit    = "1%"       # or a number of rows; above it a batch is refused as a whole
 # keep_snapshots      = 7
 # superseded_retention = "24h"
+# tombstone_retention  = "90d"    # how long a deleted key is known; not set by default: for ever
 
 # [tables.sales.schema]            # optional; otherwise the first batch infers and records it
 # order_id = "string"
@@ -33,6 +37,8 @@ partition_by = ["transaction_date"]
 # column = "op"
 # values = ["D"]
 # keep   = false                   # keep that column in the table
+# upserts = ["I", "U"]             # all other values go to quarantine; not set by default
+# file_prefix = "del"              # or: files called so hold deletes alone; not set by default
 
 # [tables.sales.large]             # optional: partitions whose merge reads more bytes go to workers of engine spark
 # queue = "sqs://sales-large"

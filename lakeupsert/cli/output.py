@@ -278,7 +278,9 @@ def config_text(config: "Config", names: Sequence[str]) -> str:
         for part, values in parts.items():
             if values:
                 lines += ["", f"[tables.{toml_key(name)}.{part}]  # {origins.get(part, 'default')}"]
-                lines += [f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items()]
+                lines += [
+                    f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items() if value is not None
+                ]
     return "\n".join(lines)
 
 

@@ -84,6 +84,9 @@ def _facts(found: "ReconcileResult") -> list[output.Fact]:
         ("withdrawn", "withdrawn"),
     ):
         facts.append((label, f"{sum(getattr(p, name) for p in found.proof):,}"))
+    for label, name in (("forgotten", "tombstones_dropped"), ("refused", "refused")):  # few tables have any
+        if total := sum(getattr(p, name) for p in found.proof):
+            facts.append((label, f"{total:,}"))
     wrong: list[Proof] = found.unbalanced
     facts.append(("balanced", f"{len(found.proof) - len(wrong):,} of {output.count(len(found.proof), 'partition')}"))
     facts += [("wrong", f"{p.partition}: {p.difference}") for p in wrong]

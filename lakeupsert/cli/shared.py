@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -111,8 +111,13 @@ def partition_options(command: Function) -> Function:
             multiple=True,
             help="One partition: 2020-01-01, or its folder; repeatable.",
         ),
-        click.option("--to", "last", metavar="V", help="Last partition value, inclusive."),
-        click.option("--from", "first", metavar="V", help="First partition value, inclusive."),
+        click.option("--to", "last", metavar="V", help="Last partition value, inclusive; of several, the date."),
+        click.option(
+            "--from",
+            "first",
+            metavar="V",
+            help="First partition value, inclusive; of several, the date.",
+        ),
     ):
         command = option(command)
     return command
@@ -122,21 +127,22 @@ def selection(table: "Table", first: str | None, last: str | None, partitions: S
     """Whether a partition is one of these, or has a value from ``first`` to ``last``, compared as its type compares."""
     if partitions and (first or last):
         raise click.UsageError("Give --partition, or --from and --to.")
-    from lakeupsert.table.layout import parse_partition, partition_scalar  # brings Arrow
+    from lakeupsert.table.layout import parse_partition, parse_value, partition_scalars, ranged_column  # brings Arrow
 
     spec = table.view().spec
+    column = ranged_column(spec)
 
-    def value(partition: str) -> object:
-        return partition_scalar(spec, partition).as_py()
+    def value(partition: str) -> Any:
+        return partition_scalars(spec, partition)[column].as_py()
 
     if partitions:
         wanted = {parse_partition(spec, p) for p in partitions}
         return wanted.__contains__
-    low = value(parse_partition(spec, first)) if first else None
-    high = value(parse_partition(spec, last)) if last else None
-    if low is not None and high is not None and low > high:  # type: ignore[operator]
+    low = parse_value(spec, column, first).as_py() if first else None
+    high = parse_value(spec, column, last).as_py() if last else None
+    if low is not None and high is not None and low > high:
         raise click.UsageError(f"--from {first} is after --to {last}.")
-    return lambda p: (low is None or value(p) >= low) and (high is None or value(p) <= high)  # type: ignore[operator]
+    return lambda p: (low is None or value(p) >= low) and (high is None or value(p) <= high)
 
 
 def append_warnings(table: "Table", appended: "AppendResult | None") -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.buckets import in_bucket, key_hashes
+from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
-from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
+from lakeupsert.engine.floor import DELETED_AT, since
+from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to, sortable
 from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
@@ -42,8 +44,10 @@ TOGETHER_ROWS = 1 << 14
 """Rows of small files that meet the incoming ones at once."""
 
 _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
-_AGE = pa.field("_lakeupsert_age", pa.int32())
-"""0 for a stored row, then 1, 2, … for the batches in ledger order: it decides between equal ordering values."""
+_AGE = pa.field(AGE, pa.int32())
+"""Decides between equal ordering values."""
+_KNOWN = "_lakeupsert_known"
+"""Boolean column of incoming rows that were settled: something is stored of the key. Null for what is stored itself."""
 _RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
 
 
@@ -100,7 +104,10 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     """Rows that lost, their key and ordering columns, are put into ``lost``."""
     adopted = Digest(spec)
     incoming = _incoming(store, spec, task, adopted)
-    rest = incoming.take(_winners(incoming, spec, lost))
+    winners, known = _winners(incoming, spec, task, lost)
+    rest = incoming.take(winners)
+    if known is not None:
+        rest = rest.append_column(_KNOWN, pa.array(known))
     del incoming
     with MergeWriter(store, spec, spec_version, task) as out:
         for file in task.base if task.settled else ():
@@ -112,11 +119,12 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                 if not met:
                     out.live.write(stored)
                     continue
-                both = pa.concat_tables([_tagged(stored, age=0, deleted=False), rest.slice(0, met)])
+                tables = [_tagged(stored, age=0, deleted=False), rest.slice(0, met)]
+                both = pa.concat_tables(tables, promote_options="default" if _has_more(rest) else "none")
                 rest = rest.slice(met)
-                out.write(both, _winners(both, spec, lost))
-        if pc.any(rest[DELETE_FLAG]).as_py():
-            out.write(rest, pa.array(np.arange(rest.num_rows)))
+                out.write(both, *_winners(both, spec, task, lost))
+        if known is not None or pc.any(rest[DELETE_FLAG]).as_py():
+            out.write(rest, *_all(rest, known is not None))
         else:
             out.live.write(rest)
     return out.output(sum(rows.num_rows for rows in lost), adopted=None if task.settled else str(adopted))
@@ -128,14 +136,16 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
     begins = np.cumsum([0, *(file.rows for file in task.kept)])
     met, number = _met(store, spec, task.kept, begins, incoming)
     both = pa.concat_tables([met, incoming.select(met.schema.names)])
-    order, wins = latest(both, spec.stored_key, spec.order_by, (_AGE.name, FILE, PLACE))
+    order, wins = latest(both, spec, (AGE, FILE, PLACE))
     losers = order.filter(pc.invert(wins))
     lost.append(both.select(spec.tombstone_schema.names).take(losers))
     superseded = losers.to_numpy()
     superseded = superseded[superseded < met.num_rows]
-    winners = order.filter(pc.and_(wins, pc.greater_equal(order, met.num_rows)))
+    winners = order.filter(wins)
+    is_new = pc.greater_equal(winners, met.num_rows)
+    known = _known(both, order, wins)[true(is_new)] if task.refuses else None
     with MergeWriter(store, spec, spec_version, task) as out:
-        out.write(incoming, pc.subtract(winners, met.num_rows))
+        out.write(incoming, pc.subtract(winners.filter(is_new), met.num_rows), known)
     dead = np.sort(number[superseded])
     ends = np.searchsorted(dead, begins)
     positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
@@ -143,13 +153,13 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
 
 
 def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins: Any, incoming: Any) -> tuple[Any, Any]:
-    """Stored rows that may have the key of an incoming one: key and ordering columns; and each one's number.
+    """Stored rows that may have the key of an incoming one, the columns that decide; and each one's number.
 
     The rows of all ``files`` are numbered through, those of each from its number in ``begins`` on. A row is taken whose every
     key column has a value that an incoming row has there, and of keys of several columns, whose values may all be there in
     other rows, the hash of an incoming key.
     """
-    schema = spec.tombstone_schema.append(pa.field(POSITION, pa.int64()))
+    schema = spec.deciding_schema.append(pa.field(POSITION, pa.int64()))
     keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
     near = next(iter(keys.items()))
     hashes = key_hashes(incoming, spec) if len(keys) > 1 else None
@@ -197,12 +207,15 @@ def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Dig
         adopted.add(tables[-1])
     for delta in task.deltas:
         add(read_file(store, delta, spec.stored_schema), delta, age=0, deleted=False)
+    stored = spec.stored_schema.append(DELETED_AT) if task.forgets else spec.stored_schema
     for tombstones in task.tombstones:
-        add(read_file(store, tombstones, spec.stored_schema), tombstones, age=0, deleted=True)
+        add(read_file(store, tombstones, stored), tombstones, age=0, deleted=True)
     for age, files in enumerate(task.batches, start=1):
         for file in files:
             add(read_file(store, file, spec.ranked_schema), file, age, deleted=False)
-    return pa.concat_tables(tables or [_tagged(spec.stored_schema.empty_table(), age=0, deleted=False)])
+    tables.append(_tagged(stored.empty_table(), age=0, deleted=False))
+    rows = pa.concat_tables(tables, promote_options="default" if task.forgets else "none")
+    return since(rows, rows[AGE], task.forgets) if task.forgets else rows
 
 
 def _tagged(rows: Any, age: int, deleted: bool) -> Any:
@@ -217,10 +230,32 @@ def _tagged(rows: Any, age: int, deleted: bool) -> Any:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _winners(rows: Any, spec: TableSpec, lost: list[Any]) -> Any:
-    """Index of the row of greatest rank of every key, in key order; the others are put into ``lost``."""
-    order, wins = latest(rows, spec.stored_key, spec.order_by, (_AGE.name, FILE, PLACE))
+def _winners(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any]) -> tuple[Any, Any]:
+    """Index of the row of greatest rank of every key, in key order; the others are put into ``lost``. And where the task
+    refuses rows, of whose keys something is stored."""
+    order, wins = latest(rows, spec, (AGE, FILE, PLACE))
     winners = order.filter(wins)
     if len(winners) < rows.num_rows:
         lost.append(rows.select(spec.tombstone_schema.names).take(order.filter(pc.invert(wins))))
-    return winners
+    return winners, _known(rows, order, wins) if task.refuses else None
+
+
+def _known(rows: Any, order: Any, wins: Any) -> Any:
+    """For each winner, in their order, whether something is stored of its key (numpy)."""
+    stored = true(pc.equal(rows[AGE], 0))
+    if _KNOWN in rows.schema.names:
+        stored |= true(rows[_KNOWN])
+    key = np.cumsum(true(wins)) - 1
+    known = np.zeros(len(wins) and key[-1] + 1, bool)
+    known[key[stored[order.to_numpy()]]] = True
+    return known
+
+
+def _all(rows: Any, refuses: bool) -> tuple[Any, Any]:
+    """As of `_winners`, where each row is one."""
+    return pa.array(np.arange(rows.num_rows)), true(rows[_KNOWN]) if refuses else None
+
+
+def _has_more(rest: Any) -> bool:
+    """Whether incoming rows have columns that stored ones have not."""
+    return _KNOWN in rest.schema.names or DELETED_AT.name in rest.schema.names

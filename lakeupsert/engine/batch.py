@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.buckets import buckets, key_hashes
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
-from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
+from lakeupsert.engine.digest import Digest, as_text, hashed_columns, row_hashes
 from lakeupsert.engine.landing import (
     PARTITION,
     ChangedFileError,
@@ -83,6 +83,8 @@ class AppendJob:
     """How many entries the ledger has; it is in the new files' names."""
     only: frozenset[str] | None = None
     """A batch that is read again for these partitions alone: their rows are written, and nothing to quarantine."""
+    left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Of a batch that is read again: places, by landing file, of rows that merges refused, which count as superseded now."""
     bits: Mapping[str, int] = field(default_factory=dict)
     """Partitions that are cut: of each, into 2^bits ranges of the hashes of its keys (`engine.buckets`)."""
 
@@ -235,6 +237,10 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                         accepted = accepted.filter(
                             pc.is_in(accepted[PARTITION], pa.array(sorted(job.only), pa.string()))
                         )
+                    if given.path in job.left_out:
+                        is_out = pc.is_in(accepted[PLACE], pa.array(job.left_out[given.path], pa.int64()))
+                        yield from _lost(job.spec, accepted.filter(is_out))
+                        accepted = accepted.filter(pc.invert(is_out))
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
                 yield FileRead(given.path, rows_read, sha256.hexdigest() if sha256 else None)
@@ -245,6 +251,14 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
             except ChangedFileError:
                 yield FileFailed(given.path, changed=True, reason="it changed or vanished while it was read")
     yield from quarantine.report()
+
+
+def _lost(spec: TableSpec, rows: Any) -> Iterator[Written]:
+    """What is told of rows that are in no file."""
+    for partition in pc.unique(rows[PARTITION]).to_pylist():
+        digest = Digest(spec)
+        digest.add(rows.filter(pc.equal(rows[PARTITION], partition)))
+        yield Written(partition, digest.rows, digest.rows, str(digest), str(digest), ())
 
 
 def quarantine_files(job: AppendJob, unreadable: dict[str, str]) -> Iterator[Report]:
@@ -332,7 +346,7 @@ class _Ranked:
         self.partitions: list[str] = encoded.dictionary.to_pylist()
         self.codes = encoded.indices.to_numpy()
         numbered = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
-        self.order, self.wins = latest(numbered, (PARTITION, *spec.stored_key), spec.order_by, (FILE, PLACE))
+        self.order, self.wins = latest(numbered, spec, (FILE, PLACE), by=[PARTITION])
 
 
 def _sums(hashes: Any, counts: Any) -> list[int]:

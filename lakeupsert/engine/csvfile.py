@@ -6,7 +6,7 @@ pyarrow alone can't tell: its streaming reader counts no bytes. Both must see th
 
 import csv
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -67,10 +67,12 @@ def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozens
     return pa.schema(list(types.items()))
 
 
-def open_blocks(source: Any, file: LandingInput, required: frozenset[str], only: str | None = None) -> Opened:
+def open_blocks(
+    source: Any, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
+) -> Opened:
     pieces = _pieces(source, file)
     names, first = _header(pieces, file)
-    wanted = [name for name in names if only in (None, name)]
+    wanted = [name for name in names if only is None or name in only]
     return Opened(required - set(names), _blocks(chain(first, pieces), names, wanted, file))
 
 

@@ -5,7 +5,7 @@ Names that differ from line to line are columns all the same; absent is null. An
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,7 +86,9 @@ def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozens
     return pa.schema(list(types.items()))
 
 
-def open_blocks(source: Any, file: LandingInput, required: frozenset[str], only: str | None = None) -> Opened:
+def open_blocks(
+    source: Any, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
+) -> Opened:
     """Columns are decoded as they are asked for, line by line, so ``only`` saves nothing here.
 
     A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""

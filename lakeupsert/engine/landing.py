@@ -9,12 +9,14 @@ Repeat    safe: the same file gives the same rows at the same places, however it
 Of JSON lines only reading all tells the columns, so those of a table that exists are not surveyed before one has a new column.
 
 A row is refused for the first of these reasons that applies: malformed, missing_column, bad_type, null_key,
-bad_partition (also where the partition column alone does not convert), order_missing, future_order.
+bad_partition (also where the partition column alone does not convert), order_missing, future_order. An operation that
+nobody declared is told before a null key.
 """
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
@@ -36,7 +38,7 @@ from lakeupsert.engine.blocks import (
 from lakeupsert.engine.convert import convert, true
 from lakeupsert.engine.inference import unify, without_nulls
 from lakeupsert.storage import NotFoundError, ObjectStore
-from lakeupsert.table.layout import partition_name
+from lakeupsert.table.layout import folder_name
 from lakeupsert.table.spec import DELETE_FLAG, PLACE, TableSpec
 
 __all__ = [
@@ -211,24 +213,24 @@ def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int, con
 
 
 def preview(store: ObjectStore, file: LandingInput, configured: str, spec: TableSpec, size: int) -> Preview:
-    """Rows by partition: of Parquet its partition column is read, of text at most ``size`` bytes, spread over the file.
+    """Rows by partition: of Parquet its partition columns are read, of text at most ``size`` bytes, spread over the file.
 
     Raises NotFoundError where it vanished, or is another one by now.
     """
     kind = format_of(file.path, configured)
     if kind is None:
         return Preview(file.path, {}, unreadable="Its name does not tell its format.")
-    column = spec.partition_by[0]
+    columns = _partition_sources(spec)
     found: Counter[str] = Counter()
     share = 1.0
     try:
         with store.open(file.path, file.etag) as source:
             if kind != "parquet" and file.size > size:
                 source, share = _pieces_of(source, file.size, size)
-            opened = _OPEN[kind](source, file, _required(spec), column)
+            opened = _OPEN[kind](source, file, _required(spec), columns)
             for block in () if opened.missing else opened.blocks:
-                values, _ = block.convert(column, spec.schema.field(column).type)
-                counts = pc.value_counts(_partition_names(column, values).drop_null())
+                values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
+                counts = pc.value_counts(_partition_names(spec, values | _made(spec, values)).drop_null())
                 found.update({c["values"]: c["counts"] for c in counts.to_pylist()})
     except UnreadableFileError as e:
         return Preview(file.path, {}, share, unreadable=e.reason)
@@ -342,7 +344,60 @@ def _check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
 
 
 def _required(spec: TableSpec) -> frozenset[str]:
-    return frozenset((*spec.key, *spec.partition_by, *(() if spec.stamped else spec.order_by)))
+    in_files = () if spec.stamped or spec.order_in_name else spec.order_by
+    made = {one.column for one in spec.partition_from}
+    return frozenset((*spec.key, *_partition_sources(spec), *in_files)) - made
+
+
+def _partition_sources(spec: TableSpec) -> tuple[str, ...]:
+    """The columns of landing files that tell a row's partition."""
+    sources = {one.column: one.source for one in spec.partition_from}
+    return tuple(dict.fromkeys(sources.get(column) or column for column in spec.partition_by))
+
+
+def _made(spec: TableSpec, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The partition columns that are made of others."""
+    return {one.column: _MAKE[one.function or ""](_as_moment(columns[one.source or ""])) for one in spec.partition_from}
+
+
+def _as_moment(values: Any) -> Any:
+    """Dates and timestamps as UTC without a zone, in microseconds where they have no finer ones."""
+    unit = "ns" if pa.types.is_timestamp(values.type) and values.type.unit == "ns" else "us"
+    if pa.types.is_timestamp(values.type) and values.type.tz:
+        values = values.cast(pa.timestamp(values.type.unit, "UTC")).view(pa.timestamp(values.type.unit))
+    return values.cast(pa.timestamp(unit))
+
+
+_MAKE: dict[str, Callable[[Any], Any]] = {
+    "year": lambda moments: pc.year(moments).cast(pa.int32()),
+    "month": lambda moments: pc.strftime(moments, "%Y-%m"),
+    "date": lambda moments: pc.floor_temporal(moments, unit="day").cast(pa.date32()),
+    "hour": lambda moments: pc.strftime(moments, "%Y-%m-%d-%H"),
+}
+
+
+def _given(path: str, rules: RowRules) -> dict[str, Any]:
+    """The column that a file's rows do not bring, and its value (``pyarrow.Array`` of one): the receipt stamp, or the order
+    that stands in the file's name. Raises UnreadableFileError where none stands there."""
+    spec = rules.spec
+    if spec.stamped:
+        value = pa.array([rules.received_at], pa.int64()).view(pa.timestamp("us", "UTC"))
+    elif spec.order_in_name:
+        name = path.rpartition("/")[2]
+        found = re.search(spec.order_in_name, name)
+        if found is None:
+            raise UnreadableFileError(
+                path, f"`order_in_name` ({spec.order_in_name}) finds no order in the name {name!r}."
+            )
+        value = pa.array([found[1]], pa.string())
+    else:
+        return {}
+    column = spec.order_by[0]
+    converted, unfit = convert(value, spec.schema.field(column).type)
+    if unfit.any() or converted.null_count:
+        what = f"{value[0].as_py()!r}, which is no {spec.schema.field(column).type} for column {column!r}"
+        raise UnreadableFileError(path, f"`order_in_name` ({spec.order_in_name}) finds {what}.")
+    return {column: converted}
 
 
 # -- which rows are taken
@@ -410,17 +465,19 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> R
         refusals.add("missing_column", np.full(count, True), reason)
         return Rows(_accepted_schema(spec).empty_table(), refusals.table())
 
-    columns, partition_unfit = _columns(block, refusals, rules)
-    is_delete = _deletes(block, refusals, spec)
+    columns, partition_unfit = _columns(block, refusals, rules, _given(path, rules))
+    is_delete = _deletes(block, refusals, spec, path)
     for name in spec.key:
         absent = true(columns[name].is_null())
         if name in spec.partition_by:
-            absent &= ~partition_unfit
+            absent &= ~partition_unfit[name]
         refusals.add("null_key", absent, f"Key column {name!r} is null.")
-    partition = spec.partition_by[0]
-    names = _partition_names(partition, columns[partition])
-    what = f"does not name a partition of {spec.schema.field(partition).type}"
-    refusals.add_values("bad_partition", true(names.is_null()), partition, what)
+    sources = {one.column: one.source for one in spec.partition_from}
+    folders = [_folder_names(name, columns[name]) for name in spec.partition_by]
+    for name, of_name in zip(spec.partition_by, folders, strict=True):
+        what = f"does not name a partition of {spec.schema.field(name).type}"
+        refusals.add_values("bad_partition", true(of_name.is_null()), sources.get(name) or name, what)
+    names = _joined(folders)
     _check_order(columns, is_delete, refusals, rules)
 
     if spec.delete:
@@ -438,44 +495,64 @@ def _accepted_schema(spec: TableSpec) -> Any:
     return pa.schema([*spec.appended_schema, *ours])
 
 
-def _columns(block: Block, refusals: _Refusals, rules: RowRules) -> tuple[dict[str, Any], Any]:
-    """Every column in the table's type, and where the partition column's value has none there."""
-    columns, partition_unfit = {}, np.zeros(len(block.places), bool)
+def _columns(
+    block: Block, refusals: _Refusals, rules: RowRules, given: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Every column in the table's type, and where the partition columns' values have none there."""
+    columns: dict[str, Any] = {}
+    partition_unfit = {}
+    made = {one.column for one in rules.spec.partition_from}
     for field in rules.spec.schema:
         name, type_ = field.name, field.type
-        if rules.spec.stamped and name in rules.spec.order_by:
-            stamps = pa.array(np.full(len(block.places), rules.received_at, np.int64)).view(pa.timestamp("us", "UTC"))
-            columns[name], _ = convert(stamps, type_)
-            what = "must not come with a row: the table is stamped on receipt"
-            refusals.add_values("bad_type", block.brings(name), name, what)
+        if name in given:
+            columns[name] = pa.repeat(given[name][0], len(block.places))
+            source = "the table is stamped on receipt" if rules.spec.stamped else "its order is that in the file's name"
+            refusals.add_values("bad_type", block.brings(name), name, f"must not come with a row: {source}")
+            continue
+        if name in made:
+            partition_unfit[name] = np.zeros(len(block.places), bool)
+            refusals.add_values(
+                "bad_type", block.brings(name), name, "must not come with a row: it is made of another column"
+            )
             continue
         columns[name], unfit = block.convert(name, type_)
         if name in rules.spec.partition_by:
-            partition_unfit = unfit
+            partition_unfit[name] = unfit
         else:
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}")
-    return columns, partition_unfit
+    return columns | _made(rules.spec, columns), partition_unfit
 
 
-def _deletes(block: Block, refusals: _Refusals, spec: TableSpec) -> Any:
+def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> Any:
     """A mask of the rows that are deletes."""
-    if spec.delete is None:
-        return np.zeros(len(block.places), bool)
-    text, unfit = block.convert(spec.delete.column, pa.string())
-    refusals.add_values("bad_type", unfit, spec.delete.column, "can't be compared with `delete.values` as text")
-    return true(pc.is_in(text, pa.array(spec.delete.values, pa.string())))
+    rule, count = spec.delete, len(block.places)
+    if rule is None:
+        return np.zeros(count, bool)
+    if rule.file_prefix is not None and path.rpartition("/")[2].startswith(rule.file_prefix):
+        return np.full(count, True)
+    if rule.column is None:
+        return np.zeros(count, bool)
+    text, unfit = block.convert(rule.column, pa.string())
+    refusals.add_values("bad_type", unfit, rule.column, "can't be compared with `delete.values` as text")
+    is_delete = true(pc.is_in(text, pa.array(rule.values, pa.string())))
+    if rule.upserts is not None:
+        declared = is_delete | true(pc.is_in(text, pa.array(rule.upserts, pa.string())))
+        what = "is neither in `delete.values` nor in `delete.upserts`"
+        refusals.add_values("bad_operation", ~declared, rule.column, what)
+    return is_delete
 
 
 def _check_order(columns: dict[str, Any], is_delete: Any, refusals: _Refusals, rules: RowRules) -> None:
-    if rules.spec.stamped:
+    spec = rules.spec
+    if spec.stamped:
         return
-    order_by = rules.spec.order_by
-    absent = np.logical_and.reduce([true(columns[name].is_null()) for name in order_by])
-    reason = f"A delete without a value in {', '.join(order_by)} could never win."
-    refusals.add("order_missing", is_delete & absent, reason)
+    if not spec.nulls_first:
+        absent = np.logical_and.reduce([true(columns[name].is_null()) for name in spec.order_by])
+        reason = f"A delete without a value in {', '.join(spec.order_by)} could never win."
+        refusals.add("order_missing", is_delete & absent, reason)
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
     what = f"is more than a day after its receipt, {received.isoformat()}"
-    for name in order_by:
+    for name in (o.column for o in spec.ordering if not o.ascending):
         refusals.add_values("future_order", _is_after(columns[name], rules.received_at + _DAY), name, what)
 
 
@@ -492,11 +569,19 @@ def _is_after(column: Any, limit: int) -> Any:
     return np.zeros(len(column), bool)
 
 
-def _partition_names(column: str, values: Any) -> Any:
-    """The folder's name for every value; null where there is no value, or none that a folder can be named by."""
+def _partition_names(spec: TableSpec, columns: Mapping[str, Any]) -> Any:
+    """The partition's name for every row; null where a value is missing, or is none that a folder can be named by."""
+    return _joined([_folder_names(name, columns[name]) for name in spec.partition_by])
+
+
+def _joined(folders: Sequence[Any]) -> Any:
+    return folders[0] if len(folders) == 1 else pc.binary_join_element_wise(*folders, "/")
+
+
+def _folder_names(column: str, values: Any) -> Any:
     encoded = values.dictionary_encode()
     texts, _ = convert(encoded.dictionary, pa.string())
-    names = [None if text is None else partition_name(column, text) for text in texts.to_pylist()]
+    names = [None if text is None else folder_name(column, text) for text in texts.to_pylist()]
     return pa.array(names, pa.string()).take(encoded.indices)
 
 

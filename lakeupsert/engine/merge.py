@@ -11,13 +11,20 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.engine.batch import QUARANTINE_SCHEMA
+from lakeupsert.engine.blocks import ArrowBlock
+from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, to_bytes
+from lakeupsert.engine.digest import Digest
+from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, greatest
 from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import NO_ROWS, DataFile, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
+AGE = "_lakeupsert_age"
+"""Integer column of rows in a merge: 0 for a stored row, then 1, 2, … for the batches in ledger order."""
 INLINE_BYTES = 4 << 10
 """Tombstones of a partition up to so many Arrow bytes lie in its manifest. More: manifests, which every publish reads,
 grow. Less: a file more to write in each merge of the partition, and to read in the next."""
@@ -39,6 +46,9 @@ class MergeTask:
         start: how many versions the partition's chain has; it is in the new files' names.
         settled: what is stored has a key once, in key order. Otherwise it is adopted, and settled like rows that come in;
             between equal ordering values the later file wins, and in it the later row.
+        floors: the greatest orders that the bucket forgot tombstones of (see `engine.floor`).
+        forgets: which tombstones it forgets now; None: none.
+        sources: of each batch its id and what its rows came from, for those that are below a floor; empty: none is refused.
     """
 
     partition: str
@@ -52,6 +62,14 @@ class MergeTask:
     kept: tuple[DataFile, ...] = ()
     bucket: int = 0
     bits: int = 0
+    floors: tuple[str, ...] = ()
+    forgets: Forgetting | None = None
+    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether rows below a floor are refused, whose key nothing is stored of."""
+        return bool(self.floors and self.sources)
 
     @property
     def strategy(self) -> Literal["rewrite", "delta"]:
@@ -81,6 +99,8 @@ class MergeOutput:
         written: new files of rows that live, a base or a delta as the task's strategy says.
         kept: those of the task that still have such rows, with their deletion vectors of now.
         adopted: the digest of all rows that were stored, where they had to be settled.
+        dropped, refused: how many tombstones were forgotten, and rows refused, which lie in the objects ``quarantine``.
+        floor: see `engine.floor.greatest`.
     """
 
     written: tuple[DataFile, ...]
@@ -89,11 +109,18 @@ class MergeOutput:
     superseded_digest: str = NO_ROWS
     adopted: str | None = None
     kept: tuple[DataFile, ...] = ()
+    dropped: int = 0
+    dropped_digest: str = NO_ROWS
+    refused: int = 0
+    refused_digest: str = NO_ROWS
+    floor: str | None = None
+    quarantine: tuple[str, ...] = ()
 
     @property
     def objects(self) -> set[str]:
         """What it needs in the store."""
-        return {name for file in (*self.kept, *self.written, *self.tombstones) for name in file.objects}
+        files = (*self.kept, *self.written, *self.tombstones)
+        return {*self.quarantine, *(name for file in files for name in file.objects)}
 
 
 class Engine(Protocol):
@@ -129,7 +156,9 @@ class MergeWriter:
             bucket=task.bucket,
             bits=task.bits,
         )
-        self._store, self._task = store, task
+        self._store, self._spec, self._task = store, spec, task
+        self._dropped, self._refused = Digest(spec), Digest(spec)
+        self._floor: str | None = greatest(task.floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._few: list[Any] | None = []  # None: they were too many
         new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")
@@ -143,26 +172,68 @@ class MergeWriter:
         self._tombstones = DataFileWriter(
             store,
             partial(TableObjects.new_tombstones, task.partition, task.start),
-            spec.tombstone_schema,
+            spec.tombstone_schema.append(DELETED_AT) if task.forgets else spec.tombstone_schema,
             footer(kind="tombstones"),
             spec.stored_key,
+        )
+        self._quarantine = DataFileWriter(
+            store, partial(TableObjects.new_quarantine, task.start), QUARANTINE_SCHEMA, footer(kind="quarantine"), ()
         )
 
     def __enter__(self) -> "MergeWriter":
         self._stack.enter_context(self.live)
         self._stack.enter_context(self._tombstones)
+        self._stack.enter_context(self._quarantine)
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def write(self, rows: Any, winners: Any) -> None:
-        """Those of ``rows`` (the stored columns and `DELETE_FLAG`) whose indices are ``winners``, in that order."""
+    def write(self, rows: Any, winners: Any, known: Any = None) -> None:
+        """Those of ``rows`` whose indices are ``winners``, in that order.
+
+        ``rows`` has the stored columns and `DELETE_FLAG`; where the task forgets, `DELETED_AT`; where it refuses, `AGE`, `FILE`
+        and `PLACE`, and ``known`` (numpy, a boolean for each winner) tells of whose keys something is stored.
+        """
         deleted = rows[DELETE_FLAG].take(winners)
         self._bury(rows.select(self._tombstones.schema.names).take(winners.filter(deleted)))
-        self.live.write(rows.select(self.live.schema.names).take(winners.filter(pc.invert(deleted))))
+        lives = pc.invert(deleted)
+        if known is not None and not known.all():
+            late = ~known & true(lives)
+            late[late] = below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
+            if late.any():
+                self._refuse(rows.take(winners.filter(pa.array(late))))
+                lives = pc.and_not(lives, pa.array(late))
+        self.live.write(rows.select(self.live.schema.names).take(winners.filter(lives)))
+
+    def _refuse(self, rows: Any) -> None:
+        self._refused.add(rows)
+        columns = {name: rows[name].combine_chunks() for name in self._spec.stored_schema.names}
+        for name, value in partition_scalars(self._spec, self._task.partition).items():
+            columns[name] = pa.repeat(value, rows.num_rows)
+        block = ArrowBlock(columns, rows[PLACE].to_numpy())
+        every = range(rows.num_rows)
+        sources = [self._task.sources[age - 1] for age in rows[AGE].to_pylist()]
+        reason = "Its key is unknown, and its order is below that of deletes that the table has forgotten."
+        refused = {
+            "reason_code": ["below_floor"] * rows.num_rows,
+            "reason": [reason] * rows.num_rows,
+            "file": [paths[file] for (_, paths), file in zip(sources, rows[FILE].to_pylist(), strict=True)],
+            "position": rows[PLACE],
+            "raw": block.raw(every),
+            "arrow": block.arrow(every),
+            "batch": [batch for batch, _ in sources],
+        }
+        self._quarantine.write(pa.table(refused, schema=QUARANTINE_SCHEMA))
 
     def _bury(self, tombstones: Any) -> None:
+        forgets = self._task.forgets
+        if forgets is not None and tombstones.num_rows:
+            is_old = pc.less(tombstones[DELETED_AT.name], forgets.before)
+            old, tombstones = tombstones.filter(is_old), tombstones.filter(pc.invert(is_old))
+            if old.num_rows:
+                self._dropped.add(old)
+                self._floor = greatest([self._floor] if self._floor else [], old, self._spec)
         if self._few is not None:
             self._few.append(tombstones)
             if sum(t.nbytes for t in self._few) <= INLINE_BYTES:
@@ -189,4 +260,17 @@ class MergeWriter:
             files.append(few_file)
         new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
         kept = with_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
-        return MergeOutput(tuple(self.live.files), tuple(files), superseded, superseded_digest, adopted, tuple(kept))
+        return MergeOutput(
+            tuple(self.live.files),
+            tuple(files),
+            superseded,
+            superseded_digest,
+            adopted,
+            tuple(kept),
+            dropped=self._dropped.rows,
+            dropped_digest=str(self._dropped),
+            refused=self._refused.rows,
+            refused_digest=str(self._refused),
+            floor=self._floor,
+            quarantine=tuple(file.name for file in self._quarantine.files),
+        )

@@ -1,6 +1,6 @@
 """Landing files of Parquet: types from the footer, rows by row group."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,9 @@ def schema_of(source: Any, file: LandingInput) -> tuple[Any, Any]:
     return pa.schema([(f.name, normal(f.type)) for f in arrow]), opened.metadata
 
 
-def open_blocks(source: Any, file: LandingInput, required: frozenset[str], only: str | None = None) -> Opened:
+def open_blocks(
+    source: Any, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
+) -> Opened:
     opened = _open(source, file)
     return Opened(required - set(opened.schema_arrow.names), _blocks(opened, file, only))
 
@@ -50,7 +52,7 @@ def _open(source: Any, file: LandingInput) -> Any:
     return opened
 
 
-def _blocks(opened: Any, file: LandingInput, only: str | None) -> Iterator[ArrowBlock]:
+def _blocks(opened: Any, file: LandingInput, only: Collection[str] | None) -> Iterator[ArrowBlock]:
     footer = opened.metadata
     first, last = file.row_groups or (0, footer.num_row_groups)
     place = sum(footer.row_group(i).num_rows for i in range(first))
@@ -58,7 +60,7 @@ def _blocks(opened: Any, file: LandingInput, only: str | None) -> Iterator[Arrow
         group = footer.row_group(i)
         row_bytes = group.total_byte_size / max(group.num_rows, 1)
         rows = max(1, min(blocks.BLOCK_ROWS, int(blocks.BLOCK_BYTES / max(row_bytes, 1))))
-        batches = opened.iter_batches(batch_size=rows, row_groups=[i], columns=None if only is None else [only])
+        batches = opened.iter_batches(batch_size=rows, row_groups=[i], columns=only and list(only))
         while True:
             with _failures(file):
                 batch = next(batches, None)

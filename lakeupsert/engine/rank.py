@@ -1,8 +1,9 @@
 """G1's order of rows, the one place that decides which row of a key wins.
 
-Rank = (ordering columns, nulls lowest; then the tie-breaks that the caller names, such as batch, file, place in the file).
-Sorting and comparing are pyarrow's; floats are turned into integers first, because pyarrow puts NaN beside null, and here
-NaN is greatest and -0.0 equals 0.0, as Spark and DuckDB have it.
+Rank = (ordering columns, each by its direction and its rule for null; where `ties` is content whether it is a delete, and
+all other columns; then the tie-breaks that the caller names, such as batch, file, place in the file). Sorting and comparing
+are pyarrow's; floats are turned into integers first, because pyarrow puts NaN beside null, and here NaN is greatest and -0.0
+equals 0.0, as Spark and DuckDB have it.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,30 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
 
-def latest(table: Any, key: Sequence[str], order_by: Sequence[str], ties: Sequence[str]) -> tuple[Any, Any]:
+
+def latest(table: Any, spec: TableSpec, ties: Sequence[str], by: Sequence[str] = ()) -> tuple[Any, Any]:
     """Where the row of greatest rank of every key is.
 
-    n rows in; two arrays out. ``order`` (n indices) sorts the rows by key, greatest rank first; ``wins`` (n booleans, in
-    that order) marks the first row of each key. Key columns hold no null; ``ties`` are integers and tell all rows apart
-    that a key can have.
+    n rows in, with the columns of the spec's `deciding_schema`; two arrays out. ``order`` (n indices) sorts the rows by key,
+    greatest rank first; ``wins`` (n booleans, in that order) marks the first row of each key. Keys are told apart by the
+    columns ``by``, too, and first. Key columns hold no null; ``ties`` are integers and tell all rows apart that a key can have.
     """
+    key = (*by, *spec.stored_key)
     columns = {f"k{i}": sortable(table[name]) for i, name in enumerate(key)}
-    columns |= {f"o{i}": sortable(table[name]) for i, name in enumerate(order_by)}
-    columns |= {f"t{i}": table[name] for i, name in enumerate(ties)}
-    sort_keys = [(name, "ascending" if name[0] == "k" else "descending", "at_end") for name in columns]
+    sort_keys = [(name, "ascending", "at_end") for name in columns]
+
+    def then(name: str, ordering: Ordering) -> None:
+        columns[name] = sortable(table[ordering.column])
+        direction = "ascending" if ordering.ascending else "descending"
+        sort_keys.append((name, direction, "at_start" if ordering.nulls_first else "at_end"))
+
+    for i, ordering in enumerate(spec.ordering):
+        then(f"o{i}", ordering)
+    deciding = [DELETE_FLAG] if spec.content and DELETE_FLAG in table.schema.names else []
+    for i, name in enumerate((*deciding, *spec.content, *ties)):
+        then(f"t{i}", Ordering(name))
     order = pc.sort_indices(pa.table(columns), sort_keys=sort_keys)
     return order, _first_of_each([columns[f"k{i}"] for i in range(len(key))], order)
 

@@ -48,7 +48,7 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
             if "arrow" not in rows.schema.names:
                 log.warning("%s is of an earlier lakeupsert, which kept rows for people alone: not tried", file.name)
                 continue
-            accepted, staying = _tried(rows, file.name, job.rules)
+            accepted, staying = _tried(rows, job.rules)
             for table in accepted:
                 if job.only is not None:
                     table = table.filter(pc.is_in(table[PARTITION], pa.array(sorted(job.only), pa.string())))
@@ -64,13 +64,13 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
     return tuple(replayed), reports
 
 
-def _tried(rows: Any, name: str, rules: RowRules) -> tuple[list[Any], Any]:
+def _tried(rows: Any, rules: RowRules) -> tuple[list[Any], Any]:
     """The rows of one quarantine file: tables of those accepted, see `landing.read_rows`; and those that stay, in order."""
     columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason", "arrow")}
     stays = np.ones(rows.num_rows, bool)
     accepted = []
-    for block in _blocks(rows):
-        taken = take(block, frozenset(), name, rules)
+    for block, landed in _blocks(rows):
+        taken = take(block, frozenset(), landed, rules)
         stays[taken.accepted[PLACE].to_numpy()] = False
         if taken.accepted.num_rows:
             accepted.append(taken.accepted)
@@ -84,18 +84,20 @@ def _tried(rows: Any, name: str, rules: RowRules) -> tuple[list[Any], Any]:
     return accepted, rows.filter(pa.array(stays))
 
 
-def _blocks(rows: Any) -> Iterator[Block]:
-    """The rows that have columns, as they came; a row's place in its block is its place in the quarantine file."""
+def _blocks(rows: Any) -> Iterator[tuple[Block, str]]:
+    """The rows that have columns, as they came, and the landing file that they came in; a row's place in its block is its
+    place in the quarantine file."""
     places = np.flatnonzero(~true(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
-    streams, lines = rows["arrow"].to_pylist(), rows["raw"].to_pylist()
+    streams, lines, files = (rows[column].to_pylist() for column in ("arrow", "raw", "file"))
     at = 0
     while at < len(places):
-        stream = streams[places[at]]
+        stream, file = streams[places[at]], files[places[at]]
         if stream is None:
-            end = next((i for i in range(at, len(places)) if streams[places[i]] is not None), len(places))
-            yield block_of_some([lines[place].encode() for place in places[at:end]], places[at:end])
+            others = (i for i, p in enumerate(places[at:], at) if streams[p] is not None or files[p] != file)
+            end = next(others, len(places))
+            yield block_of_some([lines[place].encode() for place in places[at:end]], places[at:end]), file
         else:
             table = from_bytes(stream)
             end = at + table.num_rows
-            yield ArrowBlock({n: table[n].combine_chunks() for n in table.schema.names}, places[at:end])
+            yield ArrowBlock({n: table[n].combine_chunks() for n in table.schema.names}, places[at:end]), file
         at = end

@@ -37,14 +37,16 @@ from lakeupsert.engine.batch import (
     with_ranges,
 )
 from lakeupsert.engine.buckets import in_bucket
+from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
+from lakeupsert.engine.floor import DELETED_AT, since
 from lakeupsert.engine.landing import LandingInput, Survey, survey
-from lakeupsert.engine.merge import MergeOutput, MergeTask, MergeWriter
+from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import ObjectStore, StoreUnavailableError
 from lakeupsert.table.manifest import NO_ROWS, DataFile, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
 
 TASK_BYTES = 64 << 20
 """Landing bytes that a task reads, at most (one row group or text file is not cut)."""
@@ -167,9 +169,10 @@ class SparkEngine:
         sources = [_sources(task) for task in tasks]
         flat = [(unit, number) for unit, of_unit in enumerate(sources) for number in range(len(of_unit))]
         keys = [f"k{i}" for i in range(len(spec.stored_key))]
-        orders = [f"o{i}" for i in range(len(spec.order_by))]
-        columns = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by)]
-        ddl = ", ".join(f"{name} {type_}" for name, type_ in zip([*keys, *orders], columns, strict=True))
+        orders = {f"o{i}": ordering for i, ordering in enumerate(spec.ordering)}
+        content = [f"c{i}" for i in range(len(spec.content))]
+        columns = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by, *spec.content)]
+        ddl = ", ".join(f"{name} {type_}" for name, type_ in zip([*keys, *orders, *content], columns, strict=True))
 
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for number in _ids(batches):
@@ -184,7 +187,8 @@ class SparkEngine:
         with _spark_may_fail():
             spark = session()
             newest_first = Window.partitionBy("unit", *keys).orderBy(
-                *[F.col(name).desc_nulls_last() for name in (*orders, "age", "file", "place")]
+                *[_window_order(name, ordering) for name, ordering in orders.items()],
+                *[F.col(name).desc_nulls_last() for name in (*(["deleted", *content] if content else []), *_ARRIVAL)],
             )
             rows = (
                 spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
@@ -193,9 +197,10 @@ class SparkEngine:
                     f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, {ddl}",
                 )
                 .withColumn("nth", F.row_number().over(newest_first))
+                .withColumn("known", F.min("age").over(Window.partitionBy("unit", *keys)) == 0)
                 .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
                 .sortWithinPartitions("unit", *keys)
-                .select("unit", "source", "row", "deleted", "hash", "nth")
+                .select("unit", "source", "row", "deleted", "hash", "nth", "known", *_ARRIVAL)
                 .mapInArrow(write, "unit int, output binary")
                 .collect()
             )
@@ -319,6 +324,16 @@ def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
 # ---------------------------------------------------------------- tasks of phase two
 
 
+_ARRIVAL = ("age", "file", "place")
+
+
+def _window_order(name: str, ordering: Ordering) -> Any:
+    column = F.col(name)
+    if ordering.ascending:
+        return column.asc_nulls_first() if ordering.nulls_first else column.asc_nulls_last()
+    return column.desc_nulls_first() if ordering.nulls_first else column.desc_nulls_last()
+
+
 def _sources(task: MergeTask) -> list[tuple[DataFile, int]]:
     """The files of a merge, those that are kept first, each with its age (see `arrow`)."""
     stored = [(f, 0) for f in (*task.stored, *task.tombstones)]
@@ -328,12 +343,11 @@ def _sources(task: MergeTask) -> list[tuple[DataFile, int]]:
 def _ranks(
     store: ObjectStore, spec: TableSpec, unit: int, source: int, task: MergeTask, file: DataFile, age: int
 ) -> Iterator[Any]:
-    """Keys, ordering columns and position of each row of one file that is in the task's bucket."""
-    compared = [spec.schema.field(n) for n in (*spec.stored_key, *spec.order_by)]
+    """The columns that decide, and the position, of each row of one file that is in the task's bucket."""
     appended = spec.ranked_schema if age else None
     extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.delete else []))] if appended else []
     position = pa.field(POSITION, pa.int64())
-    schema = pa.schema([*{f.name: f for f in (*compared, *extra, position)}.values()])
+    schema = pa.schema([*spec.deciding_schema, *extra, position])
     for block in stream_file(store, file, schema):
         rows = in_bucket(block, file, task, spec)
         n = rows.num_rows
@@ -351,11 +365,12 @@ def _ranks(
         }
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
         columns |= {f"o{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.order_by)}
+        columns |= {f"c{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.content)}
         yield from pa.table(columns).to_batches()
 
 
 def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
-    """Spark's type for a key or ordering column, and what turns the Arrow column into it without changing its order."""
+    """Spark's type for a column that decides, and what turns the Arrow column into it without changing its order."""
     t = pa.types
     type_ = spec.schema.field(name).type
 
@@ -380,13 +395,13 @@ def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
         return f"decimal({type_.precision},{type_.scale})", to(pa.decimal128(type_.precision, type_.scale))
     raise ConfigurationError(
         "unfit-for-spark",
-        f"Column {name!r} is {type_}, which Spark can't compare, and it is a key or ordering column.",
+        f"Column {name!r} is {type_}, which Spark can't compare, and it decides which row of a key wins.",
         next="use --engine arrow for this table",
     )
 
 
 def _by_unit(batches: Iterator[Any]) -> Iterator[tuple[int, Iterator[Any]]]:
-    """The rows of one unit after the other, each in key order: tables of source, row, deleted, hash, nth."""
+    """The rows of one unit after the other, each in key order: tables of source, row, deleted, hash, nth, known, arrival."""
     pending: list[Any] = []
     unit: int | None = None
     for batch in batches:
@@ -417,8 +432,9 @@ def _gather(
 
     Files are sorted by key too, so each is read forward once; but adopted ones.
     """
+    schema = spec.stored_schema.append(DELETED_AT) if task.forgets else spec.stored_schema
     cursors = [
-        _Cursor(stream_file(store, msgspec.structs.replace(file, deleted=None), spec.stored_schema))
+        _Cursor(stream_file(store, msgspec.structs.replace(file, deleted=None), schema))
         if age or task.settled
         else adopted_rows(store, file, spec, task.partition)
         for file, age in sources
@@ -441,8 +457,13 @@ def _gather(
             # Rows come file by file; a stable sort by file tells how to put them back into key order.
             by_source = np.argsort(source, kind="stable")
             found = [cursors[s].take(row[source == s]) for s in np.unique(source)]
-            rows = pa.concat_tables(found).append_column(DELETE_FLAG, batch["deleted"].take(pa.array(by_source)))
-            out.write(rows, pa.array(np.argsort(by_source, kind="stable")))
+            rows = pa.concat_tables(found, promote_options="default" if task.forgets else "none")
+            for name, column in ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place")):
+                rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
+            if task.forgets:
+                rows = since(rows, rows[AGE], task.forgets)
+            known = true(batch["known"]) if task.refuses else None
+            out.write(rows, pa.array(np.argsort(by_source, kind="stable")), known)
     positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
     return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
 

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -28,10 +27,10 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HIVE_NULL, HOME, partition_name
+from lakeupsert.table.layout import HOME, partition_name, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.table.spec import TableSpec, widened
+from lakeupsert.table.spec import PartitionColumn, TableSpec, widened
 from lakeupsert.table.types import named_type
 
 AT_ONCE = 16
@@ -59,8 +58,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     """
     if table.objects.ledger.head() is not None:
         raise _already(table)
-    column = table.settings.partition_by[0]
-    folders, left = _listed(table, column)
+    folders, left = _listed(table)
     progress(f"reading the footers of {sum(map(len, folders.values()))} files")
     footings = _footings(table, [found for files in folders.values() for found in files])
     spec = _planned(table, footings, list(folders))
@@ -78,7 +76,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     touched: dict[str, Touched] = {}
     by_name = {f.file.name: f.file for f in footings}
     for folder, found in folders.items():
-        partition = partition_name(column, _text(folder))
+        partition = partition_name(partition_texts(folder))
         assert partition is not None, "_listed refuses those"
         files = tuple(by_name[f.name] for f in found)
         before = touched.get(partition, Touched(files=(), rows=0, superseded=0, bytes=0))  # its digest is not known
@@ -111,9 +109,10 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     if table.objects.ledger.append(entry, None).result != "won":
         raise _already(table)
     # Whatever an attempt that did not win wrote: each chain says now what entry 0 says, also that there is nothing.
-    names = (found.name.split("/") for found in table.store.list(f"{HOME}/partitions/"))
+    chains = f"{HOME}/partitions/"
+    names = {found.name.removeprefix(chains).rpartition("/")[0] for found in table.store.list(chains)}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(partial(begin, won=True), sorted({name[-2] for name in names} | set(touched))))
+        list(pool.map(partial(begin, won=True), sorted(names | set(touched))))
     published = publish(table)
     return Adopted(
         files=len(by_name),
@@ -133,8 +132,10 @@ def _already(table: OpenTable) -> ConfigurationError:
     )
 
 
-def _listed(table: OpenTable, column: str) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
+def _listed(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
     """The files of each partition folder, and objects that are no data."""
+    columns = [p.column for p in map(PartitionColumn.parse, table.settings.partition_by)]
+    shape = "/".join(f"{column}=VALUE" for column in columns)
     folders: defaultdict[str, list[ObjectInfo]] = defaultdict(list)
     left = []
     for found in table.store.list(""):
@@ -145,10 +146,10 @@ def _listed(table: OpenTable, column: str) -> tuple[dict[str, list[ObjectInfo]],
             left.append(found.name)
         elif not folder and not name.endswith(".parquet"):
             left.append(found.name)  # a README, for example
-        elif "/" in folder or not folder.startswith(f"{column}=") or _unfit(column, folder):
+        elif not _is_partition(folder, columns):
             raise ConfigurationError(
                 "not-partitioned",
-                f"{table.store.uri(found.name)} is not in a folder {column}=VALUE right below {table.store.uri()}, as "
+                f"{table.store.uri(found.name)} is not in a folder {shape} right below {table.store.uri()}, as "
                 f"`partition_by` of [tables.{table.name}] says. Nothing was changed.",
                 next="correct `partition_by`, or move that file out of the folder if it is not to be part of the table",
             )
@@ -157,18 +158,15 @@ def _listed(table: OpenTable, column: str) -> tuple[dict[str, list[ObjectInfo]],
     if not folders:
         raise ConfigurationError(
             "nothing-to-adopt",
-            f"{table.store.uri()} holds no Parquet files in folders {column}=VALUE.",
+            f"{table.store.uri()} holds no Parquet files in folders {shape}.",
             next=f"correct `processed` in [tables.{table.name}]; a new table needs no `adopt`, `lakeupsert run` creates it",
         )
     return dict(folders), left
 
 
-def _unfit(column: str, folder: str) -> bool:
-    return _text(folder) == HIVE_NULL or partition_name(column, _text(folder)) is None
-
-
-def _text(folder: str) -> str:
-    return unquote(folder.partition("=")[2])
+def _is_partition(folder: str, columns: Sequence[str]) -> bool:
+    texts = partition_texts(folder)
+    return list(texts) == [*columns] and folder.count("/") == len(columns) - 1 and partition_name(texts) is not None
 
 
 def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[Footing]:
@@ -197,11 +195,11 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
     settings = table.settings
     where = f"[tables.{table.name}.schema]"
     given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
-    partition = settings.partition_by[0]
+    partitions = {p.column for p in map(PartitionColumn.parse, settings.partition_by)}
     types: dict[str, Any] = {}
     for found in footings:
         for field in found.schema:
-            if field.name != partition:  # the folder's name counts
+            if field.name not in partitions:  # the folder's name counts
                 before = types.get(field.name)
                 types[field.name] = field.type if before is None else unify(before, field.type, typed=True)
     types = {name: given.get(name, without_nulls(type_)) for name, type_ in types.items()}
@@ -224,8 +222,9 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
             f"{list(delete.values)} there would show as live ones. Nothing was changed.",
             next=f"set `keep = true` in [tables.{table.name}.delete]",
         )
-    values = pa.array([_text(folder) for folder in folders])
-    types[partition] = given.get(partition, inferred(values, _TEXTS))
+    for column in partitions:
+        values = pa.array([partition_texts(folder)[column] for folder in folders])
+        types[column] = given.get(column, inferred(values, _TEXTS))
     return table.new_spec(pa.schema(list(types.items())))
 
 
@@ -233,7 +232,7 @@ def _refuse_null_keys(table: OpenTable, footings: Sequence[Footing]) -> None:
     for found in footings:
         for name, nulls in found.nulls.items():
             if nulls:
-                raise null_keys(table.store, found.file, name, nulls, found.file.name.partition("/")[0])
+                raise null_keys(table.store, found.file, name, nulls, found.file.name.rpartition("/")[0])
 
 
 def _first(partition: str, touched: Touched | None, head: Link[Manifest] | None) -> Manifest | None:

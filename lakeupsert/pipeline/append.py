@@ -422,14 +422,15 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
         f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
         f'{table.settings.processed}, set `{n} = "date"` in {where}, and run again'
         for n in spec.partition_by
-        if n in text and not all(s.typed for s in surveys)
+        if n in text - {one.column for one in spec.partition_from} and not all(s.typed for s in surveys)
     ]
     return spec, warnings
 
 
 def _text_columns(table: OpenTable) -> frozenset[str]:
     """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
-    operation = {table.settings.delete.column} if table.settings.delete else set()
+    delete = table.settings.delete
+    operation = {delete.column} if delete and delete.column else set()
     return (frozenset(table.settings.key) | operation) - frozenset(table.settings.schema)
 
 

@@ -38,6 +38,7 @@ from lakeupsert.queue.base import ALONE_FROM
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.manifest import (
+    GONE,
     NO_DIGESTS,
     NO_ROWS,
     BucketEntry,
@@ -78,8 +79,9 @@ class PartitionResult:
     """What happened to one partition.
 
     rows_in (stored rows, tombstones and appended rows that were read) = rows_out + rows_superseded + rows_deleted, the
-    last being the tombstones that it has now; bytes are compressed. One that is ``large`` is left for the workers of large
-    partitions, one that is ``shared`` for all workers, in ``units``, perhaps after batches that were small.
+    tombstones that it has now, + rows_refused, which are below a floor, + tombstones that were dropped; bytes are compressed.
+    One that is ``large`` is left for the workers of large partitions, one that is ``shared`` for all workers, in ``units``,
+    perhaps after batches that were small.
     """
 
     partition: str
@@ -89,6 +91,7 @@ class PartitionResult:
     rows_out: int = 0
     rows_superseded: int = 0
     rows_deleted: int = 0
+    rows_refused: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     engine: str = ""
@@ -305,6 +308,10 @@ def _merged(
         spec_version=step.spec_version,
         buckets=_buckets_with(step, outputs),
         failed=before.failed if before.failed and before.failed.batch > step.up_to else None,
+        quarantine=(
+            *(before if step.work else step.base).quarantine,
+            *(name for output in outputs for name in output.quarantine),
+        ),
         reprocessed=step.work or before.reprocessed,
         made=made,
     )
@@ -320,7 +327,7 @@ def _buckets_with(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEnt
     old = [b for b in step.buckets if any(share(b, task) for task in step.tasks)] or step.buckets[:1]
     made = [_made(next(b for b in old if share(b, task)), task, output) for task, output in done]
     if not made:
-        counters = msgspec.structs.replace(old[0].counters, superseded=0)
+        counters = msgspec.structs.replace(old[0].counters, **dict.fromkeys(GONE, 0))
         made = [msgspec.structs.replace(old[0], id=clock.new_id(), counters=counters, digests=NO_DIGESTS)]
     brought = {link.number: link.body.touched[step.partition] for link in step.pending}
     merged = [t for number, t in brought.items() if number in step.counting]
@@ -333,16 +340,36 @@ def _buckets_with(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEnt
             first.counters,
             appended=appended - sum(b.counters.appended for b in others),
             superseded=sum(b.counters.superseded for b in [first, *old]) + sum(t.superseded for t in merged),
+            tombstones_dropped=sum(b.counters.tombstones_dropped for b in [first, *old]),
+            refused=sum(b.counters.refused for b in [first, *old]),
             withdrawn=sum(b.counters.withdrawn for b in old) + sum(t.rows for t in withdrawn),
         ),
         digests=Digests(
             adopted=added([first.digests.adopted, *(b.digests.adopted for b in old if b.settled or not done)]),
             superseded=added([b.digests.superseded for b in [first, *old]] + [t.superseded_digest for t in merged]),
+            tombstones_dropped=added(b.digests.tombstones_dropped for b in [first, *old]) or NO_ROWS,
+            refused=added(b.digests.refused for b in [first, *old]) or NO_ROWS,
             withdrawn=added([b.digests.withdrawn for b in old] + [t.digest for t in withdrawn]),
         ),
     )
+    if step.work is not None and step.pending and step.head is not None:
+        first = _with_refused(first, step.head.body.buckets)
     stay = [b for b in step.buckets if b not in old]
     return tuple(sorted([*stay, first, *others], key=lambda b: b.bucket / 2**b.bits))
+
+
+def _with_refused(first: BucketEntry, head: Sequence[BucketEntry]) -> BucketEntry:
+    """Rows that merges refused count as such again: what is made anew of landing leaves them out, as superseded."""
+    refused = sum(b.counters.refused for b in head)
+    digest = added(b.digests.refused for b in head) or NO_ROWS
+    superseded = first.digests.superseded
+    without = None if superseded is None else f"{(int(superseded, 16) - int(digest, 16)) % 2**64:016x}"
+    counters = msgspec.structs.replace(first.counters, refused=refused, superseded=first.counters.superseded - refused)
+    return msgspec.structs.replace(
+        first,
+        counters=counters,
+        digests=msgspec.structs.replace(first.digests, refused=digest, superseded=without),
+    )
 
 
 def _made(was: BucketEntry, task: MergeTask, output: MergeOutput) -> BucketEntry:
@@ -358,16 +385,21 @@ def _made(was: BucketEntry, task: MergeTask, output: MergeOutput) -> BucketEntry
         base=(*kept[0], *written[0]),
         deltas=(*kept[1], *written[1]),
         tombstones=output.tombstones,
+        floor=output.floor,
         counters=Counters(
-            appended=live + tombstones + output.superseded,
+            appended=live + tombstones + output.superseded + output.dropped + output.refused,
             live=live,
             tombstones=tombstones,
             superseded=output.superseded,
+            tombstones_dropped=output.dropped,
+            refused=output.refused,
         ),
         digests=msgspec.structs.replace(
             NO_DIGESTS,
             adopted=NO_ROWS if task.settled else output.adopted,
             superseded=output.superseded_digest,
+            tombstones_dropped=output.dropped_digest,
+            refused=output.refused_digest,
         ),
     )
 
@@ -392,6 +424,7 @@ def _added(
         rows_out=link.body.rows,
         rows_superseded=result.rows_superseded + sum(output.superseded for output in outputs),
         rows_deleted=sum(bucket.counters.tombstones for bucket in link.body.buckets),
+        rows_refused=result.rows_refused + sum(output.refused for output in outputs),
         bytes_read=result.bytes_read + step.bytes,
         bytes_written=result.bytes_written + (_new_bytes(step.buckets, link.body.buckets) if outputs else 0),
         engine=engine,

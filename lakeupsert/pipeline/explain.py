@@ -22,18 +22,21 @@ import pyarrow.dataset as ds
 
 from lakeupsert.engine.convert import convert, plain
 from lakeupsert.engine.datafiles import aligned, opened, stream_file
+from lakeupsert.engine.floor import refused_by_merges
 from lakeupsert.engine.rank import latest, sortable
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_scalar
+from lakeupsert.table.layout import HOME, parse_partition, partition_scalars
 from lakeupsert.table.ledger import NOTHING, LedgerEntry
 from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
-Outcome = Literal["shown", "deletes", "won, not published", "pending", "superseded", "withdrawn"]
+Outcome = Literal[
+    "shown", "deletes", "won, not published", "pending", "superseded", "withdrawn", "refused", "forgotten"
+]
 
 _AGE = pa.field("_lakeupsert_age", pa.int64())
 """The batch's number; of a stored row the last that was merged into it."""
@@ -51,7 +54,8 @@ class Version:
         order: values of the ordering columns, as JSON has them.
         object: what it lies in, relative to the table.
         outcome: *shown* to readers; it *deletes* what they would see; it *won, not published*; *pending*: its batch is not
-            merged; *superseded*; *withdrawn*: of greater rank than what is stored, and does not count.
+            merged; *superseded*; *withdrawn*: of greater rank than what is stored, and does not count; *refused*: below the
+            floor, in quarantine; *forgotten*: a delete, whose tombstone was dropped.
     """
 
     source: Source
@@ -110,21 +114,17 @@ def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = No
     ledger = table.objects.ledger.head()
     spec = table.existing_spec()
     values = _values(table.name, spec, key)
-    column = spec.partition_by[0]
-    chosen = None if partition is None else parse_partition(spec, partition)
-    if column in values:
-        named = partition_name(column, convert(values[column], pa.string())[0][0].as_py())
-        if chosen not in (None, named):
-            raise ConfigurationError(
-                "two-partitions",
-                f"{column}={key[column]} and --partition {partition} are two partitions.",
-                next="give the partition once",
-            )
-        chosen = named or ""  # no folder can have the value
+    chosen = None if partition is None else partition_scalars(spec, parse_partition(spec, partition))
+    wanted_values = {**(chosen or {}), **{c: values[c][0] for c in spec.partition_by if c in values}}
+    if chosen is not None and any(chosen[column] != value for column, value in wanted_values.items()):
+        named = ", ".join(f"{column}={key[column]}" for column in spec.partition_by if column in key)
+        raise ConfigurationError(
+            "two-partitions", f"{named} and --partition {partition} are two partitions.", next="give the partition once"
+        )
     search = _Search(table, spec, values, snapshot, ledger.number if ledger else -1)
     partitions = {p for link in table.entries(-1, search.last) for p in link.body.touched}
     partitions |= set(snapshot.body.partitions if snapshot else ())
-    wanted = sorted(partitions if chosen is None else partitions & {chosen})
+    wanted = sorted(p for p in partitions if wanted_values.items() <= partition_scalars(spec, p).items())
     explained = tuple(found for p in wanted if (found := search.explained(p)))
     named_key = {name: plain(values[name])[0] for name in spec.key}
     if explained:
@@ -132,7 +132,8 @@ def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = No
     text = " ".join(f"{name}={value}" for name, value in named_key.items())
     where = f"{len(wanted)} partition{'' if len(wanted) == 1 else 's'}"
     if not wanted:
-        where = f"there is no partition {partition or key.get(column, '')!r}"
+        named = ", ".join(str(key[column]) for column in spec.partition_by if column in key)
+        where = f"there is no partition {partition or named!r}"
     raise RefusedError(
         "key-not-found",
         f"Table {table.name!r} knows no version of {text}. Searched: {where}, {search.files} files, up to batch "
@@ -150,7 +151,7 @@ def _values(name: str, spec: TableSpec, key: Mapping[str, Any]) -> dict[str, Any
         wrong = [*(f"{c!r} is missing" for c in missing), *(f"{c!r} is none of them" for c in unknown)]
         raise ConfigurationError(
             "not-the-key",
-            f"The key of table {name!r} is {', '.join(spec.key)}, and its partition column {spec.partition_by[0]}: "
+            f"The key of table {name!r} is {', '.join(spec.key)}, and  its partition column{'s'[len(spec.partition_by) == 1 :]} {', '.join(spec.partition_by)}: "
             f"{', '.join(wrong)}.",
             next=f"give `{' '.join(f'{column}=VALUE' for column in spec.key)}`",
         )
@@ -256,7 +257,10 @@ class _Search:
         if not rows:
             return None
         copies = won | shown
-        lowest = max((rows.index(row) for row in won), default=len(rows))
+        refused = self._refused(rows, [link.body for link in (head, readers) if link])
+        forgets = head is not None and not won and any(bucket.floor for bucket in head.body.buckets)
+        forgotten = next((row for row in rows if row.deletes and row.age <= merged), None) if forgets else None
+        lowest = max((rows.index(row) for row in (*won, *([forgotten] if forgotten else []))), default=len(rows))
 
         def outcome(rank: int, row: _Row) -> Outcome:
             if row in shown:
@@ -265,6 +269,10 @@ class _Search:
                 return "won, not published"
             if row.age > merged:
                 return "pending"
+            if row in refused:
+                return "refused"
+            if row is forgotten:
+                return "forgotten"
             return "withdrawn" if rank < lowest else "superseded"  # above what is stored: its batch was taken back
 
         outcomes = {row: outcome(rank, row) for rank, row in enumerate(rows)}
@@ -339,11 +347,20 @@ class _Search:
             standing[next(equal, copy)] = copy
         return self._ranked([*rows, *(row for row in standing if row not in rows)]), standing
 
+    def _refused(self, rows: Sequence[_Row], manifests: Sequence[Manifest]) -> set[_Row]:
+        """Those that merges put into quarantine."""
+        places = refused_by_merges(self.table.store, manifests)
+        return {
+            row
+            for row in rows
+            if row.link and row.file and row.value(PLACE) in places.get(row.link.body.batch_id, {}).get(row.file, ())
+        }
+
     def _ranked(self, rows: list[_Row]) -> list[_Row]:
         if not rows:
             return []
         table = pa.concat_tables([row.values for row in rows])
-        order, _ = latest(table, self.spec.stored_key, self.spec.order_by, (_AGE.name, FILE, PLACE))
+        order, _ = latest(table, self.spec, (_AGE.name, FILE, PLACE))
         return [rows[i] for i in order.to_pylist()]
 
     def _version(self, origin: _Row, row: _Row, outcome: Outcome) -> Version:
@@ -362,9 +379,10 @@ class _Search:
         )
 
     def _row_of(self, partition: str, row: _Row) -> dict[str, Any]:
-        folder = plain(pa.repeat(partition_scalar(self.spec, partition), 1))[0]
-        stored = row.texts(self.spec.stored_schema.names)
-        return {name: stored.get(name, folder) for name in self.spec.schema.names}
+        folders = partition_scalars(self.spec, partition)
+        shown = {column: plain(pa.repeat(value, 1))[0] for column, value in folders.items()}
+        shown |= row.texts(self.spec.stored_schema.names)
+        return {name: shown[name] for name in self.spec.schema.names}
 
     def _since(self, partition: str, shown: _Row | None) -> int | None:
         """The first snapshot that has the row's batch merged."""
@@ -381,7 +399,7 @@ class _Search:
         """Why the row won, or will win, that is first of those that count."""
         uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
         aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
-        winner = next((row for row in rows if outcomes[row] not in ("withdrawn", "superseded")), None)
+        winner = next((row for row in rows if outcomes[row] not in ("withdrawn", "superseded", "refused")), None)
         if winner is None:
             return f"No version counts.{aside}"
         seen = [row for row in rows if outcomes[row] == "shown"]
@@ -389,6 +407,8 @@ class _Search:
         reason = self._reason(winner, rows[rows.index(winner) + 1 :])
         called = str(winner)[0].upper() + str(winner)[1:]
         match outcomes[winner]:
+            case "forgotten":
+                return f"Deleted by {winner}, which the table has forgotten; what comes below it goes to quarantine.{aside}"
             case "deletes":
                 return f"Deleted by {winner}: {reason}.{aside}"
             case "won, not published":
@@ -412,11 +432,20 @@ class _Search:
             first, second = sortable(both[column]).to_pylist()
             return bool(first != second)
 
-        for column in self.spec.order_by:
-            if differ(column):
-                first, second = (row.texts([column])[column] for row in (winner, other))
-                return f"greater {column}, {first} against {'null' if second is None else second} of {other}"
+        def against(column: str) -> str:
+            first, second = (row.texts([column])[column] for row in (winner, other))
+            return f"{column}, {'null' if first is None else first} against {'null' if second is None else second} of {other}"
+
+        for ordering in self.spec.ordering:
+            if differ(ordering.column):
+                return f"{'lesser' if ordering.ascending else 'greater'} {against(ordering.column)}"
         equal = f"equal {', '.join(self.spec.order_by)} and "
+        if self.spec.ties == "content":
+            if winner.deletes != other.deletes:
+                return f"{equal}a delete, against {other}"
+            for column in self.spec.content:
+                if differ(column):
+                    return f"{equal}greater {against(column)}"
         if winner.link is None or other.link is None:
             return f"{equal}merged when the appended file was there, against {other}"
         ties = {_AGE.name: "later batch", FILE: "later file of the batch", PLACE: "later place in the file"}

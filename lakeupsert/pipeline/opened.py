@@ -24,7 +24,7 @@ from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import DeleteRule, TableSpec, create
+from lakeupsert.table.spec import DeleteRule, Ordering, PartitionColumn, TableSpec, create
 from lakeupsert.table.work import Work, read_work
 
 log = logging.getLogger(__name__)
@@ -112,15 +112,19 @@ class OpenTable:
 
     def new_spec(self, schema: Any) -> TableSpec:
         """The first spec of this table as it is configured, of files with these columns (``pyarrow.Schema``)."""
-        settings, delete = self.settings, self.settings.delete
+        settings = self.settings
         return create(
             schema,
             table_id=clock.new_id(),
             key=settings.key,
             order_by=settings.order_by,
+            order_in_name=settings.order_in_name,
+            ties=settings.ties,
             partition_by=settings.partition_by,
-            delete=DeleteRule(column=delete.column, values=delete.values, keep=delete.keep) if delete else None,
-            stamped=len(settings.order_by) == 1 and settings.order_by[0] not in schema.names,
+            delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
+            stamped=settings.order_in_name is None
+            and len(settings.order_by) == 1
+            and Ordering.parse(settings.order_by[0]).column not in schema.names,
         )
 
     def spec(self, version: int) -> TableSpec:
@@ -338,18 +342,23 @@ class OpenTable:
 
     def _refuse_other(self, spec: TableSpec) -> None:
         """Two tables on one path, or a changed key, would merge rows that have nothing to do with each other."""
-        delete = self.settings.delete
+        given = self.settings
         configured: dict[str, object] = {
-            "key": self.settings.key,
-            "order_by": self.settings.order_by,
-            "partition_by": self.settings.partition_by,
-            "delete": (delete.column, delete.values, delete.keep) if delete else None,
+            "key": given.key,
+            "order_by": tuple(str(Ordering.parse(text)) for text in given.order_by),
+            "order_in_name": given.order_in_name,
+            "ties": given.ties,
+            "partition_by": tuple(str(PartitionColumn.parse(text)) for text in given.partition_by),
+            "delete": given.delete and msgspec.structs.asdict(given.delete),
         }
+        made = {one.column: str(one) for one in spec.partition_from}
         stored: dict[str, object] = {
             "key": spec.key,
-            "order_by": spec.order_by,
-            "partition_by": spec.partition_by,
-            "delete": (spec.delete.column, spec.delete.values, spec.delete.keep) if spec.delete else None,
+            "order_by": tuple(map(str, spec.ordering)),
+            "order_in_name": spec.order_in_name,
+            "ties": spec.ties,
+            "partition_by": tuple(made.get(column, column) for column in spec.partition_by),
+            "delete": spec.delete and msgspec.structs.asdict(spec.delete),
         }
         for setting, value in configured.items():
             if stored[setting] != value:

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -25,6 +25,7 @@ import pyarrow as pa
 from lakeupsert.config import is_remote
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.datafiles import read_file
+from lakeupsert.engine.floor import refused_by_merges
 from lakeupsert.engine.landing import content_hash, format_of
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
@@ -32,7 +33,7 @@ from lakeupsert.read.arrow import reader_schema, to_arrow
 from lakeupsert.read.view import View, plain_path
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import partition_scalar
+from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import LandingFile, LedgerEntry, counting
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -44,6 +45,13 @@ COPIED_BYTES = 16 << 20
 _MARKED = "\ue000{}\ue000"
 """A number of JSON, as it was written: Python's own would lose digits, also within lists and objects."""
 _DELETED, _NTH, _PLACE = "_lakeupsert_delete", "_lakeupsert_nth", "_lakeupsert_place"
+
+_MADE = {
+    "year": "year({})",
+    "month": "strftime({}, '%Y-%m')",
+    "date": "CAST({} AS DATE)",
+    "hour": "strftime({}, '%Y-%m-%d-%H')",
+}
 
 # Files come in ledger order, and the rows of each are inserted in their order, so that rowid ends the rank.
 # A key that is published twice has an nth = 2 that matches nothing, and so counts as extra.
@@ -98,7 +106,7 @@ def recompute(
     }
     batches = _counted(entries, {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)})
     with _connected() as db:
-        inputs = _Inputs(table, view.spec, db)
+        inputs = _Inputs(table, view.spec, db, refused_by_merges(table.store, shown.values()))
         gone: dict[int, str] = {}
         unknown: set[str] = set()
         for number, touched in batches.items():
@@ -117,7 +125,8 @@ def recompute(
             db.execute("INSERT INTO published SELECT * FROM reader")
         progress("comparing")
         differing = inputs.compared()
-    return Recomputed({p: differing.get(partition_scalar(view.spec, p).as_py(), Comparison()) for p in compared}, gone)
+    values = {p: tuple(v.as_py() for v in partition_scalars(view.spec, p).values()) for p in compared}
+    return Recomputed({p: differing.get(values[p], Comparison()) for p in compared}, gone)
 
 
 def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -> dict[int, list[str]]:
@@ -137,7 +146,10 @@ def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -
 class _Inputs:
     """The files that batches name, and DuckDB's tables of what they hold and of what readers see."""
 
-    def __init__(self, table: OpenTable, spec: TableSpec, db: Any) -> None:
+    def __init__(
+        self, table: OpenTable, spec: TableSpec, db: Any, below: Mapping[str, Mapping[str, list[int]]]
+    ) -> None:
+        self._below = below
         self._table = table
         self._spec = spec
         self._db = db
@@ -170,13 +182,13 @@ class _Inputs:
         """Put the accepted rows of these partitions that a batch brought behind those that are there."""
         if not partitions:
             return
-        wanted = pa.array([partition_scalar(self._spec, p).as_py() for p in partitions])
-        self._db.register("wanted", pa.table({"value": wanted}))
+        wanted = [{c: v.as_py() for c, v in partition_scalars(self._spec, p).items()} for p in partitions]
+        self._db.register("wanted", pa.Table.from_pylist(wanted))
         if entry.kind == "create":
             for partition in partitions:
                 for file in entry.touched[partition].files:
                     with _on_disk(self._table.store, file.name) as path:
-                        self._load_parquet(entry, path, [], partition)
+                        self._load_parquet(entry, path, file.name, [], partition)
             return
         refused, unreadable = self._refused(entry)
         for landed in entry.files:
@@ -188,18 +200,18 @@ class _Inputs:
     def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
         kind = format_of(landed.path, self._table.settings.format)
         if kind == "parquet":
-            self._load_parquet(entry, path, refused, None)
+            self._load_parquet(entry, path, landed.path, refused, None)
             return
         rows = (_csv_rows if kind == "csv" else _json_rows)(path, frozenset(refused))
         while block := list(islice(rows, BLOCK_ROWS)):
             names = list(dict.fromkeys(name for row in block for name in row))
             came = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
             self._db.register("came", pa.table({**came, _PLACE: pa.array(range(len(block)))}))
-            self._insert(entry, "came", names, None, text=True, place=_PLACE)
+            self._insert(entry, "came", landed.path, names, None, text=True, place=_PLACE)
 
     def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """Positions that were refused, by landing file, and files that were as a whole."""
-        places: dict[str, list[int]] = {}
+        places = {path: list(of_it) for path, of_it in self._below.get(entry.batch_id, {}).items()}
         unreadable = set()
         for file in entry.quarantine:
             rows = read_file(self._table.store, DataFile(name=file.name, rows=file.rows, bytes=0), QUARANTINE_SCHEMA)
@@ -212,46 +224,70 @@ class _Inputs:
                     places.setdefault(path, []).append(place)
         return places, unreadable
 
-    def _load_parquet(self, entry: LedgerEntry, path: str, refused: Sequence[int], adopted: str | None) -> None:
+    def _load_parquet(
+        self, entry: LedgerEntry, path: str, file: str, refused: Sequence[int], adopted: str | None
+    ) -> None:
         source = f"read_parquet({_text(path)}, file_row_number = true, hive_partitioning = false)"
         names = [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
         if refused:
             self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
             source = f"(SELECT * FROM {source} WHERE file_row_number NOT IN (SELECT place FROM refused))"
-        self._insert(entry, source, names, adopted, text=False, place="file_row_number")
+        self._insert(entry, source, file, names, adopted, text=False, place="file_row_number")
 
     def _insert(
-        self, entry: LedgerEntry, source: str, names: Sequence[str], adopted: str | None, text: bool, place: str
+        self,
+        entry: LedgerEntry,
+        source: str,
+        file: str,
+        names: Sequence[str],
+        adopted: str | None,
+        text: bool,
+        place: str,
     ) -> None:
         written, shown = self._types(self._table.spec(entry.spec_version)), self._types(self._spec)
         columns = []
         for name, type_ in shown.items():
-            value = f"CAST({_name(name)} AS VARCHAR)" if text else _name(name)
             if adopted is not None and name in self._spec.partition_by:
-                value = _text(partition_scalar(self._spec, adopted).as_py())
-            elif self._spec.stamped and name in self._spec.order_by and entry.kind == "batch":
-                received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=entry.received_at)
-                value = _text(received.isoformat())
+                value = _text(partition_scalars(self._spec, adopted)[name].as_py())
+            elif (given := self._given(entry, file, name, written, text) if adopted is None else None) is not None:
+                value = given
             elif name not in names or name not in written:
                 value = "NULL"
-            elif text:
-                value = _from_text(value, written[name])
+            else:
+                value = _landed(name, written, text)
             first = written.get(
                 name, type_
             )  # a value that was narrower when it came, such as a FLOAT, is what it was then
             columns.append(f"TRY_CAST(TRY_CAST({value} AS {first}) AS {type_}) AS {_name(name)}")
         delete = self._spec.delete
         deleted = "false"
-        if delete is not None and delete.column in names and adopted is None:
-            deleted = (
-                f"coalesce(CAST({_name(delete.column)} AS VARCHAR) IN ({', '.join(map(_text, delete.values))}), false)"
-            )
-        partition = _name(self._spec.partition_by[0])
+        if delete is not None and adopted is None:
+            if delete.file_prefix and file.rpartition("/")[2].startswith(delete.file_prefix):
+                deleted = "true"
+            elif delete.column is not None and delete.column in names:
+                values = ", ".join(map(_text, delete.values))
+                deleted = f"coalesce(CAST({_name(delete.column)} AS VARCHAR) IN ({values}), false)"
+        partition = ", ".join(map(_name, self._spec.partition_by))
+        wanted = ", ".join(f"CAST({_name(c)} AS {shown[c]})" for c in self._spec.partition_by)
         self._db.execute(
             f"INSERT INTO landed SELECT * EXCLUDE ({_PLACE}) FROM "
             f"(SELECT {', '.join(columns)}, {deleted} AS {_DELETED}, {place} AS {_PLACE} FROM {source}) "
-            f"WHERE {partition} IN (SELECT CAST(value AS {shown[self._spec.partition_by[0]]}) FROM wanted) ORDER BY {_PLACE}"
+            f"WHERE ({partition}) IN (SELECT {wanted} FROM wanted) ORDER BY {_PLACE}"
         )
+
+    def _given(self, entry: LedgerEntry, file: str, name: str, written: dict[str, str], text: bool) -> str | None:
+        """The value of a column that no row brings, in SQL; None where it is none of these."""
+        spec = self._spec
+        made = next((one for one in spec.partition_from if one.column == name), None)
+        if made is not None:
+            moment = f"TRY_CAST({_landed(made.source or '', written, text)} AS {written[made.source or '']})"
+            return _MADE[made.function or ""].format(moment)
+        if name not in spec.order_by or entry.kind != "batch":
+            return None
+        if spec.stamped:
+            return _text((datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=entry.received_at)).isoformat())
+        found = re.search(spec.order_in_name, file.rpartition("/")[2]) if spec.order_in_name else None
+        return _text(found[1]) if found else None
 
     def _types(self, spec: TableSpec) -> dict[str, str]:
         """DuckDB's type of each column."""
@@ -275,22 +311,23 @@ class _Inputs:
             return None
 
     def compared(self) -> dict[Any, Comparison]:
-        """By partition value."""
+        """By the values of the partition columns."""
         spec = self._spec
         key = ", ".join(_name(n) for n in dict.fromkeys((*spec.partition_by, *spec.key)))
         columns = spec.schema.names
         found = self._db.execute(
             _COMPARED.format(
-                partition=_name(spec.partition_by[0]),
+                partition=", ".join(map(_name, spec.partition_by)),
                 nth=_NTH,
                 deleted=_DELETED,
                 key=key,
-                order=", ".join(f"{_name(n)} DESC NULLS LAST" for n in spec.order_by),
+                order=", ".join(_order(spec)),
                 expected=", ".join(f"e.{_name(n)}" for n in columns),
                 published=", ".join(f"p.{_name(n)}" for n in columns),
             )
         ).fetchall()
-        return {value: Comparison(*counts) for value, *counts in found}
+        n = len(spec.partition_by)
+        return {row[:n]: Comparison(*row[n:]) for row in found}
 
 
 # ---------------------------------------------------------------- text files, by Python's own readers
@@ -396,6 +433,11 @@ def _connected() -> Iterator[Any]:
             yield db
 
 
+def _landed(name: str, written: dict[str, str], text: bool) -> str:
+    """A column's value as it landed, in SQL."""
+    return _from_text(f"CAST({_name(name)} AS VARCHAR)", written[name]) if text else _name(name)
+
+
 def _from_text(value: str, type_: str) -> str:
     """What makes a value of ``type_`` of a text, where CAST alone would do something else."""
     if type_ == "TIMESTAMP":  # CAST drops a zone without a word
@@ -405,6 +447,13 @@ def _from_text(value: str, type_: str) -> str:
     if type_.startswith(("STRUCT", "MAP")) or type_.endswith("]"):
         return f"TRY_CAST({value} AS JSON)"
     return value
+
+
+def _order(spec: TableSpec) -> Iterator[str]:
+    for o in spec.ordering:
+        yield f"{_name(o.column)} {'ASC' if o.ascending else 'DESC'} NULLS {'FIRST' if o.nulls_first else 'LAST'}"
+    for column in [_DELETED, *spec.content] if spec.ties == "content" else ():
+        yield f"{_name(column)} DESC NULLS LAST"
 
 
 def _compared_schema(spec: TableSpec) -> Any:

@@ -31,7 +31,7 @@ from lakeupsert.pipeline.redrive import is_ours
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
-from lakeupsert.table.manifest import BucketEntry, Counters, Manifest, added
+from lakeupsert.table.manifest import GONE, BucketEntry, Counters, Manifest, added
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -226,7 +226,7 @@ def _proof(
             wrong.append(e.message)
     appended = sum(t.rows for t in touched.values())
     withdrawn = sum(t.rows for number, t in touched.items() if number and number not in counts)
-    gone = recorded.superseded + recorded.tombstones_dropped + recorded.refused + recorded.withdrawn
+    gone = sum(getattr(recorded, name) for name in GONE)
     for what, (one, expected), (other, actual) in (
         ("rows appended", ("by the ledger", appended), ("by the manifest", recorded.appended)),
         ("rows withdrawn", ("by the ledger", withdrawn), ("by the manifest", recorded.withdrawn)),
@@ -238,7 +238,8 @@ def _proof(
             wrong.append(f"{what}: {expected:,} {one}, {actual:,} {other}")
     digests = [bucket.digests for bucket in manifest.buckets]
     came = added([d.adopted for d in digests if 0 in touched] + [t.digest for number, t in touched.items() if number])
-    there = added([str(live), str(tombstones), *(d.superseded for d in digests), *(d.withdrawn for d in digests)])
+    gone_digests = [getattr(d, name) for d in digests for name in GONE]
+    there = added([str(live), str(tombstones), *gone_digests])
     if None not in (came, there) and came != there and not wrong:
         wrong.append(
             f"as many rows as were appended, and not these: their digest is {there}, of what was appended {came}"

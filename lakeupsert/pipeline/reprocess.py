@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Report, touched_by
+from lakeupsert.engine.floor import refused_by_merges
 from lakeupsert.engine.landing import ChangedFileError, LandingInput, RowRules, content_hash, format_of
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import RefusedError, TryAgainError
@@ -125,10 +126,11 @@ def reprocess(
     head = table.ledger_head()
     start = head.number + 1 if head else 0
     made: dict[str, dict[int, Touched]] = defaultdict(dict)
+    below = refused_by_merges(table.store, [head.body for head in heads.values()])
     try:
         for number, partitions in needed.items():
             progress(f"reading batch {number} again, {len(inputs[number])} landing files")
-            job = _job(table, host, number, inputs[number], partitions, start)
+            job = _job(table, host, number, inputs[number], partitions, start, below)
             replayed = table.entries(number - 1, number)[0].body.replayed
             reports = replay_rows(job, replayed)[1] if replayed else host.run(job)
             for partition, touched in touched_by(reports).items():
@@ -245,6 +247,7 @@ def _job(
     inputs: tuple[LandingInput, ...],
     partitions: frozenset[str],
     start: int,
+    below: Mapping[str, Mapping[str, Sequence[int]]],
 ) -> AppendJob:
     """The batch's row work as it was, under its own spec and receipt stamp, for these partitions."""
     entry = table.entries(number - 1, number)[0].body
@@ -262,6 +265,7 @@ def _job(
         spec_version=entry.spec_version,
         start=start,
         only=partitions,
+        left_out=below.get(entry.batch_id, {}),
     )
 
 

@@ -3,11 +3,13 @@
 Everybody who looks at the same head, up to the same batch, finds the same step; so workers can share one (`units`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 import msgspec
 
+from lakeupsert.engine.floor import Forgetting
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
@@ -167,6 +169,12 @@ def _tasks(
     if step.work is None and not any(share(f, bucket) for files in batches for f in files):
         return
     bucket_bytes = table.settings.bucket_bytes
+    counted = [link for link in step.pending if link.number in step.counting]
+    # What is made anew of landing has a key's deletes before it, and the rows that were refused at their time are left out.
+    floors = (step.head.body.buckets if step.head and step.work else ()) or (bucket,)
+    sources = (
+        tuple((link.body.batch_id, link.body.sources) for link in counted) if bucket.floor and not step.work else ()
+    )
     kept, folded = in_place(strategy, bucket, incoming, bucket_bytes)
     splits = not kept and table.spec(step.spec_version).stored_key
     bits = bits_more(bucket, incoming, bucket_bytes) if splits else 0
@@ -183,8 +191,21 @@ def _tasks(
             settled=bucket.settled,
             bucket=(bucket.bucket << bits) + number,
             bits=bucket.bits + bits,
+            floors=tuple(sorted({b.floor for b in floors if b.floor})),
+            forgets=_forgets(table, step, counted),
+            sources=sources,
         )
         yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
+
+
+def _forgets(table: OpenTable, step: Step, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:
+    """By the stamps of the batches, not by a clock: whoever merges the same, and when, drops the same tombstones."""
+    retention = table.settings.tombstones_kept
+    if retention is None:
+        return None
+    now = table.entries(step.up_to - 1, step.up_to)[0].body.received_at
+    received = tuple(link.body.received_at for link in counted)
+    return Forgetting(now - retention // timedelta(microseconds=1), now, received)
 
 
 def _rebuilt(link: Link[LedgerEntry], partition: str, asked: Rebuilt) -> Link[LedgerEntry]:

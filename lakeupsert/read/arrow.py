@@ -10,9 +10,9 @@ import pyarrow.dataset as ds
 from lakeupsert.engine.datafiles import opened
 from lakeupsert.engine.rank import rows_up_to, sorted_by
 from lakeupsert.engine.vectors import deleted_positions, without
-from lakeupsert.read.view import View, ViewFile
+from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
-from lakeupsert.table.layout import DATA, partition_scalar
+from lakeupsert.table.layout import DATA, partition_scalars
 from lakeupsert.table.spec import TableSpec, normal
 
 READAHEAD = 2
@@ -57,10 +57,9 @@ def _batches(view: View, files: Iterator[ViewFile], schema: Any, pushed: Any, re
 def _rows(view: View, file: ViewFile, schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:
     """The rows of one file that live and that the filter takes, in record batches."""
     store = view.objects.store
-    value = partition_scalar(view.spec, file.partition)
     deleted = deleted_positions(store, file.file)
     with opened(store, file.name, partition=file.partition) as source:
-        expression = ds.field(view.spec.partition_by[0]) == value
+        expression = partition_expression(partition_scalars(view.spec, file.partition))
         whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=expression)
         begins = [0, *itertools.accumulate(group.num_rows for group in whole.row_groups)] if len(deleted) else []
         # By row group: the scanner keeps what it has read of a fragment until it is through with it.

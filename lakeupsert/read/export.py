@@ -136,7 +136,7 @@ def _hive(view: View, path: Path, where: str | None) -> int:
             first = next(batches, None)
             if first is not None:
                 names = [name for name in reader.schema.names if name not in view.spec.partition_by]
-                (path / partition).mkdir()
+                (path / partition).mkdir(parents=True)
                 stored = (batch.select(names) for batch in itertools.chain([first], batches))
                 schema = pa.schema([reader.schema.field(name) for name in names])
                 rows += _write_parquet(stored, schema, path / partition / "part-0.parquet")

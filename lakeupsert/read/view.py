@@ -7,6 +7,9 @@ while workers write the next one.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
+from operator import and_
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.dataset as ds
@@ -15,7 +18,7 @@ from pyarrow.fs import LocalFileSystem
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import TableObjects, partition_scalar
+from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -109,20 +112,25 @@ class View:
 
 def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None) -> Iterator[str]:
     """Those of these partitions that may hold a row of the filter, in the order of their values."""
-    values = {p: partition_scalar(spec, p) for p in names}
-    ordered = sorted(values, key=lambda p: (values[p].as_py(), p))
+    values = {p: partition_scalars(spec, p) for p in names}
+    ordered = sorted(values, key=lambda p: ([value.as_py() for value in values[p].values()], p))
     condition = all_of(parse_where(where, spec.schema, ArrowTerms()))
     if condition is None:
         yield from ordered
         return
     # What the partition columns alone rule out is known here, before any manifest is opened.
-    format_, nowhere, column = ds.ParquetFileFormat(), LocalFileSystem(), ds.field(spec.partition_by[0])
+    format_, nowhere = ds.ParquetFileFormat(), LocalFileSystem()
     fragments = [
-        format_.make_fragment(str(i), nowhere, partition_expression=column == values[name])
+        format_.make_fragment(str(i), nowhere, partition_expression=partition_expression(values[name]))
         for i, name in enumerate(ordered)
     ]
     dataset = ds.FileSystemDataset(fragments, spec.schema, format_, nowhere)
     yield from (ordered[int(fragment.path)] for fragment in dataset.get_fragments(condition))
+
+
+def partition_expression(values: Mapping[str, Any]) -> Any:
+    """That the partition's columns have these values (``pyarrow.Scalar``), as an expression of pyarrow."""
+    return reduce(and_, (ds.field(column) == value for column, value in values.items()))
 
 
 def no_files() -> ConfigurationError:

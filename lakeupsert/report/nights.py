@@ -16,7 +16,7 @@ from lakeupsert import clock
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import partition_scalar, partition_text
+from lakeupsert.table.layout import partition_scalars, partition_text, ranged_column
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.spec import TableSpec
@@ -134,9 +134,9 @@ def observe(table: OpenTable, nights: int) -> Observed:
     written: dict[int, int] = defaultdict(int)
     for merge in merges:
         written[merge.batch] += merge.bytes_written
-    column = spec.body.partition_by[0]
+    column = ranged_column(spec.body)
     by_date = pa.types.is_date(spec.body.schema.field(column).type)
-    days = {p: partition_scalar(spec.body, p).as_py() for p in batches} if by_date else {}
+    days = {p: partition_scalars(spec.body, p)[column].as_py() for p in batches} if by_date else {}
     ages: dict[int, int] = defaultdict(int)
     for link in links:
         for partition, touched in link.body.touched.items():
@@ -220,7 +220,7 @@ def _partitions(
             Partition(
                 name=name,
                 value=partition_text(name),
-                day=partition_scalar(spec, name).as_py() if by_date else None,
+                day=partition_scalars(spec, name)[ranged_column(spec)].as_py() if by_date else None,
                 times=len(batches.get(name, ())),
                 last=batches[name][-1] if name in batches else shown[name].merged if name in shown else 0,
                 rows=shown[name].rows if name in shown else 0,

@@ -6,6 +6,7 @@ finds the value again; it is the partition's id everywhere: in messages, manifes
 
 import re
 import shlex
+from collections.abc import Mapping
 from datetime import date
 from typing import Any
 from urllib.parse import unquote
@@ -131,21 +132,33 @@ class TableObjects:
         return f"{HOME}/units/reprocess-{clock.new_id()}.json"
 
 
-def partition_name(column: str, text: str) -> str | None:
+def folder_name(column: str, text: str) -> str | None:
     """The folder of a partition value's text, or None where no folder can have it (empty, Hive's null, too long)."""
     name = f"{_escape(column)}={_escape(text)}"
     return None if text in ("", HIVE_NULL) or len(name.encode("utf-8", "replace")) > LONGEST_PARTITION else name
 
 
+def partition_name(texts: Mapping[str, str]) -> str | None:
+    """The folder of a partition, a level for each column; or None where no folder can have one of the values."""
+    folders = [folder_name(column, text) for column, text in texts.items()]
+    return None if None in folders else "/".join(map(str, folders))
+
+
 def partition_of(name: str) -> str | None:
     """The partition that a stored file is in, base or tombstones; None for a file of several partitions."""
-    folder, _, _ = name.removeprefix(f"{DATA}/").partition("/")
+    folder, _, _ = name.removeprefix(f"{DATA}/").rpartition("/")
     return folder if "=" in folder else None
 
 
+def partition_texts(partition: str) -> dict[str, str]:
+    """The texts of the partition's values, by column, back from the name of its folder."""
+    parts = (folder.partition("=") for folder in partition.split("/"))
+    return {unquote(column): unquote(text) for column, _, text in parts}
+
+
 def partition_text(partition: str) -> str:
-    """The partition value's text back from its folder's name."""
-    return unquote(partition.partition("=")[2])
+    """The same for people who know the columns."""
+    return "/".join(partition_texts(partition).values())
 
 
 def made_anew(partition: str) -> str:
@@ -153,10 +166,20 @@ def made_anew(partition: str) -> str:
     return f"lakeupsert reprocess --partition {shlex.quote(partition)} --source landing"
 
 
-def partition_scalar(spec: TableSpec, partition: str) -> Any:
-    """The partition value as ``pyarrow.Scalar`` of its column's type."""
-    type_ = spec.schema.field(spec.partition_by[0]).type
-    text = partition_text(partition)
+def partition_scalars(spec: TableSpec, partition: str) -> dict[str, Any]:
+    """The partition's values, as ``pyarrow.Scalar`` of their columns' types, in the order of the columns."""
+    texts = partition_texts(partition)
+    return {column: _scalar(spec, column, texts[column]) for column in spec.partition_by}
+
+
+def ranged_column(spec: TableSpec) -> str:
+    """The partition column that ``--from`` and ``--to`` select by: the first that is a date, or the first of all."""
+    dates = (column for column in spec.partition_by if pa.types.is_date(spec.schema.field(column).type))
+    return next(dates, spec.partition_by[0])
+
+
+def _scalar(spec: TableSpec, column: str, text: str) -> Any:
+    type_ = spec.schema.field(column).type
     if pa.types.is_date(type_):
         return pa.scalar(date.fromisoformat(text), type_)
     if pa.types.is_boolean(type_):
@@ -165,21 +188,48 @@ def partition_scalar(spec: TableSpec, partition: str) -> Any:
 
 
 def parse_partition(spec: TableSpec, given: str) -> str:
-    """The name of the partition that a user means by ``2020-01-01`` or ``transaction_date=2020-01-01``."""
-    column = spec.partition_by[0]
+    """The name of the partition that a user means by ``2020-01-01`` or ``transaction_date=2020-01-01``; with several columns
+    by ``7/2020-01-01`` or ``store=7/day=2020-01-01``."""
+    folders = given.split("/") if len(spec.partition_by) > 1 else [given]
+    if len(folders) == len(spec.partition_by):
+        names = [_parse_folder(spec, *pair) for pair in zip(spec.partition_by, folders, strict=True)]
+        if None not in names:
+            return "/".join(map(str, names))
+    columns = "/".join(spec.partition_by)
+    types = ", ".join(str(spec.schema.field(column).type) for column in spec.partition_by)
+    what = f"value of the partition column {columns!r}" if len(spec.partition_by) == 1 else f"partition by {columns}"
+    raise ConfigurationError(
+        "not-a-partition",
+        f"{given!r} is no {what} ({types}).",
+        next=f"give a value such as 2020-01-01 or {columns}=2020-01-01"
+        if len(spec.partition_by) == 1
+        else f"give a value for each, such as {'/'.join(f'{column}=VALUE' for column in spec.partition_by)}",
+    )
+
+
+def parse_value(spec: TableSpec, column: str, given: str) -> Any:
+    """A value of a partition column that a user means, as ``pyarrow.Scalar``: ``2020-01-01`` or ``day=2020-01-01``."""
+    folder = _parse_folder(spec, column, given)
+    if folder is None:
+        type_ = spec.schema.field(column).type
+        raise ConfigurationError(
+            "not-a-partition",
+            f"{given!r} is no value of the partition column {column!r} ({type_}).",
+            next=f"give a value such as 2020-01-01 or {column}=2020-01-01",
+        )
+    return _scalar(spec, column, partition_texts(folder)[column])
+
+
+def _parse_folder(spec: TableSpec, column: str, given: str) -> str | None:
     text = given.removeprefix(f"{column}=")
-    name = given if given != text and _escape(unquote(text)) == text else partition_name(column, text)
+    name = given if given != text and _escape(unquote(text)) == text else folder_name(column, text)
     try:
         if name is not None:
-            partition_scalar(spec, name)
+            _scalar(spec, column, partition_texts(name)[column])
             return name
     except (ValueError, pa.ArrowInvalid):
         pass
-    raise ConfigurationError(
-        "not-a-partition",
-        f"{given!r} is no value of the partition column {column!r} ({spec.schema.field(column).type}).",
-        next=f"give a value such as 2020-01-01 or {column}=2020-01-01",
-    )
+    return None
 
 
 def _escape(text: str) -> str:

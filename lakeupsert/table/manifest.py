@@ -103,15 +103,19 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 class Digests(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of rows that are in no file of a bucket any more; None: not known.
 
-    `superseded` and `withdrawn` are of the rows that the counters of these names count, `adopted` of what batch 0 brought,
-    which nobody knows before the first merge reads it.
+    They are of the rows that the counters of these names count; `adopted` is of what batch 0 brought, which nobody knows
+    before the first merge reads it.
     """
 
     adopted: str | None = None
     superseded: str | None = None
     withdrawn: str | None = None
+    tombstones_dropped: str = NO_ROWS
+    refused: str = NO_ROWS
 
 
+GONE = ("superseded", "tombstones_dropped", "refused", "withdrawn")
+"""Counters of rows that are in no file of a bucket any more; each has a digest of its name."""
 NO_DIGESTS = Digests(adopted=NO_ROWS, superseded=NO_ROWS, withdrawn=NO_ROWS)
 
 
@@ -124,7 +128,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
             settles them.
         base: in key order from file to file.
         deltas: newer rows, oldest file first; the rows that they supersede are marked in ``base`` and in older deltas.
-        floor: reserved.
+        floor: the greatest order that tombstones had which were dropped (see `engine.floor`); None: none was.
     """
 
     id: str
@@ -216,7 +220,7 @@ def check_manifest(old: Manifest | None, new: Manifest) -> None:
         wrong.append(f"batch {new.failed.batch} is marked failed and is merged")
     for bucket in new.buckets:
         c = bucket.counters
-        accounted = c.live + c.tombstones + c.superseded + c.tombstones_dropped + c.refused + c.withdrawn
+        accounted = c.live + c.tombstones + sum(getattr(c, name) for name in GONE)
         if c.appended != accounted:
             wrong.append(f"bucket {bucket.bucket}: {c.appended} rows appended, {accounted} accounted for")
         if c.live != sum(f.live for f in bucket.data) or c.tombstones != sum(f.rows for f in bucket.tombstones):

@@ -4,9 +4,10 @@ A field keeps its id for life; ids are in every Parquet file we write, so that f
 """
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -23,11 +24,76 @@ PLACE = "_lakeupsert_place"
 
 
 class DeleteRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows whose ``column``, as text, is one of ``values`` are deletes; ``keep`` leaves the column in base rows."""
+    """Which rows are deletes: those whose ``column``, as text, is one of ``values``, and all of files called by a prefix.
+
+    Attributes:
+        keep: the column stays in base rows.
+        upserts: the values of all other rows, where they are told: a row with any other goes to quarantine.
+        file_prefix: how the names of files begin (without their folders) that hold nothing but deletes.
+    """
+
+    column: str | None = None
+    values: tuple[str, ...] = ()
+    keep: bool = False
+    upserts: tuple[str, ...] | None = None
+    file_prefix: str | None = None
+
+
+_ORDERING = re.compile(r"(?is)(?:`(.+)`|(.+?))(?:\s+(asc|desc))?(?:\s+nulls\s+(first|last))?\s*")
+
+
+class Ordering(msgspec.Struct, frozen=True):
+    """A column of the window's ORDER BY, whose first row wins: the greatest value, or with ``ascending`` the least.
+
+    Null loses to every value, unless it comes first.
+    """
 
     column: str
-    values: tuple[str, ...]
-    keep: bool = False
+    ascending: bool = False
+    nulls_first: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Ordering":
+        """Of SQL's `column [asc|desc] [nulls first|last]`, ``desc nulls last`` by default; a column may be in backquotes."""
+        found = _ORDERING.fullmatch(text)
+        if found is None:
+            return cls(text)
+        quoted, plain, direction, nulls = found.groups()
+        return cls(quoted or plain, (direction or "").lower() == "asc", (nulls or "").lower() == "first")
+
+    def __str__(self) -> str:
+        return f"{self.column}{' asc' if self.ascending else ''}{' nulls first' if self.nulls_first else ''}"
+
+
+_EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\((.+?)\)(?:\s+as\s+(.+))?")
+
+
+class PartitionColumn(msgspec.Struct, frozen=True):
+    """A partition column: one that rows bring, or what a ``function`` makes of their column ``source``.
+
+    ``year`` is an integer, ``date`` a date, ``month`` and ``hour`` are text such as 2020-01 and 2020-01-31-23; all in UTC.
+    """
+
+    column: str
+    function: str | None = None
+    source: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "PartitionColumn":
+        """Of a column's name, or of `date(created_at) as day`; without a name of its own it is `created_at_date`."""
+        found = _EXPRESSION.fullmatch(text.strip())
+        if found is None:
+            return cls(text)
+        function, source, name = found[1].lower(), found[2].strip(), found[3]
+        return cls(name.strip() if name else f"{source}_{function}", function, source)
+
+    def __str__(self) -> str:
+        return f"{self.function}({self.source}) as {self.column}" if self.function else self.column
+
+    @property
+    def type(self) -> Any:
+        """``pyarrow.DataType`` of what the function makes."""
+        return {"year": pa.int32(), "date": pa.date32()}.get(self.function or "", pa.string())
 
 
 class FieldText(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +108,11 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One version of the spec.
 
     Attributes:
+        order_by: names of the ordering columns, first things first; of these ``ascending`` and ``nulls_first`` (see `Ordering`).
+        partition_from: partition columns that are made of others; of these, only the rows of landing files are told.
         stamped: the ordering column is not in the landing files; each batch's receipt stamp is its value.
+        order_in_name: the ordering column is not in the landing files: this pattern's group finds its value in their names.
+        ties: what decides between rows of a key with equal ordering values: the later ``arrival``, or ``content`` alone.
         arrow_schema: the schema as Arrow IPC in base64, field ids in the fields' metadata, partition columns included.
         bucket_count: hash buckets of a partition; 1 until buckets land.
     """
@@ -51,7 +121,12 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     key: tuple[str, ...]
     order_by: tuple[str, ...]
     partition_by: tuple[str, ...]
+    partition_from: tuple[PartitionColumn, ...] = ()
     stamped: bool
+    ascending: tuple[str, ...] = ()
+    nulls_first: tuple[str, ...] = ()
+    order_in_name: str | None = None
+    ties: Literal["arrival", "content"] = "arrival"
     delete: DeleteRule | None = None
     fields: tuple[FieldText, ...]
     arrow_schema: str
@@ -67,6 +142,18 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def stored_schema(self) -> Any:
         """``pyarrow.Schema`` of base files: without the partition columns, which the folder's name holds."""
         return pa.schema([f for f in self.schema if f.name not in self.partition_by])
+
+    @cached_property
+    def ordering(self) -> tuple[Ordering, ...]:
+        """The ordering columns, with what wins in each."""
+        return tuple(Ordering(name, name in self.ascending, name in self.nulls_first) for name in self.order_by)
+
+    @cached_property
+    def content(self) -> tuple[str, ...]:
+        """Columns that decide between equal ordering values, by field id; none where arrival does."""
+        known = {*self.stored_key, *self.order_by}
+        fields = sorted(self.stored_schema, key=lambda f: int(f.metadata[FIELD_ID])) if self.ties == "content" else ()
+        return tuple(f.name for f in fields if f.name not in known)
 
     @cached_property
     def stored_key(self) -> tuple[str, ...]:
@@ -90,6 +177,11 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """``pyarrow.Schema`` of tombstone files: key and ordering columns."""
         return pa.schema([self.schema.field(name) for name in dict.fromkeys((*self.stored_key, *self.order_by))])
 
+    @cached_property
+    def deciding_schema(self) -> Any:
+        """``pyarrow.Schema`` of all that decides which row of a key wins, but where a row came from."""
+        return pa.schema([*self.tombstone_schema, *(self.schema.field(name) for name in self.content)])
+
 
 def create(
     schema: Any,
@@ -100,22 +192,32 @@ def create(
     partition_by: Sequence[str],
     delete: DeleteRule | None,
     stamped: bool,
+    order_in_name: str | None = None,
+    ties: Literal["arrival", "content"] = "arrival",
 ) -> TableSpec:
     """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
 
-    The operation column must be in ``schema`` where a rule needs it; it is left out unless the rule keeps it. A stamped
-    table gets its ordering column here. Raises ConfigurationError where the columns can't be what they are declared to be.
+    ``partition_by`` is as in `PartitionColumn.parse`, ``order_by`` as in `Ordering.parse`. The operation column must be in
+    ``schema`` where a rule needs it; it is left out unless the rule keeps it. An ordering column that is in no file is added
+    here, unless ``schema`` has it already. Raises ConfigurationError where the columns can't be what they are declared to be.
     """
+    partitions = [PartitionColumn.parse(text) for text in partition_by]
+    partition_by = [p.column for p in partitions]
+    made = [p for p in partitions if p.function]
+    for one in made:
+        schema = _with_made(schema, one)
+    ordering = [Ordering.parse(text) for text in order_by]
+    order_by = [o.column for o in ordering]
+    if (stamped or order_in_name) and order_by[0] not in schema.names:
+        schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64()))
     for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
         for name in names:
-            if schema.get_field_index(name) < 0 and not (stamped and role == "order_by"):
+            if schema.get_field_index(name) < 0:
                 raise ConfigurationError(
                     "missing-column",
                     f"`{role}` names the column {name!r}, which no readable landing file has. Found: {', '.join(schema.names)}.",
                     next=f"correct `{role}` in lakeupsert.toml, or put files with that column into the landing zone",
                 )
-    if stamped:
-        schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC")))
     _refuse_reserved_and_ambiguous(schema.names)
     if set(key) <= set(partition_by):
         raise ConfigurationError(
@@ -139,6 +241,10 @@ def create(
             _is_order_type,
             "numbers, text, dates, times, timestamps, booleans, binary",
         )
+    if len(set(order_by)) < len(order_by):
+        raise ConfigurationError(
+            "bad-setting", f"`order_by` names a column twice: {', '.join(order_by)}.", next="name each column once"
+        )
     for name in partition_by:
         _refuse_type(
             "partition_by", name, schema.field(name).type, _is_partition_type, "dates, text, integers, booleans"
@@ -157,6 +263,8 @@ def create(
                 next="set `keep = true` in [tables.….delete], or name another column",
             )
         schema = schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
+    if ties == "content":
+        _refuse_nested(schema)
     numbered = _Numbered(0)
     return _spec(
         [numbered.field(f) for f in schema],
@@ -164,7 +272,12 @@ def create(
             table_id=table_id,
             key=tuple(key),
             order_by=tuple(order_by),
+            ascending=tuple(o.column for o in ordering if o.ascending),
+            nulls_first=tuple(o.column for o in ordering if o.nulls_first),
+            order_in_name=order_in_name,
+            ties=ties,
             partition_by=tuple(partition_by),
+            partition_from=tuple(made),
             stamped=stamped,
             delete=delete,
             fields=(),
@@ -199,6 +312,8 @@ def evolve(spec: TableSpec, schema: Any) -> TableSpec:
                 fields[place] = fields[place].with_type(numbered.type(wider))
     if pa.schema(fields).equals(spec.schema):
         return spec
+    if spec.ties == "content":
+        _refuse_nested(fields)
     return _spec(fields, spec, numbered.last)
 
 
@@ -207,7 +322,11 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     if old is None:
         return
     kept = {f.id: f.name for f in new.fields}
-    fixed = ("table_id", "key", "order_by", "partition_by", "stamped", "delete", "bucket_count")
+    fixed = (
+        "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
+        "partition_from", "stamped",
+        "delete", "bucket_count",
+    )  # fmt: skip
     broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]
     broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != f.name]
     if broken or new.last_field_id < old.last_field_id:
@@ -318,6 +437,35 @@ def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> 
         f"Column {name!r} is {type_} and can't be in `{role}`, which takes {names}.",
         next=f"name another column in `{role}`, or give {name!r} another type under [tables.….schema]{hint}",
     )
+
+
+def _with_made(schema: Any, made: PartitionColumn) -> Any:
+    at = schema.get_field_index(made.source)
+    t = pa.types
+    if at < 0 or not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
+        found = "which no readable landing file has" if at < 0 else f"which is {schema.field(at).type}"
+        raise ConfigurationError(
+            "unfit-type" if at >= 0 else "missing-column",
+            f"`partition_by` takes the {made.function} of the column {made.source!r}, {found}; expected a date or timestamp.",
+            next=f'correct `partition_by`, or give it a type such as `{made.source} = "timestamp"` under [tables.….schema]',
+        )
+    if made.column in schema.names:
+        raise ConfigurationError(
+            "partition-in-files",
+            f"`partition_by` makes the column {made.column!r} of {made.source!r}, and the landing files have one of that name.",
+            next=f"give it another name: `{made.function}({made.source}) as NAME`",
+        )
+    return schema.append(pa.field(made.column, made.type))
+
+
+def _refuse_nested(fields: Iterable[Any]) -> None:
+    for field in fields:
+        if pa.types.is_nested(field.type):
+            raise ConfigurationError(
+                "unfit-type",
+                f"Column {field.name!r} is {field.type}, whose values have no order, and `ties` is content.",
+                next=f'set `ties = "arrival"`, or give {field.name!r} the type string under [tables.….schema]',
+            )
 
 
 def _refuse_reserved_and_ambiguous(names: Iterable[str]) -> None:

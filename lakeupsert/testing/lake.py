@@ -276,7 +276,7 @@ def row(k: str, day: int, ts: int | None, v: int = 0, line: int = 0, op: str | N
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{json.dumps(name)} = {_toml(v)}' for name, v in value.items())} }}"
+        return f"{{ {', '.join(f'{json.dumps(name)} = {_toml(v)}' for name, v in value.items() if v is not None)} }}"
     return json.dumps(value)
 
 

@@ -2,28 +2,56 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import total_ordering
 from typing import Any
 
 from lakeupsert.table.ledger import LedgerEntry
 
 Row = Mapping[str, Any]
-Rank = tuple[tuple[tuple[bool, Any], ...], int, int, int]
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which columns decide, and what is a delete."""
+    """Which columns decide, and what is a delete.
+
+    Of ``ascending`` ordering columns the least value wins, of ``nulls_first`` null does. ``content`` has the columns that decide
+    between equal ordering values, where arrival does not.
+    """
 
     key: tuple[str, ...]
     order_by: tuple[str, ...]
     partition: str
     delete_column: str | None = None
     delete_values: tuple[str, ...] = ()
+    ascending: tuple[str, ...] = ()
+    nulls_first: tuple[str, ...] = ()
+    content: tuple[str, ...] | None = None
+
+    def deletes(self, row: Row) -> bool:
+        return str(row.get(self.delete_column or "")) in self.delete_values
 
 
-def rank(row: Row, rules: Rules, batch: int, file: int, place: int) -> Rank:
-    """G1: ordering columns with null lowest, then batch, file and place in the file."""
-    return tuple((row[c] is not None, row[c]) for c in rules.order_by), batch, file, place
+@total_ordering
+@dataclass(frozen=True)
+class Backwards:
+    """A value where the least is the greatest."""
+
+    value: Any
+
+    def __lt__(self, other: "Backwards") -> bool:
+        return bool(other.value < self.value)
+
+
+def rank(row: Row, rules: Rules, batch: int, file: int, place: int) -> tuple[Any, ...]:
+    """G1: ordering columns, then content or nothing, then batch, file and place in the file."""
+    order = []
+    for c in rules.order_by:
+        value = Backwards(row[c]) if c in rules.ascending and row[c] is not None else row[c]
+        order.append(((row[c] is None) == (c in rules.nulls_first), value))
+    content: tuple[Any, ...] = ()
+    if rules.content is not None:
+        content = (rules.deletes(row), *((row[c] is not None, row[c]) for c in rules.content))
+    return tuple(order), content, batch, file, place
 
 
 def expected(
@@ -45,7 +73,7 @@ def expected(
     that are ``unsettled`` show these files one after the other as they are.
     """
     ledger = dict(entries)
-    best: dict[tuple[Any, ...], tuple[Rank, Row]] = {}
+    best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Row]] = {}
     quarantined: dict[str, Sequence[Row]] = {}
 
     def came(row: Row, batch: int, file: int, place: int) -> None:
@@ -72,7 +100,7 @@ def expected(
         for file, (good, doubtful) in enumerate(tried):
             for place, row in enumerate([*good, *(row for row in doubtful if passes(row, entry))]):
                 came(row, number, file, place)
-    live = [row for _, row in best.values() if str(row.get(rules.delete_column or "")) not in rules.delete_values]
+    live = [row for _, row in best.values() if not rules.deletes(row)]
     live.sort(key=lambda row: [row[c] for c in rules.key])
     shown = sorted((*live, *as_they_are), key=lambda row: row[rules.partition])
     return [{c: v for c, v in row.items() if c != rules.delete_column} for row in shown]

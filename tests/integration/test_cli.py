@@ -171,7 +171,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         ("day=2020-01-02", "merged", 3),
     ]
     assert set(merged[0]) == {
-        *("partition", "version", "merged", "rows_in", "rows_out", "rows_superseded", "rows_deleted"),
+        *("partition", "version", "merged", "rows_in", "rows_out", "rows_superseded", "rows_deleted", "rows_refused"),
         *("bytes_read", "bytes_written", "engine", "strategy", "seconds", "status"),
     }
     assert result["publish"] == {"snapshot": 0, "batch": 1, "partitions_changed": 2, "rows": 6, "lagging": []}

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,22 @@ class LakeMachine(RuleBasedStateMachine):
         together=st.sampled_from([2, 99]),
         bucket=st.sampled_from([MANY_BUCKETS, "256MiB"]),
         alone=st.sampled_from([0, 4]),
+        backwards=st.booleans(),
+        content=st.booleans(),
     )
-    def choose_strategy(self, chosen: str, together: int, bucket: str, alone: int) -> None:
+    def choose_settings(
+        self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool
+    ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(units, "ALONE_BUCKETS", alone)
-        self.lake = Lake(self.root, strategy=chosen, bucket=bucket)
+        order_by, ties = "ts asc nulls first" if backwards else "ts", "content" if content else "arrival"
+        self.lake = Lake(self.root, strategy=chosen, bucket=bucket, order_by=(order_by,), ties=ties)
+        self.lake.rules = replace(
+            Lake.rules,
+            ascending=("ts",) if backwards else (),
+            nulls_first=("ts",) if backwards else (),
+            content=("v",) if content else None,
+        )
 
     def teardown(self) -> None:
         try:

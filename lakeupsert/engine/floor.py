@@ -1,0 +1,110 @@
+"""What a bucket may forget of its deletes, and what it then no longer knows of rows that come late.
+
+A tombstone that is older than `tombstone_retention` is dropped, and the bucket keeps a floor: the greatest order that it
+dropped. Of a key that nothing is stored of, a row below the floor may be one that was deleted, so it is refused; known keys
+are compared with what is stored, as ever.
+"""
+
+import base64
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine.convert import true
+from lakeupsert.engine.datafiles import from_bytes, read_file, to_bytes
+from lakeupsert.engine.rank import sortable
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.spec import Ordering, TableSpec
+
+DELETED_AT = pa.field("_lakeupsert_deleted_at", pa.int64())
+"""Column of tombstone files of tables that forget: the receipt stamp of the batch that deleted the key."""
+
+
+PLACES = pa.schema([("batch", pa.string()), ("file", pa.string()), ("position", pa.int64())])
+"""What of a quarantine file tells which rows are in it."""
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """Which tombstones a merge drops: those of before ``before``. All in microseconds UTC.
+
+    Attributes:
+        received: the receipt stamps of the batches that are merged, in their order.
+        now: that of the batch that the merge goes up to; tombstones of which it is not known count as that old.
+    """
+
+    before: int
+    now: int
+    received: tuple[int, ...]
+
+
+def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest]) -> dict[str, dict[str, list[int]]]:
+    """Places of the rows that merges refused, by batch id and by what they came from."""
+    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for name in {name for manifest in manifests for name in manifest.quarantine}:
+        rows = read_file(store, DataFile(name=name, rows=0, bytes=0), PLACES)
+        for batch, source, position in zip(*(rows[column].to_pylist() for column in PLACES.names), strict=True):
+            found[batch][source].append(position)
+    return found
+
+
+def since(rows: Any, ages: Any, forgets: Forgetting) -> Any:
+    """``rows`` with `DELETED_AT`: a stored tombstone has its own, or counts as of now; others have their batch's stamp.
+
+    ``ages``: 0 for a stored row, then 1, 2, … for the batches.
+    """
+    of_age = pa.array([forgets.now, *forgets.received], DELETED_AT.type).take(ages)
+    at = rows.schema.get_field_index(DELETED_AT.name)
+    return rows.set_column(at, DELETED_AT, pc.coalesce(rows[DELETED_AT.name], of_age))
+
+
+def greatest(floors: Sequence[str], rows: Any, spec: TableSpec) -> str | None:
+    """The greatest of these floors and of the orders of these rows (a table with the ordering columns); None of nothing."""
+    known = [_orders(floor, spec) for floor in floors]
+    orders = pa.concat_tables([*known, rows.select(spec.order_by)]).cast(_schema(spec))
+    if not orders.num_rows:
+        return None
+    columns = {f"o{i}": sortable(orders[name]) for i, name in enumerate(spec.order_by)}
+    keys = [
+        (name, "ascending" if o.ascending else "descending", "at_start" if o.nulls_first else "at_end")
+        for name, o in zip(columns, spec.ordering, strict=True)
+    ]
+    first = pc.sort_indices(pa.table(columns), sort_keys=keys)[0].as_py()
+    return base64.b64encode(to_bytes(orders.slice(first, 1).combine_chunks())).decode()
+
+
+def below(rows: Any, floors: Sequence[str], spec: TableSpec) -> Any:
+    """A mask (numpy) of the rows whose order is below one of these floors."""
+    found = np.zeros(rows.num_rows, bool)
+    for floor in floors:
+        order = _orders(floor, spec)
+        equal = np.ones(rows.num_rows, bool)
+        for ordering in spec.ordering:
+            column, value = sortable(rows[ordering.column]), sortable(order[ordering.column])[0]
+            loses, same = _against(column, value, ordering)
+            found |= equal & loses
+            equal &= same
+    return found
+
+
+def _against(column: Any, value: Any, ordering: Ordering) -> tuple[Any, Any]:
+    """Masks of where a column's values lose against a scalar, and where they are equal to it."""
+    absent = true(column.is_null())
+    if not value.is_valid:
+        return (~absent if ordering.nulls_first else np.zeros(len(column), bool)), absent
+    loses = pc.greater(column, value) if ordering.ascending else pc.less(column, value)
+    return np.where(absent, not ordering.nulls_first, true(loses)), true(pc.equal(column, value))
+
+
+def _orders(floor: str, spec: TableSpec) -> Any:
+    return from_bytes(base64.b64decode(floor)).cast(_schema(spec))  # a type may have been widened since
+
+
+def _schema(spec: TableSpec) -> Any:
+    return pa.schema([(name, spec.schema.field(name).type) for name in spec.order_by])

@@ -1,0 +1,125 @@
+"""The examples of docs/SEMANTICS.md: settings, landing files night by night, what readers see."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.pipeline import strategy
+from lakeupsert.storage import open_store
+
+PAGE = Path(__file__).parents[2] / "docs/SEMANTICS.md"
+READERS, QUARANTINE = "readers see", "quarantine"
+
+
+@dataclass
+class Example:
+    """``blocks`` by what stands behind their language: a landing file's path, or what is to be found in the end."""
+
+    name: str
+    settings: str = ""
+    blocks: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def nights(self) -> dict[str, dict[str, str]]:
+        """The landing files of each night, which is their first folder."""
+        nights: dict[str, dict[str, str]] = {}
+        for path, text in self.blocks.items():
+            if "/" in path:
+                nights.setdefault(path.partition("/")[0], {})[path] = text
+        return nights
+
+
+def examples() -> Iterator[Example]:
+    for section in re.split(r"(?m)^#{2,3} ", PAGE.read_text())[1:]:
+        example = Example(section.partition("\n")[0])
+        for language, name, text in re.findall(r"(?ms)^```(\w+) ?([^\n]*)\n(.*?)^```$", section):
+            if language == "toml":
+                example.settings = text
+            else:
+                example.blocks[name] = text
+        if example.blocks:
+            yield example
+
+
+def opened(example: Example, root: Path) -> Table:
+    settings = re.sub(r"(?m)^\[", "[tables.t.", example.settings)
+    usual = "" if "partition_by" in settings else 'partition_by = ["day"]\n'
+    file = root / "lakeupsert.toml"
+    file.write_text(f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\n{usual}{settings}')
+    (root / "landing").mkdir()
+    return Table.open(file)
+
+
+def as_written(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def quarantined(table: Table) -> list[dict[str, str]]:
+    """Rows that append refused, and those that merges did."""
+    opened_table = table._table
+    ledger = opened_table.entries(-1, opened_table.ledger_head().number)  # type: ignore[union-attr]
+    names = [file.name for link in ledger for file in link.body.quarantine]
+    for head in opened_table.heads({p for link in ledger for p in link.body.touched}).values():
+        names += head.body.quarantine
+    rows = []
+    for name in names:
+        with open_store(table.settings.processed).open(name) as source:
+            rows += pq.read_table(source).to_pylist()
+    return [{name: as_written(value) for name, value in row.items()} for row in rows]
+
+
+def expected(example: Example, block: str) -> tuple[list[str], list[list[str]]]:
+    header, *rows = csv.reader(io.StringIO(example.blocks.get(block, "none\n")))
+    return header, sorted(rows)
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.parametrize("chosen", ["rewrite", "delta"])
+@pytest.mark.parametrize("example", list(examples()), ids=lambda example: example.name)
+def test_example_of_the_page(
+    example: Example, chosen: str, engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    monkeypatch.setenv("LAKEUPSERT__TABLES__T__STRATEGY", chosen)
+    monkeypatch.setattr(strategy, "TOGETHER", 2)  # so that three nights fold deltas
+    table = opened(example, tmp_path)
+    for files in example.nights.values():
+        for path, text in files.items():
+            file = tmp_path / "landing" / path
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
+        table.run(host="local", engine=engine)
+    assert_as_on_the_page(example, table)
+    header, rows = expected(example, QUARANTINE)
+    assert sorted([row[name] for name in header] for row in quarantined(table)) == rows
+    for source in ("stored", "landing") if engine == "arrow" else ():
+        assert_proved(table)
+        table.reprocess(source=source, host="local")
+        assert_as_on_the_page(example, table)
+        assert_proved(table)
+
+
+def assert_as_on_the_page(example: Example, table: Table) -> None:
+    header, rows = expected(example, READERS)
+    found = table.to_arrow().read_all().to_pylist()
+    assert sorted([as_written(row[name]) for name in header] for row in found) == rows
+
+
+def assert_proved(table: Table) -> None:
+    checked = table.reconcile(deep=True)
+    assert not checked.unbalanced
+    assert not checked.gone
+
+
+def test_every_rule_of_the_page_has_an_example() -> None:
+    rules = re.findall(r"(?m)^### (.*)$", PAGE.read_text())
+    assert rules == [example.name for example in examples() if READERS in example.blocks]

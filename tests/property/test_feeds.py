@@ -1,0 +1,317 @@
+"""Change feeds in any order: however their records are shuffled, repeated and split into batches, the table is one and the same.
+
+A round is one spec and fifty partitions, each a feed of its own, merged twice from different batches, in different ways: by
+rewrite, by delta, with compaction between. Both must show what a few lines of Python say. `make test-feeds` runs ten times
+as many.
+"""
+
+import math
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.batch import PARTITION, AppendJob, settle_and_write
+from lakeupsert.engine.datafiles import read_file
+from lakeupsert.engine.floor import Forgetting
+from lakeupsert.engine.landing import RowRules
+from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
+from lakeupsert.storage import LocalStore
+from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec, create
+
+ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
+WITH_SPARK = 4
+FEEDS = 50
+MEMORY = Path("/dev/shm")
+
+Record = dict[str, Any]
+ORDERS: dict[str, tuple[Any, list[Any]]] = {
+    "n": (pa.int64(), [-1, 0, 1, 2, None]),
+    "f": (pa.float64(), [-math.inf, -1.5, -0.0, 0.0, 2.5, math.nan, None]),
+    "s": (pa.string(), ["", "9", "10", "ä", None]),
+    "t": (pa.timestamp("us"), [0, 1, 1_577_836_800_000_000, None]),
+}
+CONTENT: dict[str, tuple[Any, list[Any]]] = {
+    "v": (pa.int32(), [1, 2, None]),
+    "w": (pa.string(), ["a", "b", None]),
+    "x": (pa.float32(), [0.0, -0.0, math.nan, None]),
+}
+
+
+def ordering(rng: random.Random) -> list[str]:
+    names = rng.sample(list(ORDERS), rng.choice([1, 1, 2, 3]))
+    return [f"{n}{rng.choice(['', ' asc', ' desc'])}{rng.choice(['', ' nulls first', ' nulls last'])}" for n in names]
+
+
+def spec_of(rng: random.Random, ties: Literal["arrival", "content"] | None = None) -> TableSpec:
+    columns = [pa.field("k", pa.int32()), pa.field("part", pa.int32())]
+    columns += [pa.field(name, type_) for name, (type_, _) in {**CONTENT, **ORDERS}.items()]
+    return create(
+        pa.schema(columns),
+        table_id="t",
+        key=["k"],
+        order_by=ordering(rng),
+        partition_by=["part"],
+        delete=DeleteRule(column="op", values=("D",)),
+        stamped=False,
+        ties=ties or rng.choice(["arrival", "content"]),
+    )
+
+
+def comparable(value: Any) -> Any:
+    """NaN is above all numbers, and -0.0 is 0.0."""
+    if isinstance(value, float):
+        return (1, 0.0) if math.isnan(value) else (0, value + 0.0)
+    return value
+
+
+def compared(spec: TableSpec, one: Record, other: Record) -> int:
+    """-1, 0 or 1: whether one loses to the other; 0 where arrival decides."""
+
+    def by(name: str, ascending: bool = False, nulls_first: bool = False) -> int:
+        a, b = comparable(one[name]), comparable(other[name])
+        if a is None or b is None:
+            return ((b is None) - (a is None)) * (-1 if nulls_first else 1)
+        return ((a > b) - (a < b)) * (-1 if ascending else 1)
+
+    orders = [text.split() for text in (str(o) for o in spec.ordering)]
+    found = [by(name, "asc" in rules, "first" in rules) for name, *rules in orders]
+    if spec.ties == "content":
+        names = [n for n in ("v", "w", "x", *ORDERS) if n not in spec.order_by]
+        found += [one["deleted"] - other["deleted"], *map(by, names)]
+    return next((difference for difference in found if difference), 0)
+
+
+def expected(spec: TableSpec, records: Sequence[Record]) -> list[str]:
+    best: dict[int, Record] = {}
+    for record in records:
+        if record["k"] not in best or compared(spec, best[record["k"]], record) < 0:
+            best[record["k"]] = record
+    return sorted(shown(row) for row in best.values() if not row["deleted"])
+
+
+def shown(row: Record) -> str:
+    return repr([comparable(row[name]) for name in ("k", *CONTENT, *ORDERS)])
+
+
+def feed(spec: TableSpec, rng: random.Random, keys: int = 3) -> list[Record]:
+    """Records of few keys. Where arrival would decide between two of them, the second is left out."""
+    records: list[Record] = []
+    for _ in range(rng.randint(2, 14)):
+        record = {name: rng.choice(values) for name, (_, values) in {**CONTENT, **ORDERS}.items()}
+        record |= {"k": rng.randrange(keys), "deleted": rng.random() < 0.25}
+        record["x"] = None if record["x"] is None else float(record["x"])
+        rivals = [r for r in records if r["k"] == record["k"] and not compared(spec, r, record)]
+        if not rivals or spec.ties == "content":
+            records.append(record)
+    return records
+
+
+def batches(records: Sequence[Record], rng: random.Random) -> list[list[Record]]:
+    """The records in any order, some of them twice, in two or three batches; two of these meet on a key."""
+    shuffled = [*records, *rng.choices(records, k=rng.randint(0, 3))]
+    rng.shuffle(shuffled)
+    parts: list[list[Record]] = [[] for _ in range(rng.choice([2, 3]))]
+    for record in shuffled:
+        rng.choice(parts).append(record)
+    parts[0].append(records[0])
+    parts[1].append(next(r for r in records if r["k"] == records[0]["k"]))
+    return parts
+
+
+@dataclass
+class Pile:
+    """What is stored of one partition."""
+
+    base: tuple[DataFile, ...] = ()
+    deltas: tuple[DataFile, ...] = ()
+    tombstones: tuple[TombstoneFile, ...] = ()
+    version: int = 0
+    waiting: list[tuple[DataFile, ...]] = field(default_factory=list)
+
+    def task(self, partition: str, way: str) -> MergeTask:
+        """Merge what waits by ``rewrite`` or by ``delta``, of whose deltas some may be folded; or, ``compact``, without it."""
+        merged = () if way == "compact" else tuple(self.waiting)
+        kept = (*self.base, *self.deltas) if way == "delta" and self.base else ()
+        folded = self.deltas if way == "fold" and self.base else ()
+        if folded:
+            kept = self.base
+        return MergeTask(
+            partition,
+            () if kept else self.base,
+            self.tombstones,
+            merged,
+            self.version + 1,
+            self.version,
+            deltas=folded if kept else self.deltas,
+            kept=kept,
+        )
+
+    def after(self, task: MergeTask, out: MergeOutput) -> "Pile":
+        base = {file.name for file in self.base}
+        kept = [[file for file in out.kept if (file.name in base) == is_base] for is_base in (True, False)]
+        written = ((), out.written) if task.kept else (out.written, ())
+        return Pile((*kept[0], *written[0]), (*kept[1], *written[1]), out.tombstones, self.version + 1)
+
+
+def merged(
+    spec: TableSpec, engine: Engine, feeds: dict[str, list[list[Record]]], rng: random.Random, store: LocalStore
+) -> dict[str, list[str]]:
+    """The rows that live in each partition once its batches are merged, one or several at a time."""
+    piles = {partition: Pile() for partition in feeds}
+    for number in range(max(map(len, feeds.values()))):
+        appended(store, spec, number, feeds, piles)
+        last = number + 1 == max(map(len, feeds.values()))
+        ways = {
+            p: rng.choice(["rewrite", "delta", "delta", "fold", "compact"]) for p in piles if last or rng.random() < 0.7
+        }
+        for again in (False, True):
+            if again:  # a compaction has merged nothing
+                ways = {p: "delta" for p, way in ways.items() if way == "compact" and last}
+            tasks = {p: piles[p].task(p, way) for p, way in ways.items()}
+            for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
+                waiting = piles[p].waiting if ways[p] == "compact" else []
+                piles[p] = replace(piles[p].after(task, out), waiting=waiting)
+    found = {}
+    for partition, pile in piles.items():
+        assert not pile.waiting
+        files = (*pile.base, *pile.deltas)
+        found[partition] = sorted(shown(r) for f in files for r in rows_of(store, f, spec))
+    return found
+
+
+def rows_of(store: LocalStore, file: DataFile, spec: TableSpec) -> list[Record]:
+    schema = spec.stored_schema
+    at = schema.get_field_index("t")
+    plain = read_file(store, file, schema).set_column(at, "t", read_file(store, file, schema)["t"].cast(pa.int64()))
+    rows: list[Record] = plain.to_pylist()
+    return rows
+
+
+def appended(
+    store: LocalStore, spec: TableSpec, number: int, feeds: dict[str, list[list[Record]]], piles: dict[str, Pile]
+) -> None:
+    columns: dict[str, list[Any]] = {name: [] for name in (*spec.ranked_schema.names, PARTITION)}
+    for partition, parts in feeds.items():
+        for place, record in enumerate(parts[number] if number < len(parts) else []):
+            rank = {DELETE_FLAG: record["deleted"], FILE: 0, PLACE: place, PARTITION: partition}
+            for name, values in columns.items():
+                values.append(rank[name] if name in rank else record[name])
+    schema = pa.schema([*spec.ranked_schema, pa.field(PARTITION, pa.string())])
+    job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0, number)
+    for done in settle_and_write(job, [pa.table(columns, schema=schema)]):
+        piles[done.partition].waiting.append(done.files)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_any_order_split_and_repetition_make_the_same_table(seed: int, tmp_path_factory: Any, request: Any) -> None:
+    rng = random.Random(seed)
+    spec = spec_of(rng)
+    engines: list[Engine] = [ArrowEngine()]
+    if seed < WITH_SPARK:
+        request.getfixturevalue("spark")
+        from lakeupsert.engine.spark import SparkEngine
+
+        engines.append(SparkEngine())
+    feeds = {f"part={n}": feed(spec, rng) for n in range(FEEDS)}
+    wanted = {partition: expected(spec, records) for partition, records in feeds.items()}
+    for engine in engines:
+        for _ in range(2):
+            arrived = {partition: batches(records, rng) for partition, records in feeds.items()}
+            store = LocalStore(tmp_path_factory.mktemp("pile"))
+            assert merged(spec, engine, arrived, rng, store) == wanted, (spec.ordering, spec.ties)
+
+
+# ---------------------------------------------------------------- deletes that are forgotten
+
+
+@dataclass
+class Memory:
+    """One partition, as merges leave it: what lives, which keys are known to be deleted since when, what is forgotten."""
+
+    live: dict[int, Record] = field(default_factory=dict)
+    deleted: dict[int, tuple[Record, int]] = field(default_factory=dict)
+    floor: Record | None = None
+    refused: int = 0
+    dropped: int = 0
+
+    def merge(self, spec: TableSpec, records: Sequence[Record], received: int, before: int) -> None:
+        best: dict[int, Record] = {}
+        for record in records:
+            if record["k"] not in best or compared(spec, best[record["k"]], record) <= 0:
+                best[record["k"]] = record
+        for key, record in best.items():
+            stored = self.live.get(key) or (self.deleted[key][0] if key in self.deleted else None)
+            if stored is None and self.floor and not record["deleted"] and by_order(spec, record, self.floor) < 0:
+                self.refused += 1
+            elif stored is None or compared(spec, stored, record) <= 0:
+                self.live.pop(key, None)
+                self.deleted.pop(key, None)
+                if record["deleted"]:
+                    self.deleted[key] = record, received
+                else:
+                    self.live[key] = record
+        for key, (record, since) in list(self.deleted.items()):
+            if since < before:
+                del self.deleted[key]
+                self.dropped += 1
+                if self.floor is None or by_order(spec, self.floor, record) < 0:
+                    self.floor = record
+
+
+def by_order(spec: TableSpec, one: Record, other: Record) -> int:
+    return compared(msgspec.structs.replace(spec, ties="arrival"), one, other)
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS // 4))
+def test_what_is_forgotten_is_refused_when_it_comes_late(seed: int, tmp_path_factory: Any, request: Any) -> None:
+    rng = random.Random(f"forgotten {seed}")
+    spec = spec_of(rng, ties="arrival")
+    engines: list[Engine] = [ArrowEngine()]
+    if seed < WITH_SPARK:
+        request.getfixturevalue("spark")
+        from lakeupsert.engine.spark import SparkEngine
+
+        engines.append(SparkEngine())
+    feeds = {f"part={n}": [feed(spec, rng, keys=16) for _ in range(4)] for n in range(FEEDS)}
+    ways = {(p, n): rng.choice(["rewrite", "delta"]) for p in feeds for n in range(4)}
+    retention = rng.choice([0, 0, 10])
+    memories = {partition: Memory() for partition in feeds}
+    for number in range(4):
+        for partition, parts in feeds.items():
+            memories[partition].merge(spec, parts[number], 10 * number, 10 * number - retention)
+    assert sum(memory.refused for memory in memories.values()) > 5
+    assert sum(memory.dropped for memory in memories.values()) > 5
+    for engine in engines:
+        store = LocalStore(tmp_path_factory.mktemp("pile"))
+        piles = {partition: Pile() for partition in feeds}
+        counted = dict.fromkeys(feeds, (0, 0))
+        floors: dict[str, str | None] = {}
+        for number in range(4):
+            appended(store, spec, number, feeds, piles)
+            tasks = {}
+            for partition, pile in piles.items():
+                floor = floors.get(partition)
+                tasks[partition] = replace(
+                    pile.task(partition, ways[partition, number]),
+                    floors=(floor,) if floor else (),
+                    forgets=Forgetting(10 * number - retention, 10 * number, (10 * number,) * len(pile.waiting)),
+                    sources=((str(number), ("file",)),) * len(pile.waiting),
+                )
+            for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
+                piles[p] = piles[p].after(task, out)
+                floors[p] = out.floor
+                counted[p] = (counted[p][0] + out.refused, counted[p][1] + out.dropped)
+        for partition, memory in memories.items():
+            files = (*piles[partition].base, *piles[partition].deltas)
+            found = sorted(shown(r) for f in files for r in rows_of(store, f, spec))
+            assert found == sorted(map(shown, memory.live.values())), (partition, spec.ordering)
+            assert counted[partition] == (memory.refused, memory.dropped)

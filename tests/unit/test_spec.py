@@ -1,0 +1,90 @@
+"""What a table is declared to be: ordering columns, partition columns, and what is refused at creation and later."""
+
+import re
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.table.spec import Ordering, PartitionColumn, TableSpec, create, evolve
+
+SCHEMA = pa.schema(
+    [("id", pa.string()), ("at", pa.timestamp("us", "UTC")), ("version", pa.int64()), ("day", pa.date32())]
+)
+
+
+def made(schema: Any = SCHEMA, **changes: Any) -> TableSpec:
+    declared = {"key": ["id"], "order_by": ["version"], "partition_by": ["day"], "delete": None, "stamped": False}
+    return create(schema, table_id="t", **{**declared, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "ordering"),
+    [
+        ("version", Ordering("version")),
+        ("version desc", Ordering("version")),
+        ("version DESC NULLS LAST", Ordering("version")),
+        ("version asc", Ordering("version", ascending=True)),
+        ("version nulls first", Ordering("version", nulls_first=True)),
+        ("sort order  ASC  nulls FIRST ", Ordering("sort order", ascending=True, nulls_first=True)),
+        ("`the desc` asc", Ordering("the desc", ascending=True)),
+        ("`asc`", Ordering("asc")),
+        ("asc", Ordering("asc")),
+    ],
+)
+def test_ordering_is_parsed_as_sql_has_it(text: str, ordering: Ordering) -> None:
+    assert Ordering.parse(text) == ordering
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("day", PartitionColumn("day")),
+        ("date(created_at)", PartitionColumn("created_at_date", "date", "created_at")),
+        ("Month( created at ) AS  month", PartitionColumn("month", "month", "created at")),
+        ("upper(name)", PartitionColumn("upper(name)")),
+    ],
+)
+def test_partition_column_is_parsed(text: str, column: PartitionColumn) -> None:
+    assert PartitionColumn.parse(text) == column
+
+
+def test_made_column_is_one_of_the_table() -> None:
+    spec = made(partition_by=["day", "hour(at)"])
+    assert spec.partition_by == ("day", "at_hour")
+    assert spec.schema.field("at_hour").type == pa.string()
+    assert "at" in spec.stored_schema.names
+    assert "at_hour" not in spec.stored_schema.names
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "told"),
+    [
+        ({"partition_by": ["date(version)"]}, "unfit-type", "int64"),
+        ({"partition_by": ["date(nothing)"]}, "missing-column", "nothing"),
+        ({"partition_by": ["date(at) as day"]}, "partition-in-files", "'day'"),
+        ({"partition_by": ["upper(id)"]}, "missing-column", "upper(id)"),
+        ({"order_by": ["version asc", "version"]}, "bad-setting", "version, version"),
+        ({"order_by": ["nothing asc"]}, "missing-column", "'nothing'"),
+        ({"order_by": ["day asc"]}, "useless-order", "'day'"),
+        ({"ties": "content", "schema": SCHEMA.append(pa.field("tags", pa.list_(pa.string())))}, "unfit-type", "'tags'"),
+    ],
+)
+def test_what_can_not_be_is_refused(changes: dict[str, Any], code: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(told)) as raised:
+        made(**changes)
+    assert raised.value.code == code
+
+
+def test_nested_column_that_comes_later_is_refused_where_content_decides() -> None:
+    wider = SCHEMA.append(pa.field("tags", pa.list_(pa.string())))
+    assert "tags" in evolve(made(), wider).schema.names
+    with pytest.raises(ConfigurationError, match="'tags'"):
+        evolve(made(ties="content"), wider)
+
+
+def test_content_decides_by_field_id_and_not_by_place() -> None:
+    spec = made(SCHEMA.append(pa.field("b", pa.int8())), ties="content")
+    later = evolve(spec, pa.schema([("a", pa.int8())]))
+    assert later.content == ("at", "b", "a")
