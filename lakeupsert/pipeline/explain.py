@@ -149,10 +149,10 @@ def _values(name: str, spec: TableSpec, key: Mapping[str, Any]) -> dict[str, Any
     unknown = [column for column in key if column not in (*spec.key, *spec.partition_by)]
     if missing or unknown:
         wrong = [*(f"{c!r} is missing" for c in missing), *(f"{c!r} is none of them" for c in unknown)]
+        columns = f"partition column{'' if len(spec.partition_by) == 1 else 's'} {', '.join(spec.partition_by)}"
         raise ConfigurationError(
             "not-the-key",
-            f"The key of table {name!r} is {', '.join(spec.key)}, and  its partition column{'s'[len(spec.partition_by) == 1 :]} {', '.join(spec.partition_by)}: "
-            f"{', '.join(wrong)}.",
+            f"The key of table {name!r} is {', '.join(spec.key)}, and its {columns}: {', '.join(wrong)}.",
             next=f"give `{' '.join(f'{column}=VALUE' for column in spec.key)}`",
         )
     values = {}
