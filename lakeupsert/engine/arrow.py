@@ -213,9 +213,11 @@ def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Dig
     for age, files in enumerate(task.batches, start=1):
         for file in files:
             add(read_file(store, file, spec.ranked_schema), file, age, deleted=False)
+    if not task.forgets:
+        return pa.concat_tables(tables or [_tagged(stored.empty_table(), age=0, deleted=False)])
     tables.append(_tagged(stored.empty_table(), age=0, deleted=False))
-    rows = pa.concat_tables(tables, promote_options="default" if task.forgets else "none")
-    return since(rows, rows[AGE], task.forgets) if task.forgets else rows
+    rows = pa.concat_tables(tables, promote_options="default")
+    return since(rows, rows[AGE], task.forgets)
 
 
 def _tagged(rows: Any, age: int, deleted: bool) -> Any:

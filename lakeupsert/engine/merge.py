@@ -158,7 +158,9 @@ class MergeWriter:
         )
         self._store, self._spec, self._task = store, spec, task
         self._dropped, self._refused = Digest(spec), Digest(spec)
-        self._floor: str | None = greatest(task.floors, spec.tombstone_schema.empty_table(), spec)
+        self._floor: str | None = None
+        if task.floors:
+            self._floor = greatest(task.floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._few: list[Any] | None = []  # None: they were too many
         new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")

@@ -190,6 +190,9 @@ class SparkEngine:
                 *[_window_order(name, ordering) for name, ordering in orders.items()],
                 *[F.col(name).desc_nulls_last() for name in (*(["deleted", *content] if content else []), *_ARRIVAL)],
             )
+            known = F.lit(True)
+            if any(task.refuses for task in tasks):
+                known = F.min("age").over(Window.partitionBy("unit", *keys)) == 0
             rows = (
                 spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
                 .mapInArrow(
@@ -197,7 +200,7 @@ class SparkEngine:
                     f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, {ddl}",
                 )
                 .withColumn("nth", F.row_number().over(newest_first))
-                .withColumn("known", F.min("age").over(Window.partitionBy("unit", *keys)) == 0)
+                .withColumn("known", known)
                 .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
                 .sortWithinPartitions("unit", *keys)
                 .select("unit", "source", "row", "deleted", "hash", "nth", "known", *_ARRIVAL)
