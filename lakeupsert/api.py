@@ -43,6 +43,7 @@ from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
+from lakeupsert.table.ledger import Scope
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Source
 
@@ -118,23 +119,35 @@ class Table:
         batch_id: str | None = None,
         received: tuple[date | None, date | None] = (None, None),
         again: bool = False,
+        full: Scope | None = None,
+        may_shrink: bool = False,
         replay_quarantine: bool = False,
         progress: Callable[[str], None] = lambda text: None,
     ) -> AppendResult | None:
         """Phase one: commit all new landing files as one batch; None where there is none.
 
         With ``again`` those files of which a restore withdrew every batch; with ``replay_quarantine`` instead the
-        quarantined rows that pass now (in this process, whatever the host).
+        quarantined rows that pass now (in this process, whatever the host). A batch that is ``full`` deletes the keys that it
+        lacks, in the table or in the partitions that its rows are in; one that would delete 40 % only if it ``may_shrink``.
         """
         if replay_quarantine:
-            if again or any(received):
+            if again or full or any(received):
                 raise ConfigurationError(
                     "two-sources",
                     "Quarantined rows and landing files are never one batch, so no landing files can be chosen here.",
                     next="replay the quarantine alone, and append landing files in a call of their own",
                 )
             return replay(self._table, batch_id=batch_id, progress=progress)
-        return append(self._table, _host(host), batch_id=batch_id, received=received, again=again, progress=progress)
+        return append(
+            self._table,
+            _host(host),
+            batch_id=batch_id,
+            received=received,
+            again=again,
+            full=full,
+            may_shrink=may_shrink,
+            progress=progress,
+        )
 
     def new_files(self) -> tuple[LandingInput, ...]:
         """The landing files that the next `append` would take."""
@@ -236,6 +249,8 @@ class Table:
         workers: int = 1,
         engine: EngineName | None = None,
         batch_id: str | None = None,
+        full: Scope | None = None,
+        may_shrink: bool = False,
         max_bytes: int | None = None,
         max_cost: float | None = None,
         prices: str | Path | None = None,
@@ -254,7 +269,7 @@ class Table:
         self.send_missing()
         appended, refused = None, None
         try:
-            appended = self.append(host=host, batch_id=batch_id, progress=progress)
+            appended = self.append(host=host, batch_id=batch_id, full=full, may_shrink=may_shrink, progress=progress)
         except (ConfigurationError, RefusedError) as e:
             refused = e  # what was committed before is finished all the same
         expected = None

@@ -2,10 +2,11 @@
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -32,6 +33,7 @@ from lakeupsert.pipeline.stop import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from lakeupsert.api import EngineName, HostName, Table
+    from lakeupsert.table.ledger import Scope
 
 
 def _cores() -> int:
@@ -48,6 +50,25 @@ host_option = click.option(
 _batch_id = click.option(
     "--batch-id", metavar="ID", help="Your name for the batch; files that come again under it are recognised."
 )
+
+
+def _full_extract(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--full` and `--may-shrink`."""
+    for option in (
+        click.option(
+            "--may-shrink", is_flag=True, help="Even where a full extract deletes more than 40 % of the rows."
+        ),
+        click.option(
+            "--full",
+            type=click.Choice(["table", "partitions"]),
+            help="The landing files are a full extract, of the table or of the partitions that their rows are in: keys that they "
+            "lack are deleted.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -88,6 +109,7 @@ def main() -> None:
 @workers_option
 @_engine
 @_batch_id
+@_full_extract
 @click.option("--dry-run", is_flag=True, help="Only tell what it would do, as `lakeupsert plan` does.")
 @limits
 @common
@@ -98,6 +120,8 @@ def run(
     workers: int,
     engine: "EngineName | None",
     batch_id: str | None,
+    full: "Scope | None",
+    may_shrink: bool,
     dry_run: bool,
     prices: Path | None,
     max_bytes: int | None,
@@ -123,6 +147,8 @@ def run(
                 workers=workers,
                 engine=engine,
                 batch_id=batch_id,
+                full=full,
+                may_shrink=may_shrink,
                 max_bytes=max_bytes,
                 max_cost=max_cost,
                 prices=prices,
@@ -154,6 +180,7 @@ def run(
 @click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to take.")
 @click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to take.")
 @_batch_id
+@_full_extract
 @click.option(
     "--again",
     is_flag=True,
@@ -172,6 +199,8 @@ def append(
     received_from: datetime | None,
     received_to: datetime | None,
     batch_id: str | None,
+    full: "Scope | None",
+    may_shrink: bool,
     again: bool,
     replay_quarantine: bool,
 ) -> Answer:
@@ -203,6 +232,8 @@ def append(
                 batch_id=batch_id,
                 received=received,
                 again=again,
+                full=full,
+                may_shrink=may_shrink,
                 replay_quarantine=replay_quarantine,
                 progress=progress,
             )

@@ -24,7 +24,7 @@ from lakeupsert.engine.buckets import in_bucket, key_hashes
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
-from lakeupsert.engine.floor import DELETED_AT, since
+from lakeupsert.engine.floor import DELETED_AT, since, up_to
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to, sortable
 from lakeupsert.engine.vectors import deleted_positions
@@ -48,6 +48,8 @@ _AGE = pa.field(AGE, pa.int32())
 """Decides between equal ordering values."""
 _KNOWN = "_lakeupsert_known"
 """Boolean column of incoming rows that were settled: something is stored of the key. Null for what is stored itself."""
+_PRESENT = "_lakeupsert_present"
+"""Boolean column of incoming rows where there is a full extract: the last one has the key. Null for what is stored."""
 _RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
 
 
@@ -104,6 +106,8 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     """Rows that lost, their key and ordering columns, are put into ``lost``."""
     adopted = Digest(spec)
     incoming = _incoming(store, spec, task, adopted)
+    if task.full:
+        incoming = _without_lacking(incoming, spec, task, lost)
     winners, known = _winners(incoming, spec, task, lost)
     rest = incoming.take(winners)
     if known is not None:
@@ -116,12 +120,14 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                 if not stored.num_rows:
                     continue
                 met = rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
-                if not met:
+                if not met and not task.full:
                     out.live.write(stored)
                     continue
                 tables = [_tagged(stored, age=0, deleted=False), rest.slice(0, met)]
                 both = pa.concat_tables(tables, promote_options="default" if _has_more(rest) else "none")
                 rest = rest.slice(met)
+                if task.full:
+                    both = _without_lacking(both, spec, task, lost)
                 out.write(both, *_winners(both, spec, task, lost))
         if known is not None or pc.any(rest[DELETE_FLAG]).as_py():
             out.write(rest, *_all(rest, known is not None))
@@ -242,6 +248,27 @@ def _winners(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any]) -> tu
     return winners, _known(rows, order, wins) if task.refuses else None
 
 
+def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any]) -> Any:
+    """``rows`` without those that a full extract deletes, which are put into ``lost``; with `_PRESENT`."""
+    order, wins = latest(rows, spec, (AGE, FILE, PLACE))
+    key = np.empty(rows.num_rows, np.int64)
+    key[order.to_numpy()] = np.cumsum(true(wins)) - 1
+    ages, last = rows[AGE].to_numpy(), task.full[-1][0]
+    settled = true(rows[_PRESENT]) if _PRESENT in rows.schema.names else np.zeros(rows.num_rows, bool)
+    dead = np.zeros(rows.num_rows, bool)
+    for age, floor in task.full:
+        has = np.zeros(rows.num_rows, bool)
+        has[key[(ages == age) | (settled & (age == last))]] = True
+        dead |= (ages < age) & ~has[key] & up_to(rows, floor, spec)
+    if _PRESENT in rows.schema.names:
+        rows = rows.drop_columns(_PRESENT)
+    rows = rows.append_column(_PRESENT, pa.array(has[key]))
+    if not dead.any():
+        return rows
+    lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))
+    return rows.filter(pa.array(~dead))
+
+
 def _known(rows: Any, order: Any, wins: Any) -> Any:
     """For each winner, in their order, whether something is stored of its key (numpy)."""
     stored = true(pc.equal(rows[AGE], 0))
@@ -260,4 +287,4 @@ def _all(rows: Any, refuses: bool) -> tuple[Any, Any]:
 
 def _has_more(rest: Any) -> bool:
     """Whether incoming rows have columns that stored ones have not."""
-    return _KNOWN in rest.schema.names or DELETED_AT.name in rest.schema.names
+    return not {_KNOWN, _PRESENT, DELETED_AT.name}.isdisjoint(rest.schema.names)

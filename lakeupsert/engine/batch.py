@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from lakeupsert.engine.buckets import buckets, key_hashes
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
 from lakeupsert.engine.digest import Digest, as_text, hashed_columns, row_hashes
+from lakeupsert.engine.floor import greatest
 from lakeupsert.engine.landing import (
     PARTITION,
     ChangedFileError,
@@ -85,6 +86,8 @@ class AppendJob:
     """A batch that is read again for these partitions alone: their rows are written, and nothing to quarantine."""
     left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Of a batch that is read again: places, by landing file, of rows that merges refused, which count as superseded now."""
+    full: bool = False
+    """It is a full extract: what is written tells its greatest order."""
     bits: Mapping[str, int] = field(default_factory=dict)
     """Partitions that are cut: of each, into 2^bits ranges of the hashes of its keys (`engine.buckets`)."""
 
@@ -132,6 +135,8 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     digest: str
     superseded_digest: str
     files: tuple[DataFile, ...]
+    order: str | None = None
+    """Of a full extract, the greatest order of these rows (see `floor`)."""
 
 
 Report = FileRead | FileFailed | Refused | Written
@@ -418,6 +423,7 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     hashes[wins] = 0
     lost = _sums(hashes, came)
     files: dict[str, list[DataFile]] = defaultdict(list)
+    order = greatest((), winners, spec) if job.full else None
     partitions, most, ranges = _ranges(job, winners)
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
         for number, kept in _slices(winners, ranges):
@@ -432,7 +438,8 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
                 at += file.bytes
     for i, partition in enumerate(ranked.partitions):
         digest, lost_digest = as_text(digests[i]), as_text(lost[i])
-        yield Written(partition, int(came[i]), int(came[i] - stayed[i]), digest, lost_digest, tuple(files[partition]))
+        lost_rows = int(came[i] - stayed[i])
+        yield Written(partition, int(came[i]), lost_rows, digest, lost_digest, tuple(files[partition]), order)
 
 
 class QuarantineWriter:

@@ -3,6 +3,9 @@
 A tombstone that is older than `tombstone_retention` is dropped, and the bucket keeps a floor: the greatest order that it
 dropped. Of a key that nothing is stored of, a row below the floor may be one that was deleted, so it is refused; known keys
 are compared with what is stored, as ever.
+
+A full extract deletes what it lacks in the same way: of all other keys the rows up to its greatest order die, and that order
+is the floor from then on. No tombstone is written for a key.
 """
 
 import base64
@@ -83,14 +86,26 @@ def below(rows: Any, floors: Sequence[str], spec: TableSpec) -> Any:
     """A mask (numpy) of the rows whose order is below one of these floors."""
     found = np.zeros(rows.num_rows, bool)
     for floor in floors:
-        order = _orders(floor, spec)
-        equal = np.ones(rows.num_rows, bool)
-        for ordering in spec.ordering:
-            column, value = sortable(rows[ordering.column]), sortable(order[ordering.column])[0]
-            loses, same = _against(column, value, ordering)
-            found |= equal & loses
-            equal &= same
+        found |= _compared(rows, floor, spec)[0]
     return found
+
+
+def up_to(rows: Any, floor: str, spec: TableSpec) -> Any:
+    """A mask (numpy) of the rows whose order is that of ``floor`` or below it."""
+    loses, equal = _compared(rows, floor, spec)
+    return loses | equal
+
+
+def _compared(rows: Any, floor: str, spec: TableSpec) -> tuple[Any, Any]:
+    """Masks (numpy) of the rows whose order is below ``floor``, and of those that have the same one."""
+    order = _orders(floor, spec)
+    below, equal = np.zeros(rows.num_rows, bool), np.ones(rows.num_rows, bool)
+    for ordering in spec.ordering:
+        column, value = sortable(rows[ordering.column]), sortable(order[ordering.column])[0]
+        loses, same = _against(column, value, ordering)
+        below |= equal & loses
+        equal &= same
+    return below, equal
 
 
 def _against(column: Any, value: Any, ordering: Ordering) -> tuple[Any, Any]:

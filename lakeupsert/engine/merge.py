@@ -48,6 +48,8 @@ class MergeTask:
             between equal ordering values the later file wins, and in it the later row.
         floors: the greatest orders that the bucket forgot tombstones of (see `engine.floor`).
         forgets: which tombstones it forgets now; None: none.
+        full: ages and greatest orders of the batches that are full extracts: of keys that one lacks, what was there before
+            dies up to that order. They have nothing that is kept.
         sources: of each batch its id and what its rows came from, for those that are below a floor; empty: none is refused.
     """
 
@@ -65,6 +67,7 @@ class MergeTask:
     floors: tuple[str, ...] = ()
     forgets: Forgetting | None = None
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    full: tuple[tuple[int, str], ...] = ()
 
     @property
     def refuses(self) -> bool:
@@ -159,8 +162,8 @@ class MergeWriter:
         self._store, self._spec, self._task = store, spec, task
         self._dropped, self._refused = Digest(spec), Digest(spec)
         self._floor: str | None = None
-        if task.floors:
-            self._floor = greatest(task.floors, spec.tombstone_schema.empty_table(), spec)
+        if floors := [*task.floors, *(order for _, order in task.full)]:
+            self._floor = greatest(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._few: list[Any] | None = []  # None: they were too many
         new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")
@@ -201,7 +204,9 @@ class MergeWriter:
         self._bury(rows.select(self._tombstones.schema.names).take(winners.filter(deleted)))
         lives = pc.invert(deleted)
         if known is not None and not known.all():
-            late = ~known & true(lives)
+            # What a full extract has is there, however old it is.
+            extracts = pa.array([age for age, _ in self._task.full], pa.int32())
+            late = ~known & true(lives) & ~true(pc.is_in(rows[AGE].take(winners), extracts))
             late[late] = below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
             if late.any():
                 self._refuse(rows.take(winners.filter(pa.array(late))))

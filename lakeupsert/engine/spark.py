@@ -40,7 +40,7 @@ from lakeupsert.engine.buckets import in_bucket
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
-from lakeupsert.engine.floor import DELETED_AT, since
+from lakeupsert.engine.floor import DELETED_AT, since, up_to
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
@@ -173,11 +173,15 @@ class SparkEngine:
         content = [f"c{i}" for i in range(len(spec.content))]
         columns = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by, *spec.content)]
         ddl = ", ".join(f"{name} {type_}" for name, type_ in zip([*keys, *orders, *content], columns, strict=True))
+        has_full = any(task.full for task in tasks)
+        if has_full:
+            ddl += ", lacking array<int>"
 
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for number in _ids(batches):
                 unit, source = flat[number]
-                yield from _ranks(store, spec, unit, source, tasks[unit], *sources[unit][source])
+                for ranked in _ranks(store, spec, unit, source, tasks[unit], *sources[unit][source]):
+                    yield from (ranked if has_full else ranked.drop_columns("lacking")).to_batches()
 
         def write(batches: Iterator[Any]) -> Iterator[Any]:
             for unit, rows in _by_unit(batches):
@@ -186,20 +190,26 @@ class SparkEngine:
 
         with _spark_may_fail():
             spark = session()
-            newest_first = Window.partitionBy("unit", *keys).orderBy(
+            by_key = Window.partitionBy("unit", *keys)
+            dead = F.lit(False)
+            if has_full:
+                dead = F.exists("lacking", lambda age: ~F.array_contains(F.collect_set("age").over(by_key), age))
+            newest_first = by_key.orderBy(
+                "dead",
                 *[_window_order(name, ordering) for name, ordering in orders.items()],
                 *[F.col(name).desc_nulls_last() for name in (*(["deleted", *content] if content else []), *_ARRIVAL)],
             )
             known = F.lit(True)
             if any(task.refuses for task in tasks):
-                known = F.min("age").over(Window.partitionBy("unit", *keys)) == 0
+                known = F.coalesce(F.min(F.when(~F.col("dead"), F.col("age"))).over(by_key) == 0, F.lit(False))
             rows = (
                 spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
                 .mapInArrow(
                     read,
                     f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, {ddl}",
                 )
-                .withColumn("nth", F.row_number().over(newest_first))
+                .withColumn("dead", dead)
+                .withColumn("nth", F.when(F.col("dead"), 0).otherwise(F.row_number().over(newest_first)))
                 .withColumn("known", known)
                 .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
                 .sortWithinPartitions("unit", *keys)
@@ -369,7 +379,17 @@ def _ranks(
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
         columns |= {f"o{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.order_by)}
         columns |= {f"c{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.content)}
-        yield from pa.table(columns).to_batches()
+        columns["lacking"] = _lacking(rows, age, spec, task)
+        yield pa.table(columns)
+
+
+def _lacking(rows: Any, age: int, spec: TableSpec, task: MergeTask) -> Any:
+    """For each row the ages of the full extracts that delete it where they lack its key."""
+    later = [(of_it, up_to(rows, order, spec)) for of_it, order in task.full if age < of_it]
+    ages = (
+        [[of_it for of_it, dies in later if dies[i]] for i in range(rows.num_rows)] if later else [[]] * rows.num_rows
+    )
+    return pa.array(ages, pa.list_(pa.int32()))
 
 
 def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:

@@ -34,6 +34,7 @@ from lakeupsert.engine.batch import (
     quarantine_files,
     touched_by,
 )
+from lakeupsert.engine.floor import greatest
 from lakeupsert.engine.landing import (
     ChangedFileError,
     LandingInput,
@@ -49,7 +50,18 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, ObjectInfo, open_store
 from lakeupsert.table.chain import Link, races_exhausted
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, SeenFile, counting, next_stamp, taken
+from lakeupsert.table.ledger import (
+    NOTHING,
+    FullExtract,
+    LandingFile,
+    LedgerEntry,
+    QuarantineFile,
+    Scope,
+    SeenFile,
+    counting,
+    next_stamp,
+    taken,
+)
 from lakeupsert.table.spec import TableSpec, evolve
 from lakeupsert.table.types import named_type
 
@@ -58,6 +70,10 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 20
 _IGNORED_STARTS = ("_", ".")
 _IGNORED_ENDS = (".tmp", ".crc", "._COPYING_")
+
+
+MOST_SHRINKING = 0.4
+"""Share of the stored rows that a full extract may lack, unless it is told that it may shrink the table."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,8 @@ class _Ground:
     batch_id: str
     received_at: int
     warnings: tuple[str, ...]
+    full: Scope | None = None
+    may_shrink: bool = False
 
 
 class _FilesFailed(Exception):
@@ -106,6 +124,8 @@ def append(
     batch_id: str | None = None,
     received: tuple[date | None, date | None] = (None, None),
     again: bool = False,
+    full: Scope | None = None,
+    may_shrink: bool = False,
     progress: Callable[[str], None] = lambda text: None,
 ) -> AppendResult | None:
     """Commit one batch of all new landing files; None where there is none.
@@ -113,6 +133,8 @@ def append(
     Args:
         again: instead, take those landing files that batches took which a restore withdrew.
         batch_id: the client's name for the batch; with it a repeated call is recognised even before files are compared.
+        full: the batch is a full extract of the whole table, or of the partitions that its rows are in: keys that it lacks
+            are deleted there. ``may_shrink``: also where it has far fewer rows than are stored.
         received: first and last date (inclusive) of the landing folders to take, where `landing_dates` is set.
     Raises:
         RefusedError: more rows were refused than `quarantine_limit` allows; nothing is committed, landing is untouched.
@@ -128,6 +150,7 @@ def append(
             for warning in _late(changed):
                 log.warning(warning)
             return None
+        ground = replace(ground, full=full, may_shrink=may_shrink)
         try:
             result = _try(table, host, ground, unreadable, wider, progress)
         except _FilesFailed as e:
@@ -351,6 +374,7 @@ def _try(
         batch_id=ground.batch_id,
         spec_version=version + (spec is not known),
         start=ground.head.number + 1 if ground.head else 0,
+        full=ground.full is not None,
     )
     progress(f"reading, splitting and writing the rows of {len(given)} landing files")
     reports = [*host.run(job), *quarantine_files(job, unreadable)]
@@ -362,6 +386,8 @@ def _try(
             raise _FilesFailed(failed)
         entry = _entry(ground, job, reports, unreadable)
         _refuse_above_limit(table, entry)
+        if ground.full:
+            entry = _full(table, spec, ground, entry, reports)
         progress("committing")
         link = _commit(table, ground, job, entry)
     except RefusedError:
@@ -479,6 +505,48 @@ def _refuse_above_limit(table: OpenTable, entry: LedgerEntry) -> None:
     )
 
 
+def _full(
+    table: OpenTable, spec: TableSpec, ground: _Ground, entry: LedgerEntry, reports: Sequence[Report]
+) -> LedgerEntry:
+    """The entry of a full extract, which touches all partitions that it is the extract of. Refuses one that may not be whole."""
+    nothing = "Nothing was committed."
+    if entry.quarantined:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
+        raise RefusedError(
+            "full-extract-incomplete",
+            f"Full extract for table {table.name!r}: {entry.rows_quarantined} of {entry.rows_read} rows would be quarantined "
+            f"({reasons}), and their keys deleted. {nothing}",
+            next="correct these rows in the landing zone and run the same command again; or append without --full",
+        )
+    if not entry.rows_appended:
+        raise RefusedError(
+            "empty-full-extract",
+            f"Full extract for table {table.name!r}: its {len(entry.files)} files hold no row. {nothing}",
+            next="look at what made the files; remove them from the landing zone, or append them without --full",
+        )
+    touched = dict(entry.touched)
+    snapshot = table.last_snapshot()
+    shown = snapshot.body.partitions if snapshot else {}
+    if ground.full == "table" and ground.head:
+        since = table.entries(snapshot.body.batch if snapshot else -1, ground.head.number)
+        every = {*shown, *(p for link in since for p in link.body.touched)}
+        touched |= dict.fromkeys(sorted(every - touched.keys()), NOTHING)
+    stored = sum(shown[p].rows for p in touched if p in shown)
+    came = entry.rows_appended - entry.rows_superseded
+    if came < (1 - MOST_SHRINKING) * stored and not ground.may_shrink:
+        raise RefusedError(
+            "full-extract-shrinks",
+            f"Full extract for table {table.name!r}: {came:,} rows for {len(touched)} partitions, which hold {stored:,}. More "
+            f"than {MOST_SHRINKING:.0%} of them would be deleted. {nothing}",
+            next="look whether the extract is whole; if it is, run the same command with --may-shrink",
+        )
+    orders = [r.order for r in reports if isinstance(r, Written) and r.order]
+    order = greatest(orders, spec.tombstone_schema.empty_table(), spec)
+    assert order is not None, "it has rows"
+    full = FullExtract(scope=ground.full or "table", order=order)
+    return msgspec.structs.replace(entry, touched=dict(sorted(touched.items())), full=full)
+
+
 def _commit(table: OpenTable, ground: _Ground, job: AppendJob, entry: LedgerEntry) -> Link[LedgerEntry]:
     """Spec, then ledger entry. Raises _BeginAgain where what was written does not fit the new heads."""
     ledger = table.objects.ledger
@@ -515,7 +583,7 @@ def _rebased(
     # After a restore it is another question which files are withdrawn; behind a fence our files may be gone already.
     if any(e.kind == "restore" or (e.fence is not None and job.start <= e.fence) for e in won):
         raise _BeginAgain(discard=True)
-    if newer.body.spec_version > entry.spec_version:
+    if newer.body.spec_version > entry.spec_version or entry.full:  # others may have begun partitions
         raise _BeginAgain(discard=True)
     if newer.body.received_at < entry.received_at:
         return entry

@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 
 from lakeupsert.engine.convert import convert, plain
 from lakeupsert.engine.datafiles import aligned, opened, stream_file
-from lakeupsert.engine.floor import refused_by_merges
+from lakeupsert.engine.floor import refused_by_merges, up_to
 from lakeupsert.engine.rank import latest, sortable
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
@@ -35,7 +35,7 @@ from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
 Outcome = Literal[
-    "shown", "deletes", "won, not published", "pending", "superseded", "withdrawn", "refused", "forgotten"
+    "shown", "deletes", "won, not published", "pending", "superseded", "withdrawn", "refused", "forgotten", "lacking"
 ]
 
 _AGE = pa.field("_lakeupsert_age", pa.int64())
@@ -55,7 +55,7 @@ class Version:
         object: what it lies in, relative to the table.
         outcome: *shown* to readers; it *deletes* what they would see; it *won, not published*; *pending*: its batch is not
             merged; *superseded*; *withdrawn*: of greater rank than what is stored, and does not count; *refused*: below the
-            floor, in quarantine; *forgotten*: a delete, whose tombstone was dropped.
+            floor, in quarantine; *forgotten*: a delete, whose tombstone was dropped; *lacking*: a full extract lacked the key.
     """
 
     source: Source
@@ -257,9 +257,11 @@ class _Search:
         if not rows:
             return None
         copies = won | shown
+        lacking = self._lacking(rows, partition, merged)
         refused = self._refused(rows, [link.body for link in (head, readers) if link])
         forgets = head is not None and not won and any(bucket.floor for bucket in head.body.buckets)
-        forgotten = next((row for row in rows if row.deletes and row.age <= merged), None) if forgets else None
+        deletes = (row for row in rows if row.deletes and row.age <= merged and row not in lacking)
+        forgotten = next(deletes, None) if forgets else None
         lowest = max((rows.index(row) for row in (*won, *([forgotten] if forgotten else []))), default=len(rows))
 
         def outcome(rank: int, row: _Row) -> Outcome:
@@ -269,6 +271,8 @@ class _Search:
                 return "won, not published"
             if row.age > merged:
                 return "pending"
+            if row in lacking:
+                return "lacking"
             if row in refused:
                 return "refused"
             if row is forgotten:
@@ -347,6 +351,20 @@ class _Search:
             standing[next(equal, copy)] = copy
         return self._ranked([*rows, *(row for row in standing if row not in rows)]), standing
 
+    def _lacking(self, rows: Sequence[_Row], partition: str, merged: int) -> set[_Row]:
+        """Those that a full extract deleted, which came later and lacks the key."""
+        full = [
+            (link.number, link.body.full.order)
+            for link in self.table.entries(-1, merged)
+            if link.body.full and partition in link.body.touched
+        ]
+        full = [(number, order) for number, order in full if not any(row.age == number for row in rows)]
+        return {
+            row
+            for row in rows
+            if any(row.age < number and up_to(row.values, order, self.spec).all() for number, order in full)
+        }
+
     def _refused(self, rows: Sequence[_Row], manifests: Sequence[Manifest]) -> set[_Row]:
         """Those that merges put into quarantine."""
         places = refused_by_merges(self.table.store, manifests)
@@ -399,9 +417,12 @@ class _Search:
         """Why the row won, or will win, that is first of those that count."""
         uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
         aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
-        winner = next((row for row in rows if outcomes[row] not in ("withdrawn", "superseded", "refused")), None)
+        winner = next(
+            (row for row in rows if outcomes[row] not in ("withdrawn", "superseded", "refused", "lacking")), None
+        )
         if winner is None:
-            return f"No version counts.{aside}"
+            lacks = any(outcome == "lacking" for outcome in outcomes.values())
+            return f"{'A full extract lacked the key.' if lacks else 'No version counts.'}{aside}"
         seen = [row for row in rows if outcomes[row] == "shown"]
         still = f"and readers still see {seen[0] if seen else 'no row'}."
         reason = self._reason(winner, rows[rows.index(winner) + 1 :])

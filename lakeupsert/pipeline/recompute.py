@@ -8,6 +8,7 @@ Parquet is read by DuckDB, CSV and JSON lines by Python's own readers, and every
 type that the spec gives its column. DuckDB's window finds the winners, and compares all their columns with what readers see.
 """
 
+import base64
 import csv
 import json
 import re
@@ -24,7 +25,7 @@ import pyarrow as pa
 
 from lakeupsert.config import is_remote
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
-from lakeupsert.engine.datafiles import read_file
+from lakeupsert.engine.datafiles import from_bytes, read_file
 from lakeupsert.engine.floor import refused_by_merges
 from lakeupsert.engine.landing import content_hash, format_of
 from lakeupsert.errors import ConfigurationError
@@ -34,7 +35,7 @@ from lakeupsert.read.view import View, plain_path
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, counting
+from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry, counting
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -44,7 +45,7 @@ BLOCK_ROWS = 50_000
 COPIED_BYTES = 16 << 20
 _MARKED = "\ue000{}\ue000"
 """A number of JSON, as it was written: Python's own would lose digits, also within lists and objects."""
-_DELETED, _NTH, _PLACE = "_lakeupsert_delete", "_lakeupsert_nth", "_lakeupsert_place"
+_DELETED, _NTH, _PLACE, _BATCH = (f"_lakeupsert_{name}" for name in ("delete", "nth", "place", "batch"))
 
 _MADE = {
     "year": "year({})",
@@ -118,7 +119,7 @@ def recompute(
         inputs.create_tables()
         for number, touched in batches.items():
             progress(f"reading batch {number:,} of {len(entries) - 1:,} again")
-            inputs.load(entries[number].body, [p for p in touched if p not in unknown])
+            inputs.load(number, entries[number].body, [p for p in touched if p not in unknown])
         for partition in compared:
             progress(f"reading {partition} as readers see it")
             db.register("reader", to_arrow(view, partition=partition).cast(_compared_schema(view.spec)))
@@ -150,6 +151,7 @@ class _Inputs:
         self, table: OpenTable, spec: TableSpec, db: Any, below: Mapping[str, Mapping[str, list[int]]]
     ) -> None:
         self._below = below
+        self._number = 0
         self._table = table
         self._spec = spec
         self._db = db
@@ -176,12 +178,14 @@ class _Inputs:
     def create_tables(self) -> None:
         columns = [f"{_name(name)} {type_}" for name, type_ in self._types(self._spec).items()]
         self._db.execute(f"CREATE TABLE published ({', '.join(columns)})")
-        self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, f'{_DELETED} BOOLEAN'])})")
+        self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, f'{_DELETED} BOOLEAN', f'{_BATCH} BIGINT'])})")
 
-    def load(self, entry: LedgerEntry, partitions: Sequence[str]) -> None:
-        """Put the accepted rows of these partitions that a batch brought behind those that are there."""
+    def load(self, number: int, entry: LedgerEntry, partitions: Sequence[str]) -> None:
+        """Put the accepted rows of these partitions that a batch brought behind those that are there, and of what it is a full
+        extract of, take away what it lacks."""
         if not partitions:
             return
+        self._number = number
         wanted = [{c: v.as_py() for c, v in partition_scalars(self._spec, p).items()} for p in partitions]
         self._db.register("wanted", pa.Table.from_pylist(wanted))
         if entry.kind == "create":
@@ -196,6 +200,30 @@ class _Inputs:
                 continue
             with _on_disk(self._table.landing, landed.path) as path:
                 self._load_landed(entry, landed, path, refused.get(landed.path, []))
+        if entry.full:
+            self._take_away(entry.full)
+
+    def _take_away(self, full: FullExtract) -> None:
+        self._db.register("extract", from_bytes(base64.b64decode(full.order)))
+        beats, equal = [], "true"
+        for o in self._spec.ordering:
+            one, other = f"landed.{_name(o.column)}", f"extract.{_name(o.column)}"
+            nulls = f"{one if o.nulls_first else other} IS NULL AND {other if o.nulls_first else one} IS NOT NULL"
+            beats.append(f"({equal} AND (coalesce({one} {'<' if o.ascending else '>'} {other}, false) OR ({nulls})))")
+            equal += f" AND {one} IS NOT DISTINCT FROM {other}"
+        key = dict.fromkeys((*self._spec.partition_by, *self._spec.key))
+        same = " AND ".join(f"n.{_name(c)} = landed.{_name(c)}" for c in key)
+        self._db.execute(
+            f"DELETE FROM landed USING extract WHERE {_BATCH} < {self._number} AND {self._is_wanted()} "
+            f"AND NOT ({' OR '.join(beats)}) "
+            f"AND NOT EXISTS (SELECT 1 FROM landed n WHERE n.{_BATCH} = {self._number} AND {same})"
+        )
+
+    def _is_wanted(self) -> str:
+        shown = self._types(self._spec)
+        columns = ", ".join(f"landed.{_name(c)}" for c in self._spec.partition_by)
+        wanted = ", ".join(f"CAST({_name(c)} AS {shown[c]})" for c in self._spec.partition_by)
+        return f"({columns}) IN (SELECT {wanted} FROM wanted)"
 
     def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
         kind = format_of(landed.path, self._table.settings.format)
@@ -267,12 +295,11 @@ class _Inputs:
             elif delete.column is not None and delete.column in names:
                 values = ", ".join(map(_text, delete.values))
                 deleted = f"coalesce(CAST({_name(delete.column)} AS VARCHAR) IN ({values}), false)"
-        partition = ", ".join(map(_name, self._spec.partition_by))
-        wanted = ", ".join(f"CAST({_name(c)} AS {shown[c]})" for c in self._spec.partition_by)
         self._db.execute(
             f"INSERT INTO landed SELECT * EXCLUDE ({_PLACE}) FROM "
-            f"(SELECT {', '.join(columns)}, {deleted} AS {_DELETED}, {place} AS {_PLACE} FROM {source}) "
-            f"WHERE ({partition}) IN (SELECT {wanted} FROM wanted) ORDER BY {_PLACE}"
+            f"(SELECT {', '.join(columns)}, {deleted} AS {_DELETED}, {self._number} AS {_BATCH}, {place} AS {_PLACE} "
+            f"FROM {source}) landed "
+            f"WHERE {self._is_wanted()} ORDER BY {_PLACE}"
         )
 
     def _given(self, entry: LedgerEntry, file: str, name: str, written: dict[str, str], text: bool) -> str | None:

@@ -92,7 +92,11 @@ def next_step(
         return None
     # One version a batch, but for batches that are published or withdrawn: nobody needs a snapshot of these.
     needed = [number for number, link in enumerate(pending, 1) if link.number <= published or link.body.restored]
-    return step_to(table, head, partition, low, pending[max(needed, default=1) - 1].number)
+    # Behind a full extract the next step begins: what comes later is judged by the floor that it leaves. But for a restore.
+    restored = max((number for number, link in enumerate(pending, 1) if link.body.restored), default=0)
+    full = [number for number, link in enumerate(pending, 1) if link.body.full and number > restored]
+    up_to = max(restored, min(max(needed, default=1), *full[:1]) if full else max(needed, default=1))
+    return step_to(table, head, partition, low, pending[up_to - 1].number)
 
 
 def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
@@ -166,16 +170,17 @@ def _tasks(
 ) -> Iterator[MergeTask]:
     """What makes a bucket anew: one task, or one for each that it is split into; none where nothing comes for it."""
     incoming = sum(f.bytes * share(f, bucket) for files in batches for f in files)
-    if step.work is None and not any(share(f, bucket) for files in batches for f in files):
+    counted = [link for link in step.pending if link.number in step.counting]
+    full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
+    if step.work is None and not full and not any(share(f, bucket) for files in batches for f in files):
         return
     bucket_bytes = table.settings.bucket_bytes
-    counted = [link for link in step.pending if link.number in step.counting]
     # What is made anew of landing has a key's deletes before it, and the rows that were refused at their time are left out.
     floors = (step.head.body.buckets if step.head and step.work else ()) or (bucket,)
     sources = (
         tuple((link.body.batch_id, link.body.sources) for link in counted) if bucket.floor and not step.work else ()
     )
-    kept, folded = in_place(strategy, bucket, incoming, bucket_bytes)
+    kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, bucket_bytes)
     splits = not kept and table.spec(step.spec_version).stored_key
     bits = bits_more(bucket, incoming, bucket_bytes) if splits else 0
     for number in range(2**bits):
@@ -194,6 +199,7 @@ def _tasks(
             floors=tuple(sorted({b.floor for b in floors if b.floor})),
             forgets=_forgets(table, step, counted),
             sources=sources,
+            full=full,
         )
         yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -69,6 +70,21 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, int]
 
 
+Scope = Literal["table", "partitions"]
+
+
+class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch has all rows that its partitions have at its source; keys that it lacks are deleted there.
+
+    Attributes:
+        scope: ``table``: it touches every partition of the table; ``partitions``: those that its rows are in.
+        order: the greatest order of its rows (see `engine.floor`). What it lacks is deleted up to that order.
+    """
+
+    scope: Scope
+    order: str
+
+
 class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One number of the ledger.
 
@@ -82,6 +98,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         replayed: where the batch took its rows instead of landing files, in the order that ranks them (ADR 0010).
         fence: behind a fence no append commits that began when the ledger had this many entries, or fewer: a vacuum deleted
             what those left. A restore gives up at any fence: the snapshot that it chose may have expired.
+        full: set where the batch was declared to be a full extract.
     """
 
     kind: str
@@ -97,6 +114,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     replayed: tuple[Replayed, ...] = ()
     fence: int | None = None
     seen: tuple[SeenFile, ...] = ()
+    full: FullExtract | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -92,11 +92,13 @@ def test_example_of_the_page(
     monkeypatch.setattr(strategy, "TOGETHER", 2)  # so that three nights fold deltas
     table = opened(example, tmp_path)
     for files in example.nights.values():
-        for path, text in files.items():
+        scope: Any = None
+        for name, text in files.items():
+            path, _, scope = name.partition(" --full ")
             file = tmp_path / "landing" / path
             file.parent.mkdir(exist_ok=True)
             file.write_text(text)
-        table.run(host="local", engine=engine)
+        table.run(host="local", engine=engine, full=scope or None)
     assert_as_on_the_page(example, table)
     header, rows = expected(example, QUARANTINE)
     assert sorted([row[name] for name in header] for row in quarantined(table)) == rows

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cmp_to_key
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import pytest
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import PARTITION, AppendJob, settle_and_write
 from lakeupsert.engine.datafiles import read_file
-from lakeupsert.engine.floor import Forgetting
+from lakeupsert.engine.floor import Forgetting, greatest
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.storage import LocalStore
@@ -230,7 +231,7 @@ def test_any_order_split_and_repetition_make_the_same_table(seed: int, tmp_path_
             assert merged(spec, engine, arrived, rng, store) == wanted, (spec.ordering, spec.ties)
 
 
-# ---------------------------------------------------------------- deletes that are forgotten
+# ---------------------------------------------------------------- deletes that are forgotten, and full extracts
 
 
 @dataclass
@@ -243,14 +244,24 @@ class Memory:
     refused: int = 0
     dropped: int = 0
 
-    def merge(self, spec: TableSpec, records: Sequence[Record], received: int, before: int) -> None:
+    def merge(
+        self, spec: TableSpec, records: Sequence[Record], received: int, before: int, full: Record | None
+    ) -> None:
+        """``full``: the record of greatest order, where these are a full extract."""
+        if full is not None:
+            lacking = {*self.live, *self.deleted} - {record["k"] for record in records}
+            for key in lacking:
+                if by_order(spec, self.live.get(key) or self.deleted[key][0], full) <= 0:
+                    self.live.pop(key, None)
+                    self.deleted.pop(key, None)
         best: dict[int, Record] = {}
         for record in records:
             if record["k"] not in best or compared(spec, best[record["k"]], record) <= 0:
                 best[record["k"]] = record
         for key, record in best.items():
             stored = self.live.get(key) or (self.deleted[key][0] if key in self.deleted else None)
-            if stored is None and self.floor and not record["deleted"] and by_order(spec, record, self.floor) < 0:
+            is_late = stored is None and self.floor is not None and by_order(spec, record, self.floor) < 0
+            if is_late and not record["deleted"] and full is None:
                 self.refused += 1
             elif stored is None or compared(spec, stored, record) <= 0:
                 self.live.pop(key, None)
@@ -263,16 +274,32 @@ class Memory:
             if since < before:
                 del self.deleted[key]
                 self.dropped += 1
-                if self.floor is None or by_order(spec, self.floor, record) < 0:
-                    self.floor = record
+                self.raise_floor(spec, record)
+        if full is not None:
+            self.raise_floor(spec, full)
+
+    def raise_floor(self, spec: TableSpec, record: Record) -> None:
+        if self.floor is None or by_order(spec, self.floor, record) < 0:
+            self.floor = record
 
 
 def by_order(spec: TableSpec, one: Record, other: Record) -> int:
     return compared(msgspec.structs.replace(spec, ties="arrival"), one, other)
 
 
+def greatest_of(spec: TableSpec, records: Sequence[Record]) -> Record:
+    return max(records, key=cmp_to_key(lambda one, other: by_order(spec, one, other)))
+
+
+def order_of(spec: TableSpec, record: Record) -> str:
+    columns = {name: pa.array([record[name]], spec.schema.field(name).type) for name in spec.order_by}
+    return greatest((), pa.table(columns), spec) or ""
+
+
 @pytest.mark.parametrize("seed", range(ROUNDS // 4))
-def test_what_is_forgotten_is_refused_when_it_comes_late(seed: int, tmp_path_factory: Any, request: Any) -> None:
+def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
+    seed: int, tmp_path_factory: Any, request: Any
+) -> None:
     rng = random.Random(f"forgotten {seed}")
     spec = spec_of(rng, ties="arrival")
     engines: list[Engine] = [ArrowEngine()]
@@ -284,10 +311,12 @@ def test_what_is_forgotten_is_refused_when_it_comes_late(seed: int, tmp_path_fac
     feeds = {f"part={n}": [feed(spec, rng, keys=16) for _ in range(4)] for n in range(FEEDS)}
     ways = {(p, n): rng.choice(["rewrite", "delta"]) for p in feeds for n in range(4)}
     retention = rng.choice([0, 0, 10])
+    full = {(p, n): greatest_of(spec, feeds[p][n]) for p in feeds for n in range(4) if rng.random() < 0.2}
     memories = {partition: Memory() for partition in feeds}
     for number in range(4):
         for partition, parts in feeds.items():
-            memories[partition].merge(spec, parts[number], 10 * number, 10 * number - retention)
+            extract = full.get((partition, number))
+            memories[partition].merge(spec, parts[number], 10 * number, 10 * number - retention, extract)
     assert sum(memory.refused for memory in memories.values()) > 5
     assert sum(memory.dropped for memory in memories.values()) > 5
     for engine in engines:
@@ -300,8 +329,10 @@ def test_what_is_forgotten_is_refused_when_it_comes_late(seed: int, tmp_path_fac
             tasks = {}
             for partition, pile in piles.items():
                 floor = floors.get(partition)
+                extract = full.get((partition, number))
                 tasks[partition] = replace(
-                    pile.task(partition, ways[partition, number]),
+                    pile.task(partition, "rewrite" if extract else ways[partition, number]),
+                    full=((1, order_of(spec, extract)),) if extract else (),
                     floors=(floor,) if floor else (),
                     forgets=Forgetting(10 * number - retention, 10 * number, (10 * number,) * len(pile.waiting)),
                     sources=((str(number), ("file",)),) * len(pile.waiting),

@@ -1,0 +1,122 @@
+"""Full extracts: what they delete, what they are refused for, and what upkeep makes of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert.cli import main
+from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.dedupe import mark_failed
+from lakeupsert.testing.lake import Lake, row
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    lake = Lake(tmp_path, on_failed_partition="skip")
+    lake.land("1.jsonl", [row(k, day, 1, 1) for k in "abcdef" for day in (0, 1)])
+    lake.run()
+    return lake
+
+
+def keys(lake: Lake) -> list[tuple[str, int, int]]:
+    return [(r["k"], r["d"].day, r["v"]) for r in lake.rows()]
+
+
+def quarantined(lake: Lake) -> int:
+    result = lake.table.reconcile(deep=True)
+    assert not result.unbalanced
+    assert not result.gone
+    return sum(p.refused for p in result.proof)
+
+
+def test_partition_that_an_extract_has_nothing_of_becomes_empty(lake: Lake) -> None:
+    lake.land("2.jsonl", [row(k, 0, 2, 2) for k in "abcdefgh"])
+    lake.run(full="table", may_shrink=True)
+    assert keys(lake) == [(k, 1, 2) for k in "abcdefgh"]
+    assert quarantined(lake) == 0
+
+
+def test_rows_behind_an_extract_are_judged_by_it_where_both_are_merged_at_once(lake: Lake) -> None:
+    """A partition that readers see lagging catches up: an extract, and a late row of a key that it lacks."""
+    lake.land("2.jsonl", [row(k, 0, 5, 2) for k in "abcde"])
+    lake.table.append(host="local", full="partitions")
+    lake.land("3.jsonl", [row("f", 0, 4, 3), row("g", 0, 6, 3)])
+    lake.table.append(host="local")
+    mark_failed(lake.table._table, "d=2020-01-01", 2, "of this test")
+    lake.table.publish()
+    assert lake.table.status().lagging == ("d=2020-01-01",)
+    lake.table.dedupe()
+    lake.table.publish()
+    assert keys(lake)[:6] == [*((k, 1, 2) for k in "abcde"), ("g", 1, 3)]
+    assert quarantined(lake) == 1
+    lake.table.reprocess(source="landing", host="local")
+    assert keys(lake)[:6] == [*((k, 1, 2) for k in "abcde"), ("g", 1, 3)]
+    assert quarantined(lake) == 1
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+@pytest.mark.parametrize("bucket", ["2500B", "256MiB"])
+def test_extract_of_many_buckets_and_what_upkeep_does_with_it(tmp_path: Path, strategy: Any, bucket: str) -> None:
+    lake = Lake(tmp_path, strategy=strategy, bucket=bucket)
+    for night in range(3):
+        lake.land(f"{night}.jsonl", [row(f"{k}", 0, night, night) for k in range(40)])
+        lake.run()
+    lake.land("full.jsonl", [row(f"{k}", 0, 1, 9) for k in range(30)])
+    lake.run(full="table")
+    assert len(lake.rows()) == 40, "the stored rows are newer than the extract"
+    lake.land("newer.jsonl", [row(f"{k}", 0, 5, 9) for k in range(30)])
+    lake.run(full="table")
+    expected = [(f"{k}", 1, 9) for k in sorted(map(str, range(30)))]
+    assert keys(lake) == expected
+    wanted = lake.table.snapshots()[0].number
+    lake.table.compact(full=True)
+    lake.land("gone.jsonl", [row(f"{k}", 0, 9, 7) for k in range(40)])
+    lake.run()
+    lake.table.restore(wanted, dry=False)
+    lake.run()
+    assert keys(lake) == expected
+    lake.land("again.jsonl", [row("39", 0, 4, 4)])
+    lake.run()
+    assert keys(lake) == expected
+    assert quarantined(lake) == 1
+    lake.table.reprocess(source="landing", host="local")
+    assert keys(lake) == expected
+    lake.table.vacuum(dry=False)
+    assert quarantined(lake) == 1
+
+
+def test_what_is_not_a_whole_extract_is_refused_and_nothing_changes(lake: Lake) -> None:
+    before = keys(lake)
+    lake.land("2.jsonl", [row("a", 0, 2, 2)])
+    with pytest.raises(RefusedError) as shrinks:
+        lake.table.append(host="local", full="table")
+    assert shrinks.value.code == "full-extract-shrinks"
+    assert "1 rows for 2 partitions, which hold 12" in shrinks.value.message
+    lake.land("3.jsonl", [row(k, 0, 2, 2) for k in "abcdef"], refused=[{"k": None, "d": "2020-01-01"}])
+    with pytest.raises(RefusedError) as incomplete:
+        lake.table.append(host="local", full="partitions")
+    assert incomplete.value.code == "full-extract-incomplete"
+    (lake.root / "landing" / "2.jsonl").unlink()
+    (lake.root / "landing" / "3.jsonl").write_text("")
+    with pytest.raises(RefusedError) as empty:
+        lake.table.append(host="local", full="table", may_shrink=True)
+    assert empty.value.code == "empty-full-extract"
+    assert keys(lake) == before
+    assert len(lake.entries()) == 2
+
+
+def test_command_tells_why_a_row_is_gone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.land("2.jsonl", [row(k, 0, 2, 2) for k in "abcde"])
+    monkeypatch.chdir(lake.configure().parent)
+    done = CliRunner().invoke(main, ["run", "--host", "local", "--full", "partitions", "--json"])
+    assert done.exit_code == 0, done.output
+    told = CliRunner().invoke(main, ["explain", "k=f", "l=0", "d=2020-01-01", "--json"])
+    [found] = json.loads(told.stdout)["result"]["partitions"]
+    assert found["why"] == "A full extract lacked the key."
+    assert [v["outcome"] for v in found["versions"]] == ["lacking"]
+    kept = CliRunner().invoke(main, ["explain", "k=a", "l=0", "d=2020-01-01", "--json"])
+    [found] = json.loads(kept.stdout)["result"]["partitions"]
+    assert {v["outcome"] for v in found["versions"]} == {"shown", "superseded"}
