@@ -180,8 +180,7 @@ class SparkEngine:
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for number in _ids(batches):
                 unit, source = flat[number]
-                for ranked in _ranks(store, spec, unit, source, tasks[unit], *sources[unit][source]):
-                    yield from (ranked if has_full else ranked.drop_columns("lacking")).to_batches()
+                yield from _ranks(store, spec, unit, source, tasks[unit], *sources[unit][source], lacking=has_full)
 
         def write(batches: Iterator[Any]) -> Iterator[Any]:
             for unit, rows in _by_unit(batches):
@@ -354,9 +353,18 @@ def _sources(task: MergeTask) -> list[tuple[DataFile, int]]:
 
 
 def _ranks(
-    store: ObjectStore, spec: TableSpec, unit: int, source: int, task: MergeTask, file: DataFile, age: int
+    store: ObjectStore,
+    spec: TableSpec,
+    unit: int,
+    source: int,
+    task: MergeTask,
+    file: DataFile,
+    age: int,
+    *,
+    lacking: bool,
 ) -> Iterator[Any]:
-    """The columns that decide, and the position, of each row of one file that is in the task's bucket."""
+    """The columns that decide, and the position, of each row of one file that is in the task's bucket; ``lacking``: and which
+    full extracts delete it where they lack its key."""
     appended = spec.ranked_schema if age else None
     extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.delete else []))] if appended else []
     position = pa.field(POSITION, pa.int64())
@@ -379,17 +387,18 @@ def _ranks(
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
         columns |= {f"o{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.order_by)}
         columns |= {f"c{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.content)}
-        columns["lacking"] = _lacking(rows, age, spec, task)
-        yield pa.table(columns)
+        if lacking:
+            columns["lacking"] = _lacking(rows, age, spec, task)
+        yield from pa.table(columns).to_batches()
 
 
 def _lacking(rows: Any, age: int, spec: TableSpec, task: MergeTask) -> Any:
     """For each row the ages of the full extracts that delete it where they lack its key."""
-    later = [(of_it, up_to(rows, order, spec)) for of_it, order in task.full if age < of_it]
-    ages = (
-        [[of_it for of_it, dies in later if dies[i]] for i in range(rows.num_rows)] if later else [[]] * rows.num_rows
-    )
-    return pa.array(ages, pa.list_(pa.int32()))
+    later = [(of_it, order) for of_it, order in task.full if age < of_it]
+    dies = np.array([up_to(rows, order, spec) for _, order in later], bool).reshape(len(later), rows.num_rows).T
+    ages = np.broadcast_to(np.array([of_it for of_it, _ in later], np.int32), dies.shape)[dies]
+    ends = np.cumsum([0, *dies.sum(axis=1)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(ages, pa.int32()))
 
 
 def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
