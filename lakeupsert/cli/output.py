@@ -191,7 +191,7 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
     if not merged:
         return [("merged", "nothing: the queue was empty" if not results else "nothing"), *handed_on]
     rows_in, written = sum(r.rows_in for r in merged), sum(r.bytes_written for r in merged)
-    rows_out = {r.partition: r.rows_out for r in merged}
+    rows_out, refused = {r.partition: r.rows_out for r in merged}, sum(r.rows_refused for r in merged)
     return [
         (
             "merged",
@@ -199,6 +199,11 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
             f"{size(written)} written",
         ),
         *handed_on,
+        *(
+            [("refused", f"{count(refused, 'row')} in quarantine: of unknown keys, below what is forgotten")]
+            if refused
+            else []
+        ),
     ]
 
 

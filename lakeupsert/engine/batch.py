@@ -244,7 +244,7 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                         )
                     if given.path in job.left_out:
                         is_out = pc.is_in(accepted[PLACE], pa.array(job.left_out[given.path], pa.int64()))
-                        yield from _lost(job.spec, accepted.filter(is_out))
+                        yield from lost(job.spec, accepted.filter(is_out))
                         accepted = accepted.filter(pc.invert(is_out))
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
@@ -258,7 +258,7 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
     yield from quarantine.report()
 
 
-def _lost(spec: TableSpec, rows: Any) -> Iterator[Written]:
+def lost(spec: TableSpec, rows: Any) -> Iterator[Written]:
     """What is told of rows that are in no file."""
     for partition in pc.unique(rows[PARTITION]).to_pylist():
         digest = Digest(spec)

@@ -1,8 +1,9 @@
 """What a bucket may forget of its deletes, and what it then no longer knows of rows that come late.
 
 A tombstone that is older than `tombstone_retention` is dropped, and the bucket keeps a floor: the greatest order that it
-dropped. Of a key that nothing is stored of, a row below the floor may be one that was deleted, so it is refused; known keys
-are compared with what is stored, as ever.
+dropped. Of a key that nothing is stored of, a row below the floor may be one that was deleted, so it is refused, and so is a
+delete, whose tombstone would make the key a known one. Known keys are compared with what is stored, as ever. The greatest
+floor of a partition's buckets holds in all of them.
 
 A full extract deletes what it lacks in the same way: of all other keys the rows up to its greatest order die, and that order
 is the floor from then on. No tombstone is written for a key.
@@ -83,10 +84,11 @@ def greatest(floors: Sequence[str], rows: Any, spec: TableSpec) -> str | None:
 
 
 def below(rows: Any, floors: Sequence[str], spec: TableSpec) -> Any:
-    """A mask (numpy) of the rows whose order is below one of these floors."""
+    """A mask (numpy) of the rows whose order is below one of these floors; or the same, where a delete would win by content."""
     found = np.zeros(rows.num_rows, bool)
     for floor in floors:
-        found |= _compared(rows, floor, spec)[0]
+        loses, equal = _compared(rows, floor, spec)
+        found |= loses | equal if spec.ties == "content" else loses
     return found
 
 

@@ -345,8 +345,8 @@ def _check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
 
 def _required(spec: TableSpec) -> frozenset[str]:
     in_files = () if spec.stamped or spec.order_in_name else spec.order_by
-    made = {one.column for one in spec.partition_from}
-    return frozenset((*spec.key, *_partition_sources(spec), *in_files)) - made
+    absent = {one.column for one in spec.partition_from} | set(() if in_files else spec.order_by)
+    return frozenset((*spec.key, *_partition_sources(spec), *in_files)) - absent
 
 
 def _partition_sources(spec: TableSpec) -> tuple[str, ...]:
@@ -361,13 +361,18 @@ def _made(spec: TableSpec, columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_moment(values: Any) -> Any:
-    """Dates and timestamps as UTC without a zone, in microseconds where they have no finer ones."""
-    unit = "ns" if pa.types.is_timestamp(values.type) and values.type.unit == "ns" else "us"
-    if pa.types.is_timestamp(values.type) and values.type.tz:
-        values = values.cast(pa.timestamp(values.type.unit, "UTC")).view(pa.timestamp(values.type.unit))
-    return values.cast(pa.timestamp(unit))
+    """Dates and timestamps as whole seconds in UTC, null outside the years that a folder is named by."""
+    t, type_ = pa.types, values.type
+    if t.is_date32(type_):
+        seconds = values.view(pa.int32()).fill_null(0).to_numpy().astype(np.int64) * 86400
+    else:
+        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[type_.unit if t.is_timestamp(type_) else "ms"]
+        seconds = values.view(pa.int64()).fill_null(0).to_numpy() // per_second
+    unfit = true(values.is_null()) | (seconds < _FIRST_SECOND) | (seconds > _LAST_SECOND)
+    return pa.array(np.where(unfit, 0, seconds).astype(np.int64), pa.int64(), mask=unfit).view(pa.timestamp("s"))
 
 
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # 0001-01-01 and the end of 9999
 _MAKE: dict[str, Callable[[Any], Any]] = {
     "year": lambda moments: pc.year(moments).cast(pa.int32()),
     "month": lambda moments: pc.strftime(moments, "%Y-%m"),
@@ -419,8 +424,9 @@ class _Refusals:
 
     def add_values(self, code: str, mask: Any, name: str, what: str) -> None:
         """Refuse the rows of a mask for what each of them has in one column."""
-        rows = self._fresh(mask)
-        if rows:
+        if name not in set(self._block.names):  # no row brings it
+            self.add(code, mask, f"Column {name!r} {what}.")
+        elif rows := self._fresh(mask):
             for row, value in zip(rows, self._block.found(name, rows), strict=True):
                 self._found[row] = code, f"Column {name!r}: {_short(value)} {what}."
 

@@ -162,6 +162,7 @@ class MergeWriter:
         self._store, self._spec, self._task = store, spec, task
         self._dropped, self._refused = Digest(spec), Digest(spec)
         self._floor: str | None = None
+        self._since: int | None = None
         if floors := [*task.floors, *(order for _, order in task.full)]:
             self._floor = greatest(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
@@ -200,18 +201,21 @@ class MergeWriter:
         ``rows`` has the stored columns and `DELETE_FLAG`; where the task forgets, `DELETED_AT`; where it refuses, `AGE`, `FILE`
         and `PLACE`, and ``known`` (numpy, a boolean for each winner) tells of whose keys something is stored.
         """
+        if known is not None and not known.all():
+            winners = self._not_late(rows, winners, known)
         deleted = rows[DELETE_FLAG].take(winners)
         self._bury(rows.select(self._tombstones.schema.names).take(winners.filter(deleted)))
-        lives = pc.invert(deleted)
-        if known is not None and not known.all():
-            # What a full extract has is there, however old it is.
-            extracts = pa.array([age for age, _ in self._task.full], pa.int32())
-            late = ~known & true(lives) & ~true(pc.is_in(rows[AGE].take(winners), extracts))
-            late[late] = below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
-            if late.any():
-                self._refuse(rows.take(winners.filter(pa.array(late))))
-                lives = pc.and_not(lives, pa.array(late))
-        self.live.write(rows.select(self.live.schema.names).take(winners.filter(lives)))
+        self.live.write(rows.select(self.live.schema.names).take(winners.filter(pc.invert(deleted))))
+
+    def _not_late(self, rows: Any, winners: Any, known: Any) -> Any:
+        """Those that are not refused. Deletes are, too: the key would be known by one that is below what was forgotten."""
+        # What a full extract has is there, however old it is.
+        extracts = pa.array([age for age, _ in self._task.full], pa.int32())
+        late = ~known & ~true(pc.is_in(rows[AGE].take(winners), extracts))
+        late[late] = below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
+        if late.any():
+            self._refuse(rows.take(winners.filter(pa.array(late))))
+        return winners.filter(pa.array(~late))
 
     def _refuse(self, rows: Any) -> None:
         self._refused.add(rows)
@@ -221,7 +225,9 @@ class MergeWriter:
         block = ArrowBlock(columns, rows[PLACE].to_numpy())
         every = range(rows.num_rows)
         sources = [self._task.sources[age - 1] for age in rows[AGE].to_pylist()]
-        reason = "Its key is unknown, and its order is below that of deletes that the table has forgotten."
+        reason = (
+            "Nothing is known of its key, and its order is below what the table has forgotten, or a full extract had."
+        )
         refused = {
             "reason_code": ["below_floor"] * rows.num_rows,
             "reason": [reason] * rows.num_rows,
@@ -241,6 +247,9 @@ class MergeWriter:
             if old.num_rows:
                 self._dropped.add(old)
                 self._floor = greatest([self._floor] if self._floor else [], old, self._spec)
+            if tombstones.num_rows:
+                least = pc.min(tombstones[DELETED_AT.name]).as_py()
+                self._since = least if self._since is None else min(self._since, least)
         if self._few is not None:
             self._few.append(tombstones)
             if sum(t.nbytes for t in self._few) <= INLINE_BYTES:
@@ -256,7 +265,7 @@ class MergeWriter:
         positions: Sequence[Any] = (),
     ) -> MergeOutput:
         """After the block: what was written; ``positions`` are those of rows that lost in each file that is kept."""
-        files = [TombstoneFile(**msgspec.structs.asdict(f)) for f in self._tombstones.files]
+        files = [TombstoneFile(**msgspec.structs.asdict(f), since=self._since) for f in self._tombstones.files]
         few = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._few or [])])
         if few.num_rows:
             inline = to_bytes(few.combine_chunks())
@@ -264,7 +273,7 @@ class MergeWriter:
             few_file = TombstoneFile(
                 name="", rows=few.num_rows, bytes=len(inline), inline=inline, bucket=task.bucket, bits=task.bits
             )
-            files.append(few_file)
+            files.append(msgspec.structs.replace(few_file, since=self._since))
         new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
         kept = with_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
         return MergeOutput(

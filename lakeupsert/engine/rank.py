@@ -34,7 +34,7 @@ def latest(table: Any, spec: TableSpec, ties: Sequence[str], by: Sequence[str] =
 
     for i, ordering in enumerate(spec.ordering):
         then(f"o{i}", ordering)
-    deciding = [DELETE_FLAG] if spec.content and DELETE_FLAG in table.schema.names else []
+    deciding = [DELETE_FLAG] if spec.ties == "content" and DELETE_FLAG in table.schema.names else []
     for i, name in enumerate((*deciding, *spec.content, *ties)):
         then(f"t{i}", Ordering(name))
     order = pc.sort_indices(pa.table(columns), sort_keys=sort_keys)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, settle_and_write
+from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, lost, settle_and_write
 from lakeupsert.engine.blocks import ArrowBlock, Block
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import from_bytes, opened
@@ -41,6 +41,7 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
     """
     replayed: list[Replayed] = []
     passed: list[Any] = []
+    reports: list[Report] = []
     with QuarantineWriter(job) as quarantine:
         for file in files:
             with opened(job.store, file.name) as source:
@@ -50,6 +51,10 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
                 continue
             accepted, staying = _tried(rows, job.rules)
             for table in accepted:
+                if file.name in job.left_out:
+                    is_out = pc.is_in(table[PLACE], pa.array(job.left_out[file.name], pa.int64()))
+                    reports += lost(job.spec, table.filter(is_out))
+                    table = table.filter(pc.invert(is_out))
                 if job.only is not None:
                     table = table.filter(pc.is_in(table[PARTITION], pa.array(sorted(job.only), pa.string())))
                 place = pa.array(np.full(table.num_rows, len(replayed), np.int32))
@@ -58,7 +63,7 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
                 if job.only is None:
                     quarantine.write(staying)
                 replayed.append(file)
-    reports: list[Report] = [*quarantine.report()]
+    reports += quarantine.report()
     if passed:
         reports += settle_and_write(job, passed)
     return tuple(replayed), reports

@@ -45,7 +45,7 @@ from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import ObjectStore, StoreUnavailableError
-from lakeupsert.table.manifest import NO_ROWS, DataFile, TombstoneFile
+from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
 
 TASK_BYTES = 64 << 20
@@ -196,13 +196,16 @@ class SparkEngine:
             newest_first = by_key.orderBy(
                 "dead",
                 *[_window_order(name, ordering) for name, ordering in orders.items()],
-                *[F.col(name).desc_nulls_last() for name in (*(["deleted", *content] if content else []), *_ARRIVAL)],
+                *[
+                    F.col(name).desc_nulls_last()
+                    for name in (*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL)
+                ],
             )
             known = F.lit(True)
             if any(task.refuses for task in tasks):
                 known = F.coalesce(F.min(F.when(~F.col("dead"), F.col("age"))).over(by_key) == 0, F.lit(False))
             rows = (
-                spark.range(0, len(flat), 1, min(len(flat), 4 * _parallelism(spark)))
+                spark.range(0, len(flat), 1, max(1, min(len(flat), 4 * _parallelism(spark))))
                 .mapInArrow(
                     read,
                     f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, {ddl}",
@@ -210,7 +213,7 @@ class SparkEngine:
                 .withColumn("dead", dead)
                 .withColumn("nth", F.when(F.col("dead"), 0).otherwise(F.row_number().over(newest_first)))
                 .withColumn("known", known)
-                .repartition(min(len(tasks), 4 * _parallelism(spark)), "unit")
+                .repartition(max(1, min(len(tasks), 4 * _parallelism(spark))), "unit")
                 .sortWithinPartitions("unit", *keys)
                 .select("unit", "source", "row", "deleted", "hash", "nth", "known", *_ARRIVAL)
                 .mapInArrow(write, "unit int, output binary")
@@ -218,8 +221,7 @@ class SparkEngine:
             )
         done = {row.unit: pickle.loads(row.output) for row in rows}
         return [
-            done.get(unit, MergeOutput((), (), 0, adopted=None if task.settled else NO_ROWS))
-            for unit, task in enumerate(tasks)
+            done.get(unit) or _gather(store, spec, spec_version, task, [], iter(())) for unit, task in enumerate(tasks)
         ]
 
 

@@ -27,7 +27,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, partition_name, partition_texts
+from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.spec import PartitionColumn, TableSpec, widened
@@ -63,6 +63,15 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     footings = _footings(table, [found for files in folders.values() for found in files])
     spec = _planned(table, footings, list(folders))
     _refuse_null_keys(table, footings)
+    for folder in folders:
+        canonical = parse_partition(spec, folder)
+        if canonical != folder:
+            raise ConfigurationError(
+                "not-partitioned",
+                f"{table.store.uri(folder)}: rows that land there would go to {canonical}, as values are compared by their type. "
+                "Nothing was changed.",
+                next=f"give the partition column the type string under [tables.{table.name}.schema], or rename the folder",
+            )
     table.objects.specs.append(spec, None)
     known = table.head_spec()  # perhaps of an attempt that came this far and no further, or of one beside this
     if table.objects.ledger.head() is not None:
@@ -222,7 +231,7 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
             f"{list(delete.values)} there would show as live ones. Nothing was changed.",
             next=f"set `keep = true` in [tables.{table.name}.delete]",
         )
-    for column in partitions:
+    for column in (p.column for p in map(PartitionColumn.parse, settings.partition_by) if not p.function):
         values = pa.array([partition_texts(folder)[column] for folder in folders])
         types[column] = given.get(column, inferred(values, _TEXTS))
     return table.new_spec(pa.schema(list(types.items())))

@@ -280,7 +280,7 @@ def _commit(
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
     while True:
-        outcome = chain.append(_merged(step, head, outputs, made), head)
+        outcome = chain.append(version_after(step, head, outputs, made), head)
         if outcome.link is not None or outcome.result == "unknown":
             return outcome.link  # unknown: the files stay for vacuum, the head tells whether anything is left to do
         newer = chain.head()
@@ -294,7 +294,7 @@ def _commit(
         head = newer  # something else was appended, such as a mark; what we read still stands
 
 
-def _merged(
+def version_after(
     step: Step,
     head: Link[Manifest] | None,
     outputs: Sequence[MergeOutput],

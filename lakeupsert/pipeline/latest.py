@@ -11,10 +11,13 @@ The ledger's number comes first and bounds everything: a head may hold batches t
 from dataclasses import dataclass
 
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
+from lakeupsert.pipeline.dedupe import version_after
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import Step, step_to
+from lakeupsert.pipeline.steps import Step, next_step, one_by_one, step_to
 from lakeupsert.read.view import View, partitions_of
+from lakeupsert.storage import ObjectStore
 from lakeupsert.storage.overlay import OverlayStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
@@ -88,17 +91,24 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where))
     shown = {p: heads.snapshot.partitions[p] for p in wanted if p not in heads.touched}
     # All are planned before one is merged: a version that is gone is found out early.
-    steps = [_step(table, heads, p) for p in wanted if p in heads.touched]
+    heads_of = {p: _head(table, heads, p) for p in wanted if p in heads.touched}
+    steps = {p: _step(table, heads, p, head) for p, head in heads_of.items()}
     pinned: dict[str, list[DataFile]] = {}
-    overlay = OverlayStore(table.store) if any(step.tasks for step in steps) else None
+    overlay = OverlayStore(table.store) if any(step.tasks for step in steps.values()) else None
     try:
-        for step in steps:
+        for partition, step in steps.items():
+            head = heads_of[partition]
+            while step.up_to < heads.touched[partition]:
+                outputs = _outputs(overlay or table.store, table.spec(step.spec_version), step)
+                body = version_after(step, head, outputs, {})
+                head = Link(number=step.start, write_id="", parent="", written_at="", body=body, read_at=0.0)
+                step = _step(table, heads, partition, head)
             stay = [b for b in step.buckets if not any(share(b, task) for task in step.tasks)]
             files = [file for bucket in stay for file in bucket.data]
-            if overlay and step.tasks:
-                files += _files(overlay, spec, spec_version, step)
-            pinned[step.partition] = files
-            shown[step.partition] = Shown(  # of no version
+            for output in _outputs(overlay or table.store, spec, step):
+                files += (*output.kept, *output.written)
+            pinned[partition] = files
+            shown[partition] = Shown(  # of no version
                 version=-1, merged=step.up_to, rows=sum(f.live for f in files), bytes=sum(f.bytes for f in files)
             )
     except BaseException:
@@ -109,23 +119,36 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     return View(TableObjects(overlay) if overlay else table.objects, spec, snapshot, None, pinned)
 
 
-def _step(table: OpenTable, heads: _Heads, partition: str) -> Step:
-    """What brings a partition up to the batch; without a task where nothing is pending, or a restore alone."""
+def _head(table: OpenTable, heads: _Heads, partition: str) -> Link[Manifest] | None:
+    """The newest version up to the batch."""
     chain, version = table.objects.partition(partition), heads.newest.get(partition)
     if heads.snapshot.lost(partition, version):
         shown = heads.snapshot.partitions[partition].version
         raise table.objects.missing(partition, shown, f"Snapshot {heads.number}", lost=True)
     while version is not None and version.body.merged > heads.batch:
         version = next(chain.between(version.number - 2, version.number - 1)) if version.number else None
-    merged = version.body.merged if version else 0
+    return version
+
+
+def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] | None) -> Step:
+    """What brings a partition up to the batch, or to the first that is pending where they are judged one by one; without a task
+    where nothing is pending, or a restore alone."""
+    merged_up_to, batch = head.body.merged if head else 0, heads.touched[partition]
     # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
-    low = merged if partition in heads.snapshot.lagging else max(merged, heads.snapshot.batch)
-    return step_to(table, version, partition, low, heads.touched[partition])
+    low = merged_up_to if partition in heads.snapshot.lagging else max(merged_up_to, heads.snapshot.batch)
+    pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
+    if one_by_one(table, head, pending):
+        next_one = next_step(table, partition, batch, heads.snapshot if heads.number is not None else None, head)
+        if next_one is not None:
+            return next_one
+    return step_to(table, head, partition, low, batch)
 
 
-def _files(store: OverlayStore, spec: TableSpec, spec_version: int, step: Step) -> list[DataFile]:
+def _outputs(store: ObjectStore, spec: TableSpec, step: Step) -> list[MergeOutput]:
+    if not step.tasks:
+        return []
     try:
-        outputs = ArrowEngine().merge(store, spec, spec_version, step.tasks)
+        return ArrowEngine().merge(store, spec, step.spec_version, step.tasks)
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(
             e.code,
@@ -133,4 +156,3 @@ def _files(store: OverlayStore, spec: TableSpec, spec_version: int, step: Step) 
             next=f"{e.next}; `published` can be read meanwhile",
             partition=step.partition,
         ) from e
-    return [file for output in outputs for file in (*output.kept, *output.written)]

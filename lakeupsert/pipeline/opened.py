@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -124,7 +125,9 @@ class OpenTable:
             delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
             stamped=settings.order_in_name is None
             and len(settings.order_by) == 1
-            and Ordering.parse(settings.order_by[0]).column not in schema.names,
+            # Only a bare name: whoever gives a direction means a column that is there, and may have mistyped it.
+            and settings.order_by[0] not in schema.names
+            and not re.search(r"\s", settings.order_by[0]),
         )
 
     def spec(self, version: int) -> TableSpec:

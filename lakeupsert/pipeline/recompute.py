@@ -307,7 +307,11 @@ class _Inputs:
         spec = self._spec
         made = next((one for one in spec.partition_from if one.column == name), None)
         if made is not None:
-            moment = f"TRY_CAST({_landed(made.source or '', written, text)} AS {written[made.source or '']})"
+            type_ = written[made.source or ""]
+            moment = f"TRY_CAST({_landed(made.source or '', written, text)} AS {type_})"
+            if type_ in ("TIMESTAMP_NS", "TIMESTAMPTZ_NS"):  # DuckDB cuts them towards 1970
+                nanos = f"epoch_ns(CAST({moment} AS TIMESTAMP_NS))"
+                moment = f"make_timestamp(({nanos} - ({nanos} % 1000000000 + 1000000000) % 1000000000) // 1000)"
             return _MADE[made.function or ""].format(moment)
         if name not in spec.order_by or entry.kind != "batch":
             return None

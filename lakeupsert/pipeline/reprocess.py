@@ -159,7 +159,10 @@ def _begun(
     table: OpenTable, plan: ReprocessPlan, made: Mapping[str, dict[int, Touched]], start: int | None
 ) -> ReprocessPlan:
     name = TableObjects.new_work()
-    rebuilt = {p: Rebuilt(merged=head.body.merged, batches=made.get(p, {})) for p, head in plan.heads.items()}
+    rebuilt = {
+        p: Rebuilt(merged=head.body.merged, batches=made.get(p, {}), refused=head.body.quarantine)
+        for p, head in plan.heads.items()
+    }
     write_work(table.store, name, Work(source=plan.source, partitions=rebuilt))
     head = table.objects.ledger.head()
     # Asked after the work object is there: a vacuum whose fence comes later finds it and keeps what it names.

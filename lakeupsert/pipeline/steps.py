@@ -90,13 +90,16 @@ def next_step(
     pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
     if not pending:
         return None
-    # One version a batch, but for batches that are published or withdrawn: nobody needs a snapshot of these.
-    needed = [number for number, link in enumerate(pending, 1) if link.number <= published or link.body.restored]
-    # Behind a full extract the next step begins: what comes later is judged by the floor that it leaves. But for a restore.
-    restored = max((number for number, link in enumerate(pending, 1) if link.body.restored), default=0)
-    full = [number for number, link in enumerate(pending, 1) if link.body.full and number > restored]
-    up_to = max(restored, min(max(needed, default=1), *full[:1]) if full else max(needed, default=1))
-    return step_to(table, head, partition, low, pending[up_to - 1].number)
+    # One version a batch, but for batches that are withdrawn or published: nobody needs a snapshot of these.
+    together = 0 if one_by_one(table, head, pending) else published
+    needed = [number for number, link in enumerate(pending, 1) if link.number <= together or link.body.restored]
+    return step_to(table, head, partition, low, pending[max(needed, default=1) - 1].number)
+
+
+def one_by_one(table: OpenTable, head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]) -> bool:
+    """Whether what a batch brings is judged by what the batches before it left, so that no two are merged at once."""
+    floors = [bucket.floor for bucket in head.body.buckets if bucket.floor] if head else []
+    return bool(floors) or table.settings.tombstones_kept is not None or any(link.body.full for link in pending)
 
 
 def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
@@ -125,6 +128,14 @@ def step_anew(table: OpenTable, head: Link[Manifest] | None, partition: str, nam
     asked = work.partitions.get(partition)
     if asked is None or head is None or not head.body.buckets or head.body.reprocessed == name:
         return None
+    if work.source == "landing" and asked.refused != head.body.quarantine:
+        raise RefusedError(
+            "work-outdated",
+            f"Since the reprocess of {partition} began, merges refused other rows than those that it leaves out. The partition "
+            "stays as it is.",
+            next="run `lakeupsert reprocess` again",
+            partition=partition,
+        )
     merged = head.body.merged
     base, counts = head.body, frozenset[int]()
     pending: tuple[Link[LedgerEntry], ...] = ()
@@ -172,14 +183,17 @@ def _tasks(
     incoming = sum(f.bytes * share(f, bucket) for files in batches for f in files)
     counted = [link for link in step.pending if link.number in step.counting]
     full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
-    if step.work is None and not full and not any(share(f, bucket) for files in batches for f in files):
-        return
+    forgets = _forgets(table, step, counted)
+    expires = forgets is not None and any(t.since is None or t.since < forgets.before for t in bucket.tombstones)
+    if not any(share(f, bucket) for files in batches for f in files) and not (step.work or full):
+        if not expires:
+            return
+        strategy = "delta"  # no row comes: its files stay
     bucket_bytes = table.settings.bucket_bytes
-    # What is made anew of landing has a key's deletes before it, and the rows that were refused at their time are left out.
-    floors = (step.head.body.buckets if step.head and step.work else ()) or (bucket,)
-    sources = (
-        tuple((link.body.batch_id, link.body.sources) for link in counted) if bucket.floor and not step.work else ()
-    )
+    # The greatest of all buckets holds in each, so that it does not matter how a partition is split.
+    floors = {b.floor for b in (step.head.body if step.head and step.work else step.base).buckets if b.floor}
+    # What is made anew of landing leaves out what was refused at its time.
+    sources = tuple((link.body.batch_id, link.body.sources) for link in counted) if floors and not step.work else ()
     kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, bucket_bytes)
     splits = not kept and table.spec(step.spec_version).stored_key
     bits = bits_more(bucket, incoming, bucket_bytes) if splits else 0
@@ -196,8 +210,8 @@ def _tasks(
             settled=bucket.settled,
             bucket=(bucket.bucket << bits) + number,
             bits=bucket.bits + bits,
-            floors=tuple(sorted({b.floor for b in floors if b.floor})),
-            forgets=_forgets(table, step, counted),
+            floors=tuple(sorted(floors)),
+            forgets=forgets,
             sources=sources,
             full=full,
         )
@@ -205,9 +219,10 @@ def _tasks(
 
 
 def _forgets(table: OpenTable, step: Step, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:
-    """By the stamps of the batches, not by a clock: whoever merges the same, and when, drops the same tombstones."""
+    """By the stamps of the batches, not by a clock: whoever merges the same, and when, drops the same tombstones. What is stored
+    is compacted without forgetting any."""
     retention = table.settings.tombstones_kept
-    if retention is None:
+    if retention is None or (step.work and not step.pending):
         return None
     now = table.entries(step.up_to - 1, step.up_to)[0].body.received_at
     received = tuple(link.body.received_at for link in counted)

@@ -203,7 +203,7 @@ def parse_partition(spec: TableSpec, given: str) -> str:
         f"{given!r} is no {what} ({types}).",
         next=f"give a value such as 2020-01-01 or {columns}=2020-01-01"
         if len(spec.partition_by) == 1
-        else f"give a value for each, such as {'/'.join(f'{column}=VALUE' for column in spec.partition_by)}",
+        else f"give a value for each, such as {'/'.join(f'{_escape(column)}=VALUE' for column in spec.partition_by)}",
     )
 
 
@@ -221,15 +221,14 @@ def parse_value(spec: TableSpec, column: str, given: str) -> Any:
 
 
 def _parse_folder(spec: TableSpec, column: str, given: str) -> str | None:
-    text = given.removeprefix(f"{column}=")
-    name = given if given != text and _escape(unquote(text)) == text else folder_name(column, text)
+    text = given.removeprefix(f"{_escape(column)}=").removeprefix(f"{column}=")
+    if given != text and _escape(unquote(text)) == text:
+        text = unquote(text)
     try:
-        if name is not None:
-            _scalar(spec, column, partition_texts(name)[column])
-            return name
+        value = _scalar(spec, column, text).as_py()
     except (ValueError, pa.ArrowInvalid):
-        pass
-    return None
+        return None
+    return folder_name(column, str(value).lower() if isinstance(value, bool) else str(value))
 
 
 def _escape(text: str) -> str:

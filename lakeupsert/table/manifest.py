@@ -79,9 +79,11 @@ class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         inline: an Arrow IPC stream of the rows; ``name`` is then empty, and ``bytes`` is its length.
+        since: the least receipt stamp of the batches that deleted the keys; None where they are not in it.
     """
 
     inline: bytes = b""
+    since: int | None = None
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):

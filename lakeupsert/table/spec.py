@@ -62,7 +62,8 @@ class Ordering(msgspec.Struct, frozen=True):
         return cls(quoted or plain, (direction or "").lower() == "asc", (nulls or "").lower() == "first")
 
     def __str__(self) -> str:
-        return f"{self.column}{' asc' if self.ascending else ''}{' nulls first' if self.nulls_first else ''}"
+        column = self.column if Ordering.parse(self.column) == Ordering(self.column) else f"`{self.column}`"
+        return f"{column}{' asc' if self.ascending else ''}{' nulls first' if self.nulls_first else ''}"
 
 
 _EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\((.+?)\)(?:\s+as\s+(.+))?")
@@ -150,10 +151,9 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def content(self) -> tuple[str, ...]:
-        """Columns that decide between equal ordering values, by field id; none where arrival does."""
-        known = {*self.stored_key, *self.order_by}
-        fields = sorted(self.stored_schema, key=lambda f: int(f.metadata[FIELD_ID])) if self.ties == "content" else ()
-        return tuple(f.name for f in fields if f.name not in known)
+        """Columns that decide between equal ordering values, by name, as ids go by arrival; none where arrival does."""
+        names = set(self.stored_schema.names) - {*self.stored_key, *self.order_by}
+        return tuple(sorted(names)) if self.ties == "content" else ()
 
     @cached_property
     def stored_key(self) -> tuple[str, ...]:
@@ -183,6 +183,12 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return pa.schema([*self.tombstone_schema, *(self.schema.field(name) for name in self.content)])
 
 
+_GRAMMAR = {
+    "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
+    "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`)",
+}
+
+
 def create(
     schema: Any,
     *,
@@ -201,22 +207,23 @@ def create(
     ``schema`` where a rule needs it; it is left out unless the rule keeps it. An ordering column that is in no file is added
     here, unless ``schema`` has it already. Raises ConfigurationError where the columns can't be what they are declared to be.
     """
+    ordering = [Ordering.parse(text) for text in order_by]
+    order_by = [o.column for o in ordering]
+    if (stamped or order_in_name) and order_by[0] not in schema.names:
+        schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64()))
     partitions = [PartitionColumn.parse(text) for text in partition_by]
     partition_by = [p.column for p in partitions]
     made = [p for p in partitions if p.function]
     for one in made:
         schema = _with_made(schema, one)
-    ordering = [Ordering.parse(text) for text in order_by]
-    order_by = [o.column for o in ordering]
-    if (stamped or order_in_name) and order_by[0] not in schema.names:
-        schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64()))
     for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
         for name in names:
             if schema.get_field_index(name) < 0:
                 raise ConfigurationError(
                     "missing-column",
                     f"`{role}` names the column {name!r}, which no readable landing file has. Found: {', '.join(schema.names)}.",
-                    next=f"correct `{role}` in lakeupsert.toml, or put files with that column into the landing zone",
+                    next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or put files with that column into the "
+                    "landing zone",
                 )
     _refuse_reserved_and_ambiguous(schema.names)
     if set(key) <= set(partition_by):
@@ -265,6 +272,12 @@ def create(
         schema = schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
     if ties == "content":
         _refuse_nested(schema)
+        if stamped:
+            raise ConfigurationError(
+                "bad-setting",
+                f"`ties` is content, and arrival is the only order: no row has a column {order_by[0]!r}, so each gets its stamp.",
+                next='set `ties = "arrival"`, or name a column of the files in `order_by`',
+            )
     numbered = _Numbered(0)
     return _spec(
         [numbered.field(f) for f in schema],

@@ -12,13 +12,15 @@ Source = Literal["stored", "landing"]
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition: the `merged` that it had, and with source `landing` what each batch that counts there brought for it.
+    """One partition: the `merged` that it had, and with source `landing` what each batch that counts there brought for it,
+    without the rows in ``refused``, quarantine objects of its merges.
 
     Their files were made from landing anew; no ledger entry names them.
     """
 
     merged: int
     batches: dict[int, Touched] = {}
+    refused: tuple[str, ...] = ()
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):

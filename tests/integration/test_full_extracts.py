@@ -39,6 +39,19 @@ def test_partition_that_an_extract_has_nothing_of_becomes_empty(lake: Lake) -> N
     assert quarantined(lake) == 0
 
 
+def test_partition_that_is_empty_keeps_its_floor_with_engine_spark(tmp_path: Path, spark: Any) -> None:
+    lake = Lake(tmp_path)
+    lake.land("1.jsonl", [row("a", 0, 1), row("a", 1, 1)])
+    lake.run(engine="spark")
+    for night in (2, 3):  # the second finds nothing there
+        lake.land(f"{night}.jsonl", [row(k, 0, night) for k in "abc"])
+        lake.run(full="table", engine="spark")
+    lake.land("4.jsonl", [row("a", 1, 2)])
+    lake.run(engine="spark")
+    assert keys(lake) == [(k, 1, 0) for k in "abc"]
+    assert quarantined(lake) == 1
+
+
 def test_rows_behind_an_extract_are_judged_by_it_where_both_are_merged_at_once(lake: Lake) -> None:
     """A partition that readers see lagging catches up: an extract, and a late row of a key that it lacks."""
     lake.land("2.jsonl", [row(k, 0, 5, 2) for k in "abcde"])

@@ -86,7 +86,7 @@ def compared(spec: TableSpec, one: Record, other: Record) -> int:
     orders = [text.split() for text in (str(o) for o in spec.ordering)]
     found = [by(name, "asc" in rules, "first" in rules) for name, *rules in orders]
     if spec.ties == "content":
-        names = [n for n in ("v", "w", "x", *ORDERS) if n not in spec.order_by]
+        names = sorted({*CONTENT, *ORDERS} - set(spec.order_by))
         found += [one["deleted"] - other["deleted"], *map(by, names)]
     return next((difference for difference in found if difference), 0)
 
@@ -261,7 +261,7 @@ class Memory:
         for key, record in best.items():
             stored = self.live.get(key) or (self.deleted[key][0] if key in self.deleted else None)
             is_late = stored is None and self.floor is not None and by_order(spec, record, self.floor) < 0
-            if is_late and not record["deleted"] and full is None:
+            if is_late and full is None:
                 self.refused += 1
             elif stored is None or compared(spec, stored, record) <= 0:
                 self.live.pop(key, None)

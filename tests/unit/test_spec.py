@@ -67,6 +67,8 @@ def test_made_column_is_one_of_the_table() -> None:
         ({"partition_by": ["upper(id)"]}, "missing-column", "upper(id)"),
         ({"order_by": ["version asc", "version"]}, "bad-setting", "version, version"),
         ({"order_by": ["nothing asc"]}, "missing-column", "'nothing'"),
+        ({"order_by": ["version descending"]}, "missing-column", "'version descending'"),
+        ({"order_by": ["arrived"], "stamped": True, "ties": "content"}, "bad-setting", "'arrived'"),
         ({"order_by": ["day asc"]}, "useless-order", "'day'"),
         ({"ties": "content", "schema": SCHEMA.append(pa.field("tags", pa.list_(pa.string())))}, "unfit-type", "'tags'"),
     ],
@@ -84,7 +86,7 @@ def test_nested_column_that_comes_later_is_refused_where_content_decides() -> No
         evolve(made(ties="content"), wider)
 
 
-def test_content_decides_by_field_id_and_not_by_place() -> None:
+def test_content_decides_by_names_which_do_not_go_by_arrival() -> None:
     spec = made(SCHEMA.append(pa.field("b", pa.int8())), ties="content")
     later = evolve(spec, pa.schema([("a", pa.int8())]))
-    assert later.content == ("at", "b", "a")
+    assert later.content == ("a", "at", "b")

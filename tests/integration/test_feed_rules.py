@@ -1,0 +1,182 @@
+"""What clashes, or comes where the rules of a table do not expect it: told, set aside, never a crash."""
+
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.table.layout import parse_partition
+
+
+class Feed:
+    """A table `t` of a TOML text, and its landing zone."""
+
+    def __init__(self, root: Path, settings: str) -> None:
+        self.root = root
+        (root / "landing").mkdir()
+        usual = "" if "partition_by" in settings else 'partition_by = ["day"]\n'
+        text = f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["id"]\n{usual}{settings}'
+        (root / "lakeupsert.toml").write_text(text)
+        self.table = Table.open(root / "lakeupsert.toml")
+
+    def land(self, name: str, content: str | pa.Table) -> None:
+        path = self.root / "landing" / name
+        if isinstance(content, str):
+            path.write_text(content)
+        else:
+            pq.write_table(content, path)
+
+    def run(self) -> dict[str, int]:
+        """Appended, merged, published, proved; what was quarantined, by reason."""
+        result = self.table.run(host="local")
+        checked = self.table.reconcile(deep=True)
+        assert not checked.unbalanced
+        assert result.append is not None
+        return result.append.entry.quarantined
+
+    def rows(self, *columns: str) -> list[Any]:
+        rows = self.table.to_arrow().read_all().select(columns).to_pylist()
+        return sorted(tuple(str(v) for v in row.values()) for row in rows)
+
+
+@pytest.mark.parametrize("name", ["g_2990-01-01T10:00:00.csv", "g_2990-01-01T10:00:00.parquet"])
+def test_order_in_a_name_that_lies_in_the_future_is_quarantined(tmp_path: Path, name: str) -> None:
+    order = "order_by = ['at']\norder_in_name = '_([^.]+)\\.'\n[tables.t.schema]\nat = 'timestamp'\nday = 'date'\n"
+    feed = Feed(tmp_path, order)
+    feed.land("a_2020-01-01T10:00:00.csv", "id,day\na,2020-01-01\n")
+    rows = pa.table({"id": ["b"], "day": pa.array([date(2020, 1, 1)])})
+    feed.land(name, "id,day\nb,2020-01-01\n" if name.endswith("csv") else rows)
+    assert feed.run() == {"future_order": 1}
+    assert feed.rows("id") == [("a",)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_file_without_the_operation_column_where_all_operations_are_declared(tmp_path: Path, kind: str) -> None:
+    feed = Feed(tmp_path, "[tables.t.delete]\ncolumn = 'op'\nvalues = ['D']\nupserts = ['U']\n")
+    feed.land("1.csv", "id,day,op\na,2020-01-01,U\n")
+    feed.run()
+    lines = {"csv": "id,day\nb,2020-01-01\n", "jsonl": '{"id": "b", "day": "2020-01-01"}\n'}
+    feed.land(f"2.{kind}", lines.get(kind, pa.table({"id": ["b"], "day": pa.array([date(2020, 1, 1)])})))
+    assert feed.run() == {"bad_operation": 1}
+
+
+@pytest.mark.parametrize("type_", ["timestamp[s]", "timestamp[ms]", "date32", "date64"])
+def test_far_dates_make_no_partition(tmp_path: Path, type_: str) -> None:
+    types = {"timestamp[s]": pa.timestamp("s"), "timestamp[ms]": pa.timestamp("ms"), "date32": pa.date32()}
+    arrow = types.get(type_, pa.date64())
+    feed = Feed(tmp_path, "order_by = ['v']\npartition_by = ['month(c)', 'year(c)', 'date(c) as d', 'hour(c)']\n")
+    far = {"date32": 2**31 - 1, "timestamp[s]": 15 * 10**11}.get(type_, 86_400_000 * 17_000_000)  # about the year 48000
+    values = [0, far, -far]
+    raw = pa.array(values, pa.int32() if type_ == "date32" else pa.int64())
+    feed.land("1.parquet", pa.table({"id": ["a", "b", "c"], "v": [1, 1, 1], "c": raw.view(arrow)}))
+    assert feed.run() == {"bad_partition": 2}
+    assert feed.rows("id", "c_month", "c_year", "d", "c_hour") == [
+        ("a", "1970-01", "1970", "1970-01-01", "1970-01-01-00")
+    ]
+
+
+def test_moments_before_1970_are_in_their_own_day_to_the_nanosecond(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "order_by = ['v']\npartition_by = ['date(c) as d', 'year(c)']\n")
+    moments = pa.array([-1, 0, -86_400_000_000_000], pa.timestamp("ns", tz="UTC"))
+    feed.land("1.parquet", pa.table({"id": ["a", "b", "c"], "v": [1, 1, 1], "c": moments}))
+    assert feed.run() == {}
+    days = [("a", "1969-12-31", "1969"), ("b", "1970-01-01", "1970"), ("c", "1969-12-31", "1969")]
+    assert feed.rows("id", "d", "c_year") == days
+
+
+def test_partition_may_be_made_of_the_order_in_the_name(tmp_path: Path) -> None:
+    order = "order_by = ['at']\norder_in_name = '_([^.]+)\\.'\npartition_by = ['date(at) as day']\n"
+    feed = Feed(tmp_path, f"{order}[tables.t.schema]\nat = 'timestamp'\n")
+    feed.land("a_2020-01-01T10:00:00.csv", "id,v\na,1\n")
+    assert feed.run() == {}
+    assert feed.rows("id", "day") == [("a", "2020-01-01")]
+
+
+def test_partition_may_be_made_of_the_receipt_stamp(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "partition_by = ['date(record_timestamp) as received']\n")
+    feed.land("a.csv", "id,v\na,1\n")
+    assert feed.run() == {}
+    assert feed.rows("id", "received") == [("a", datetime.now(UTC).date().isoformat())]
+
+
+@pytest.mark.parametrize("order", ["version descending", "versoin desc", "record_timestamp asc"])
+def test_order_that_is_mistyped_is_no_order_of_arrival(tmp_path: Path, order: str) -> None:
+    feed = Feed(tmp_path, f"order_by = ['{order}']\n")
+    feed.land("a.csv", "id,day,version\na,2020-01-01,1\n")
+    with pytest.raises(ConfigurationError) as raised:
+        feed.run()
+    assert raised.value.code == "missing-column"
+    assert "asc or desc" in raised.value.next
+
+
+def adopted(tmp_path: Path, folder: str, settings: str, **columns: Any) -> Table:
+    feed = Feed(tmp_path, settings)
+    target = tmp_path / "processed" / folder
+    target.mkdir(parents=True)
+    pq.write_table(pa.table(columns), target / "part-0.parquet")
+    feed.table.adopt()
+    feed.land("1.csv", "id,version,year,month,created_at\na,2,2020,1,2020-01-01T10:00:00\n")
+    feed.run()
+    return feed.table
+
+
+def test_folders_that_rows_would_not_go_to_are_not_adopted(tmp_path: Path) -> None:
+    by = "order_by = ['version']\npartition_by = ['year', 'month']\n[tables.t.schema]\nyear = 'int'\nmonth = '{}'\n"
+    with pytest.raises(ConfigurationError, match="year=2020/month=1,"):
+        adopted(tmp_path / "a", "year=2020/month=01", by.format("int"), id=["a"], version=[1])
+    table = adopted(tmp_path / "b", "year=2020/month=1", by.format("int"), id=["a"], version=[1])
+    assert [r["version"] for r in table.to_arrow().read_all().to_pylist()] == [2]
+
+
+def test_folders_of_a_made_column_are_adopted(tmp_path: Path) -> None:
+    by = "order_by = ['version']\npartition_by = ['date(created_at) as day']\n"
+    moments = pa.array([datetime(2020, 1, 1, 9)], pa.timestamp("us"))
+    table = adopted(tmp_path, "day=2020-01-01", by, id=["a"], version=[1], created_at=moments)
+    [row] = table.to_arrow().read_all().to_pylist()
+    assert (row["version"], row["day"]) == (2, date(2020, 1, 1))
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["7/x/2020-01-01", "07/x/2020-01-01", "+7/x/20200101", "s=07/k%2Fx=x/d=2020-01-01", "s=7/k%2Fx=x/2020-01-01"],
+)
+def test_partition_is_named_by_value_and_by_its_folder(tmp_path: Path, given: str) -> None:
+    feed = Feed(tmp_path, "order_by = ['v']\npartition_by = ['s', 'k/x', 'd']\n[tables.t.schema]\ns = 'int'\n")
+    feed.land("1.csv", "id,v,s,k/x,d\na,1,7,x,2020-01-01\n")
+    feed.run()
+    spec = feed.table.view().spec
+    assert parse_partition(spec, given) == "s=7/k%2Fx=x/d=2020-01-01"
+    with pytest.raises(ConfigurationError) as raised:
+        parse_partition(spec, "7/2020-01-01")
+    assert "s=VALUE/k%2Fx=VALUE/d=VALUE" in raised.value.next
+
+
+def test_delete_wins_by_content_where_there_is_no_other_column(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "order_by = ['v']\nties = 'content'\n[tables.t.delete]\ncolumn = 'op'\nvalues = ['D']\n")
+    for number, operation in enumerate("UDU"):
+        feed.land(f"{number}.csv", f"id,day,v,op\na,2020-01-01,1,{operation}\n")
+        feed.run()
+    assert feed.rows("id") == []
+
+
+def test_columns_that_come_in_another_order_make_the_same_row_win(tmp_path: Path) -> None:
+    files = ["id,day,v,p\na,2020-01-01,1,2\n", "id,day,v,q\na,2020-01-01,1,1\n"]
+    found = []
+    for place, order in (("a", files), ("b", files[::-1])):
+        feed = Feed(tmp_path / place, "order_by = ['v']\nties = 'content'\n")
+        for number, text in enumerate(order):
+            feed.land(f"{number}.csv", text)
+            feed.run()
+        found.append(feed.rows("id", "p", "q"))
+    assert found[0] == found[1] == [("a", "2", "None")]

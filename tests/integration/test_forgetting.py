@@ -1,0 +1,126 @@
+"""Tables that forget deletes: how batches come together, and what upkeep does, changes nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeupsert.engine.local import LocalHost
+from lakeupsert.errors import LakeupsertError
+from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
+from lakeupsert.pipeline.reprocess import reprocess
+from lakeupsert.testing.lake import Lake, row
+
+DAY = "d=2020-01-01"
+# b is stored, a was deleted at 5 and is forgotten.
+FORGOTTEN = [[row("a", 0, 1), row("b", 0, 1)], [row("a", 0, 5, op="D")], [row("b", 0, 2)]]
+
+
+def forgetful(root: Path, nights: list[list[Any]] = FORGOTTEN, **settings: Any) -> Lake:
+    lake = Lake(root, tombstone_retention="0s", **settings)
+    for number, rows in enumerate(nights):
+        night(lake, rows, number)
+    return lake
+
+
+def night(lake: Lake, rows: list[Any], number: int = 100) -> None:
+    lake.land(f"{number}.jsonl", rows)
+    lake.run()
+
+
+def seen(lake: Lake, snapshot: str = "published") -> list[tuple[str, int]]:
+    return [(r["k"], r["ts"].second) for r in lake.rows(snapshot)]
+
+
+def refused(lake: Lake) -> int:
+    result = lake.table.reconcile(deep=True)
+    assert not result.unbalanced
+    return sum(p.refused for p in result.proof)
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_late_delete_opens_no_door_for_a_late_row(tmp_path: Path, strategy: Any) -> None:
+    lake = forgetful(tmp_path, strategy=strategy)
+    night(lake, [row("a", 0, 3, op="D")], 10)
+    night(lake, [row("a", 0, 4)], 11)
+    assert seen(lake) == [("b", 2)]
+    assert refused(lake) == 2
+    lake.table.reprocess(source="landing", host="local")
+    assert seen(lake) == [("b", 2)]
+    assert refused(lake) == 2
+
+
+def test_work_that_was_planned_before_a_merge_refused_a_row_is_outdated(tmp_path: Path) -> None:
+    lake = forgetful(tmp_path)
+    table = lake.table._table
+    work = reprocess(table, LocalHost(), lambda partition: True, dry=False).work
+    lake.land("10.jsonl", [row("c", 0, 4)])
+    lake.table.append(host="local")
+    from lakeupsert.engine.arrow import ArrowEngine
+
+    dedupe_partitions(table, ArrowEngine(), {DAY: 4})
+    with pytest.raises(LakeupsertError, match="refused other rows") as raised:
+        dedupe_partitions(table, ArrowEngine(), {DAY: 4}, work)
+    assert raised.value.code == "work-outdated"
+    lake.table.publish()
+    assert seen(lake) == [("b", 2)]
+    assert refused(lake) == 1
+
+
+def test_replayed_row_that_a_merge_refused_stays_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, tombstone_retention="0s", schema=Lake(tmp_path / "x").settings.schema | {"v": "int"})
+    lake.land("0.jsonl", [row("a", 0, 1), row("b", 0, 1)])
+    lake.run()
+    lake.land("1.jsonl", [], refused=[row("c", 0, 4, v=3_000_000_000)])
+    lake.run()
+    night(lake, [row("a", 0, 5, op="D")], 2)
+    night(lake, [row("b", 0, 2)], 3)
+    wider = Lake(tmp_path, tombstone_retention="0s")
+    assert wider.table.append(host="local", replay_quarantine=True) is not None
+    wider.run()
+    assert seen(wider) == [("b", 2)]
+    wider.table.reprocess(source="landing", host="local")
+    assert seen(wider) == [("b", 2)]
+    assert sum(p.refused for p in wider.table.reconcile().proof) == 1
+
+
+def test_batches_that_wait_are_judged_one_by_one(tmp_path: Path) -> None:
+    """The reader's `latest`, and a partition that catches up, see what nightly merges would have made."""
+    lake = forgetful(tmp_path, [FORGOTTEN[0]], on_failed_partition="skip")
+    for number, rows in enumerate([[row("a", 0, 5, op="D")], [row("b", 0, 7)], [row("c", 0, 4)]], 10):
+        lake.land(f"{number}.jsonl", rows)
+        lake.table.append(host="local")
+    assert seen(lake, "latest") == [("b", 7)]
+    mark_failed(lake.table._table, DAY, 2, "of this test")
+    lake.table.publish()
+    assert lake.table.status().lagging == (DAY,)
+    lake.table.dedupe()
+    lake.table.publish()
+    assert seen(lake) == [("b", 7)]
+    assert refused(lake) == 1
+
+
+@pytest.mark.parametrize("upkeep", ["nothing", "compact", "stored", "landing"])
+@pytest.mark.parametrize("bucket", ["2500B", "256MiB"])
+def test_neither_buckets_nor_upkeep_change_what_is_refused(tmp_path: Path, bucket: str, upkeep: str) -> None:
+    keys = [f"{n:03d}" for n in range(40)]
+    nights = [
+        [row(k, 0, 10) for k in keys],
+        [row(keys[0], 0, 30, op="D"), row(keys[1], 0, 29, op="D")],
+        [row(keys[2], 0, 31)],  # meets one bucket alone
+    ]
+    lake = forgetful(tmp_path, nights, bucket=bucket, strategy="delta")
+    if upkeep == "compact":
+        lake.table.compact(full=True)
+    elif upkeep != "nothing":
+        lake.table.reprocess(source=upkeep, host="local")  # type: ignore[arg-type]
+    night(lake, [row(f"new{n}", 0, 20) for n in range(20)] + [row("newer", 0, 30)])
+    assert seen(lake) == [(keys[2], 31), *((k, 10) for k in keys[3:]), ("newer", 30)]
+    assert refused(lake) == 20
+
+
+def test_where_content_decides_a_row_of_the_same_order_as_a_forgotten_delete_is_late(tmp_path: Path) -> None:
+    lake = forgetful(tmp_path, ties="content")
+    night(lake, [row("a", 0, 5), row("c", 0, 6)])
+    assert seen(lake) == [("b", 2), ("c", 6)]
+    assert refused(lake) == 1
