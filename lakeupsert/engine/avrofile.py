@@ -147,10 +147,10 @@ def _stored(source: Any, opened: _File) -> Iterator[tuple[int, bytes]]:
         size = _number(source)
         if size is None or not 0 <= size <= LARGEST_BLOCK or count < 0:
             raise ValueError(f"a block of {count} records and {size} bytes")
-        data = opened.unpack(_exactly(source, size))
+        data = opened.unpack(source.read(size))
         if len(data) > LARGEST_BLOCK:
             raise ValueError(f"a block of more than {LARGEST_BLOCK} bytes")
-        if _exactly(source, _SYNC_BYTES) != opened.sync:
+        if source.read(_SYNC_BYTES) != opened.sync:
             raise ValueError("a block does not end where it says")
         yield count, data
 
@@ -166,13 +166,6 @@ def _number(source: Any) -> int | None:
     if shift:
         raise EOFError("it is cut off")
     return None
-
-
-def _exactly(source: Any, size: int) -> bytes:
-    data: bytes = source.read(size)
-    if len(data) < size:
-        raise EOFError("it is cut off")
-    return data
 
 
 def _snappy(data: bytes) -> bytes:

@@ -395,7 +395,8 @@ def test_inferred_type_holds_every_value_that_it_came_from(parts: list[list[str]
 
 @settings(max_examples=500, deadline=None)
 @given(
-    st.text(st.sampled_from('",\n\ra é'), max_size=60).map(str.encode) | st.binary(max_size=30).map(lambda b: b'"' + b),
+    st.text(st.sampled_from('QD\n\ra é,"'), max_size=60).map(str.encode)
+    | st.binary(max_size=30).map(lambda b: b"Q" + b),
     st.integers(1, 40),
     st.sampled_from([(",", '"'), ("|", "'"), ("^", "]"), ("-", "\\")]),
 )
@@ -404,7 +405,7 @@ def test_records_are_the_same_by_counting_quotes_and_by_going_through_the_fields
 ) -> None:
     size %= len(data) + 1
     delimiter, quote = signs
-    data = data.replace(b",", delimiter.encode()).replace(b'"', quote.encode())
+    data = data.replace(b"D", delimiter.encode()).replace(b"Q", quote.encode())
     dialect = csvfile.Csv(Reading(delimiter=delimiter, quote=quote))
     ends, unclosed = dialect.ends_by_field(data, final=True)
     found, found_unclosed = dialect.ends(data, final=True)

@@ -24,7 +24,7 @@ import pytest
 from pyarrow import orc
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import avrofile, blocks
+from lakeupsert.engine import avrofile, blocks, csvfile, delimited
 from lakeupsert.engine.landing import (
     LandingInput,
     RowRules,
@@ -190,6 +190,18 @@ def test_record_of_another_number_of_fields_is_refused_at_its_place(
     ]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "sign"),
+    [
+        (",", ","), (r"\|", "|"), ("\t", "\t"), (r"\.", "."), ("#", "#"),
+        (".", None), ("|", None), (r"\d", None), (r"\t", None), ("::", None), ("[,]", None), ("§", None),
+    ],
+)  # fmt: skip
+def test_pattern_that_means_one_character_is_read_as_csv_is(pattern: str, sign: str | None) -> None:
+    dialect = delimited._dialect(Reading(format="delimited", delimiter=pattern))
+    assert (dialect.reading.delimiter if isinstance(dialect, csvfile.Csv) else None) == sign
+
+
 def test_without_quotes_a_quote_is_a_character(landing: Landing) -> None:
     for reading in (Reading(quote=""), Reading(format="delimited", header=True)):
         landing.reading = reading
@@ -309,11 +321,19 @@ def test_compressed_text_is_read_at_the_places_of_the_text(landing: Landing, end
     assert landing.columns(file) == landing.columns(landing.put("a.csv", text))
 
 
-@each_compression
-def test_compressed_json_lines_are_read_again_for_their_columns(landing: Landing, ending: str) -> None:
-    lines = b'{"id":"a","day":"2026-01-02"}\n' * 3 + b'{"id":"b","day":"2026-01-02","at":1}\n'
-    accepted, _ = landing.read(landing.put(f"a.jsonl{ending}", PACK[ending](lines)), spec_of())
-    assert [row["at"] for row in accepted] == [None, None, None, 1]
+@pytest.mark.usefixtures("_any_block_size")
+@pytest.mark.parametrize("ending", ["", *PACK])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_json_lines_that_name_a_column_late_are_read_again(landing: Landing, ending: str, encoding: str) -> None:
+    landing.reading = Reading(encoding=encoding)
+    line = '{"id":"a","day":"2026-01-02"}\n'
+    lines = line * 3 + '{"id":"b","day":"2026-01-02","at":1}\n' + line * 30
+    content = PACK.get(ending, bytes)(lines.encode(encoding))
+    sha256 = hashlib.sha256()
+    accepted, _ = landing.read(landing.put(f"a.jsonl{ending}", content), spec_of(), sha256)
+    assert [row["at"] for row in accepted] == [None, None, None, 1, *[None] * 30]
+    assert [row["_lakeupsert_place"] for row in accepted][:4] == [i * len(line) for i in range(4)]
+    assert sha256.hexdigest() == hashlib.sha256(content).hexdigest()
 
 
 @each_compression
@@ -595,8 +615,15 @@ def test_block_of_avro_that_unpacks_to_too_much_is_unreadable(
     landing: Landing, monkeypatch: pytest.MonkeyPatch, codec: str, pack: Callable[[bytes], bytes]
 ) -> None:
     monkeypatch.setattr(avrofile, "LARGEST_BLOCK", 1 << 16)
-    content = recoded(avro(AVRO, [{**AVRO_ROWS[0], "note": "x" * (1 << 20)}]), codec, pack)
-    assert "a block of" in landing.unreadable(landing.put("a.avro", content))
+    content = recoded(avro(AVRO, [{**AVRO_ROWS[0], "note": "x" * (1 << 26)}]), codec, pack)
+    file = landing.put("a.avro", content)
+    tracemalloc.start()
+    try:
+        assert "a block of" in landing.unreadable(file)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 25
 
 
 # ---------------------------------------------------------------- ORC
