@@ -90,9 +90,10 @@ def _opened(source: Any, file: LandingInput, reading: Reading) -> _File:
         codec = header["meta"].get("avro.codec", b"null").decode()
         if codec not in _UNPACK:
             raise ValueError(f"codec {codec!r}; {', '.join(_UNPACK)} can be read")
-        parsed: Any = fastavro.parse_schema(schema)
+        # A default is for readers who look for a field that is not there; many writers make one that does not fit its type.
+        parsed: Any = fastavro.parse_schema(_without(schema, "default"))
         columns = _columns(parsed, reading)
-        plain = fastavro.parse_schema(_without_logical_types(schema))
+        plain = fastavro.parse_schema(_without(schema, "default", "logicalType"))
     check_names(file.path, list(columns))
     return _File(columns, plain, _UNPACK[codec], header["sync"])
 
@@ -207,11 +208,11 @@ def _failures(file: LandingInput) -> Iterator[None]:
 # -- types
 
 
-def _without_logical_types(schema: Any) -> Any:
+def _without(schema: Any, *attributes: str) -> Any:
     if isinstance(schema, list):
-        return [_without_logical_types(s) for s in schema]
+        return [_without(part, *attributes) for part in schema]
     if isinstance(schema, dict):
-        return {key: _without_logical_types(value) for key, value in schema.items() if key != "logicalType"}
+        return {key: _without(value, *attributes) for key, value in schema.items() if key not in attributes}
     return schema
 
 

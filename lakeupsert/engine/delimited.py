@@ -30,7 +30,7 @@ def open_blocks(
 
 
 def _dialect(reading: Reading) -> Dialect:
-    """A pattern that stands for one character is left to the reader of CSV, which is twenty times as fast."""
+    """A pattern that stands for one character is left to the reader of CSV, which is ten times as fast."""
     if reading.delimiter.isascii() and _ONE_SIGN.fullmatch(reading.delimiter):
         return Csv(msgspec.structs.replace(reading, delimiter=reading.delimiter[-1], quote=""))
     return _Delimited(reading)

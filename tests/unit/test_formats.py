@@ -12,7 +12,8 @@ import lzma
 import tracemalloc
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -530,7 +531,7 @@ def test_types_of_avro_are_kept(landing: Landing) -> None:
     }
     schema = record(**{name: t[0] for name, t in types.items()})
     row = {name: t[1] for name, t in types.items()}
-    plain = avrofile._without_logical_types(schema)
+    plain = avrofile._without(schema, "logicalType")
     pairs = zip(schema["fields"], plain["fields"], strict=True)
     as_written = {**schema, "fields": [p if f["name"] in _RAW else f for f, p in pairs]}
     file = landing.put("a.avro", with_schema(avro(as_written, [row]), schema))
@@ -561,6 +562,54 @@ def with_schema(content: bytes, schema: Any) -> bytes:
     out = io.BytesIO()
     fastavro.schemaless_writer(out, avrofile._HEADER, header)
     return out.getvalue() + text.read()
+
+
+def test_default_that_does_not_fit_its_type_is_none_of_our_business(landing: Landing) -> None:
+    schema = {**AVRO, "fields": [{**f, "default": {}} for f in AVRO["fields"]]}
+    assert landing.rows(landing.put("a.avro", with_schema(avro(AVRO, AVRO_ROWS), schema))) == ROWS
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.csv.xz", "a.utf16", "a.avro"])
+def test_what_is_read_bit_by_bit_is_fetched_in_few_parts(
+    landing: Landing, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a remote store each read is a request."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 18)
+    rows = [{"id": hashlib.sha256(b"%d" % i).hexdigest(), "day": date(2026, 1, 1), "at": i} for i in range(30_000)]
+    text = "id,day,at\n" + "".join(f"{r['id']},{r['day']},{r['at']}\n" for r in rows)
+    landing.reading = Reading(format="csv", encoding="utf-16") if name == "a.utf16" else Reading()
+    file = landing.put(
+        name,
+        {
+            "a.csv.gz": lambda: gzip.compress(text.encode()),
+            "a.csv.xz": lambda: lzma.compress(text.encode(), preset=0),
+            "a.utf16": lambda: text.encode("utf-16"),
+            "a.avro": lambda: avro(AVRO, rows),
+        }[name](),
+    )
+    asked: list[int] = []
+
+    class Counted:
+        def __init__(self, source: Any) -> None:
+            self._source = source
+
+        def read(self, size: int) -> bytes:
+            asked.append(size)
+            return self._source.read(size)
+
+        def seek(self, place: int) -> None:
+            self._source.seek(place)
+
+    @contextmanager
+    def counted(self: LocalStore, name: str, etag: str | None = None) -> Iterator[Any]:
+        with opened(self, name, etag) as source:
+            yield Counted(source)
+
+    opened = LocalStore.open
+    monkeypatch.setattr(LocalStore, "open", counted)
+    accepted, _ = landing.read(file, spec_of())
+    assert len(accepted) == 30_000
+    assert len(asked) <= 3 + file.size / (1 << 18) + 2
 
 
 @pytest.mark.parametrize(
