@@ -244,6 +244,41 @@ def test_batches_are_read_again_as_they_were_read_though_other_settings_hold_now
     assert not lake.table.reconcile(deep=True).unbalanced
 
 
+MALFORMED: dict[str, bytes] = {
+    # between good records: too few fields, too many, or what the encoding has not
+    "semicolons": b"'a'\n'x';'0';'2020-01-01';'';'';'';''\n'\xff';'0';'2020-01-01';'';'';''\n",
+    "hive": b"a\nx\x01\x01\x01\x01\x01\x01\n\xff\x01\x01\x01\x01\x01\n",
+    "no names": b"a\nx,,,,,,\n\xff,,,,,\n\n",
+    "regex": b"a\nx||||||||||||y\n\xff||||||||||\n",
+    "latin": "é\né,,,,,,\n\n".encode("latin-1"),
+    "utf-16": "é\n[1]\n\n".encode("utf-16-le") + b"\x00\xd8\n\x00",
+    "marked": b"{\xff\n[]\n\n",
+    "debezium": b'{"op":"t"}\n[]\nnull\n{"schema":null,"payload":null}\n{\n',
+    "dms": b'{"metadata":1}\n[]\n{\n',
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_records_are_refused_and_what_follows_them_is_taken(tmp_path: Path, kind: str) -> None:
+    lake = opened(tmp_path, kind, quarantine_limit=100)
+    land(lake, kind, 0)
+    path = tmp_path / "landing/0" / FORMATS[kind][0]
+    unpack, pack = (gzip.decompress, gzip.compress) if path.name.endswith(".gz") else (bytes, bytes)
+    end = b"\n" if kind != "utf-16" else "\n".encode("utf-16-le")
+    content = unpack(path.read_bytes())
+    first = content.index(end) + len(end)
+    path.write_bytes(pack(content[:first] + MALFORMED[kind] + content[first:]))
+    plain = opened(tmp_path / "plain", kind)
+    land(plain, kind, 0)
+    for each in (lake, plain):
+        each.run()
+        assert not each.table.reconcile(deep=True).unbalanced
+    assert lake.rows() == plain.rows()
+    [(_, entry)] = [e for e in lake.entries() if e[1].kind == "batch"]
+    assert entry.quarantined["malformed"] == {"latin": 2, "utf-16": 3, "marked": 2}.get(kind, 3)
+    assert entry.quarantined["bad_type"] == 1
+
+
 def test_plan_tells_the_partitions_that_are_touched(tmp_path: Path, kind: str) -> None:
     lake = opened(tmp_path, kind)
     for night in range(2):
