@@ -3,6 +3,7 @@
 Unknown keys are refused with a suggestion, since a typo must not become a default. Credentials are never read here.
 """
 
+import codecs
 import difflib
 import os
 import re
@@ -24,6 +25,36 @@ ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
+
+
+class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``[tables.NAME.read]``: how the bytes of landing files become rows."""
+
+    delimiter: str = ","
+    """Of CSV one ASCII character, of delimited text a regular expression."""
+    quote: str = '"'
+    """Of CSV; empty: no character is more than itself."""
+    header: bool | None = None
+    """Whether the first record names the columns; by default that of CSV does, and that of delimited text does not."""
+    columns: tuple[str, ...] = ()
+    """Their names where there is no header; else they are called as Spark calls them, ``_c0``, ``_c1``, ..."""
+    encoding: str = "utf-8"
+    """Of text, any that Python has."""
+    null: str | None = None
+    """Text that is null, as empty text is."""
+    envelope: Literal["debezium", "dms"] | None = None
+    """What wraps each row of JSON lines, and with Debezium of Avro."""
+
+
+class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
+    """All that decides, with its name, which rows a landing file holds. Each batch keeps its own in the ledger."""
+
+    format: Format = "auto"
+
+    @property
+    def has_header(self) -> bool:
+        return self.format != "delimited" if self.header is None else self.header
 
 
 class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +95,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Pattern whose group finds the ordering column's value in the names of landing files, such as ``_(\\d+)\\.``."""
     ties: Literal["arrival", "content"] = "arrival"
     """What decides between rows with equal ordering values: the later one, or their other columns, whatever came first."""
-    format: Literal["auto", "parquet", "csv", "jsonl"] = "auto"
+    format: Format = "auto"
+    read: ReadSettings = ReadSettings()
     landing_dates: str = ""
     """strftime pattern of the first folders below landing, such as ``%m/%d/%Y``; empty: every file below."""
     queue: str = "auto"
@@ -83,6 +115,11 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
+
+    @property
+    def reading(self) -> Reading:
+        """`format` and `read`."""
+        return Reading(format=self.format, **msgspec.structs.asdict(self.read))
 
     @property
     def bucket_bytes(self) -> int:
@@ -253,7 +290,8 @@ def _part(path: str, name: str, given: dict[str, Any], part: str) -> dict[str, A
 
 def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
     where = f"[tables.{name}]"
-    for part, type_ in (("", TableSettings), ("delete", DeleteSettings), ("large", LargeSettings)):
+    parts = ("", TableSettings), ("delete", DeleteSettings), ("read", ReadSettings), ("large", LargeSettings)
+    for part, type_ in parts:
         known = {f.name for f in msgspec.structs.fields(type_)}
         for key in _part(path, name, given, part) if part else given:
             if key not in known:
@@ -334,6 +372,61 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         names = getattr(settings, setting)
         if len(set(names)) < len(names):
             refuse(setting, list(names), "a column is named twice")
+    _check_read(settings.reading, refuse)
+
+
+_MEANT_FOR: dict[str, tuple[Format, ...]] = {
+    "delimiter": ("csv", "delimited"),
+    "quote": ("csv",),
+    "header": ("csv", "delimited"),
+    "columns": ("csv", "delimited"),
+    "encoding": ("csv", "delimited", "jsonl"),
+    "null": ("csv", "delimited"),
+    "envelope": ("jsonl", "avro"),
+}
+
+
+def _check_read(reading: Reading, refuse: Callable[[str, object, str], None]) -> None:
+    defaults = ReadSettings()
+    for setting, formats in _MEANT_FOR.items():
+        value = getattr(reading, setting)
+        if reading.format not in ("auto", *formats) and value != getattr(defaults, setting):
+            refuse(
+                f"read.{setting}", value, f"it is for format {' and '.join(formats)}, and `format` is {reading.format}"
+            )
+    if reading.format == "delimited":
+        try:
+            pattern = re.compile(reading.delimiter)
+        except re.error as e:
+            refuse("read.delimiter", reading.delimiter, f"it is no regular expression: {e}")
+        else:
+            if pattern.groups or pattern.search(""):
+                refuse(
+                    "read.delimiter", reading.delimiter, "expected a pattern without groups that matches no empty text"
+                )
+    elif not _is_sign(reading.delimiter):
+        refuse("read.delimiter", reading.delimiter, 'expected one ASCII character; others are for format = "delimited"')
+    if reading.quote and (not _is_sign(reading.quote) or reading.quote == reading.delimiter):
+        refuse("read.quote", reading.quote, 'expected one ASCII character other than the delimiter, or "" for none')
+    if reading.columns and reading.has_header:
+        refuse(
+            "read.columns", list(reading.columns), "with a header the columns are called as it says; set header = false"
+        )
+    if len(set(reading.columns)) < len(reading.columns) or not all(name.strip() for name in reading.columns):
+        refuse("read.columns", list(reading.columns), "expected a name of its own for each column")
+    if reading.null == "":
+        refuse("read.null", "", "empty text is null in any case")
+    if reading.envelope == "dms" and reading.format == "avro":
+        refuse("read.envelope", "dms", "the messages of AWS DMS are JSON")
+    try:
+        codecs.getincrementaldecoder(reading.encoding)().decode(b"")
+        "".encode(reading.encoding)
+    except (LookupError, UnicodeError):
+        refuse("read.encoding", reading.encoding, 'expected an encoding of text that Python has, such as "latin-1"')
+
+
+def _is_sign(text: str) -> bool:
+    return len(text) == 1 and text.isascii() and text not in "\r\n\0"
 
 
 def _check_order_in_name(settings: TableSettings, refuse: Callable[[str, object, str], None]) -> None:

@@ -18,7 +18,7 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 #                                 # also "priority asc", "version desc nulls first"
 # order_in_name       = '_(\\d+)\\.'  # where that column's value stands in the names of the files; not set by default
 # ties                = "arrival"  # between equal ordering values the later row wins; "content": whatever came first
-# format              = "auto"     # by file name; or "parquet", "csv", "jsonl"
+# format              = "auto"     # by file name; or "parquet", "csv", "delimited", "jsonl", "avro", "orc"
 # landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
 # queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE
 # engine              = "arrow"    # or "spark"
@@ -32,6 +32,15 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 
 # [tables.sales.schema]            # optional; otherwise the first batch infers and records it
 # order_id = "string"
+
+# [tables.sales.read]              # optional: how the bytes of landing files become rows (docs/FORMATS.md)
+# delimiter = ","                  # of CSV one character; of format "delimited" a regular expression
+# quote     = '"'                  # of CSV; "" for none
+# header    = true                 # by default false with format "delimited"
+# columns   = []                   # where there is no header, such as ["id", "price"]; else _c0, _c1, ...
+# encoding  = "utf-8"              # or any other that Python has, such as "latin-1"
+# null      = '\\N'                 # text that is null, as empty text is; not set by default
+# envelope  = "debezium"           # or "dms": JSON lines (Debezium: or Avro) whose rows are wrapped; not set by default
 
 # [tables.sales.delete]            # optional: these rows delete their key
 # column = "op"

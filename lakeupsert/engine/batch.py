@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.config import Reading
 from lakeupsert.engine.buckets import buckets, key_hashes
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
 from lakeupsert.engine.digest import Digest, as_text, hashed_columns, row_hashes
@@ -76,7 +77,7 @@ class AppendJob:
     landing: ObjectStore
     store: ObjectStore
     inputs: tuple[LandingInput, ...]
-    format: str
+    reading: Reading
     rules: RowRules
     batch_id: str
     spec_version: int
@@ -172,7 +173,7 @@ class Host(Protocol):
         self,
         landing: ObjectStore,
         inputs: Sequence[LandingInput],
-        format: str,
+        reading: Reading,
         known: Any,
         text_columns: frozenset[str],
     ) -> list[Survey]:
@@ -194,7 +195,7 @@ def with_ranges(job: AppendJob) -> AppendJob:
     def look(place: tuple[LandingInput, float]) -> dict[str, float]:
         given, stands_for = place
         try:
-            rows = preview(job.landing, given, job.format, job.spec, LINES_BYTES).partitions
+            rows = preview(job.landing, given, job.reading, job.spec, LINES_BYTES).partitions
         except NotFoundError:  # whoever reads its rows tells
             return {}
         return {name: stands_for * count / sum(rows.values()) for name, count in rows.items()}
@@ -233,7 +234,7 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
             begins = given.row_groups is None or given.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
-                for rows in read_rows(job.landing, given, job.format, job.rules, sha256):
+                for rows in read_rows(job.landing, given, job.reading, job.rules, sha256):
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
                     accepted = rows.accepted
                     if job.only is None:

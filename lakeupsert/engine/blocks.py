@@ -1,7 +1,7 @@
-"""What the readers of landing files (`parquetfile`, `csvfile`, `jsonlines`) share: a file comes as blocks of rows.
+"""What the readers of landing files (`csvfile`, `avrofile` and others, a module for each format) share: blocks of rows.
 
-A row's place is its index in the file for Parquet and the byte at which its record begins for text: increasing in file
-order, and the same however the file is cut into blocks.
+A row's place is its index in the file for typed formats and the byte of the text at which its record begins for the others (see
+`unpacked`): increasing in file order, and the same however the file is cut into blocks.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from lakeupsert.engine.datafiles import to_bytes
 from lakeupsert.storage import NotFoundError
 
 BLOCK_ROWS = 1 << 16
-"""Most rows of a Parquet block. More: fewer and larger kernel calls, and memory to hold them."""
+"""Most rows of a block of a typed file. More: fewer and larger kernel calls, and memory to hold them."""
 BLOCK_BYTES = 1 << 24
 """About how many bytes of a file are in memory at once (its rows, decoded, take a few times that)."""
 LONGEST_RECORD = 1 << 26
@@ -121,7 +121,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class ArrowBlock:
-    """A block that came as Arrow arrays (`engine.convert.decoded`): Parquet, and CSV with every column as text."""
+    """A block that came as Arrow arrays (`engine.convert.decoded`): typed files, and CSV with every column as text."""
 
     columns: dict[str, Any]
     places: Any

@@ -1,4 +1,4 @@
-"""Landing files of JSON lines: one object a line, UTF-8.
+"""Landing files of JSON lines: one object a line, which is the row, or an envelope that holds it.
 
 Numbers keep the digits that were written: 8.70 goes into a decimal, and 12345678901234567890 into text, as it stands.
 Names that differ from line to line are columns all the same; absent is null. An empty string stays one: JSON has null.
@@ -17,10 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.config import Reading
 from lakeupsert.engine import blocks
 from lakeupsert.engine.blocks import LandingInput, Malformed, Opened, UnreadableFileError, check_names, given_types
 from lakeupsert.engine.convert import convert
+from lakeupsert.engine.envelopes import UNWRAP, NoEnvelopeError, Unwrap
 from lakeupsert.engine.inference import TEMPORAL, inferred, unify
+from lakeupsert.engine.nested import flat, lengths, nulls, offsets
 
 _BOM = b"\xef\xbb\xbf"
 _SHARE = 4  # a line as Python objects takes several times the memory of its text
@@ -42,10 +45,10 @@ _encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(str.encode(nu
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """A block of decoded lines, see `blocks.Block`."""
+    """A block of decoded lines, see `blocks.Block`; ``lines`` is None where a row is not its line but what that wraps."""
 
     rows: Sequence[dict[str, Any]]
-    lines: Sequence[bytes]
+    lines: Sequence[bytes] | None
     places: Any
     malformed: Sequence[Malformed]
 
@@ -60,23 +63,25 @@ class JsonBlock:
         return _array(self.values(name), type_)
 
     def brings(self, name: str) -> Any:
-        return ~_null(self.values(name))
+        return ~nulls(self.values(name))
 
     def found(self, name: str, rows: Sequence[int]) -> list[Any]:
         return [self.rows[i].get(name) for i in rows]
 
     def raw(self, rows: Sequence[int]) -> list[str]:
+        if self.lines is None:
+            return [_text_of(self.rows[i]) or "" for i in rows]
         return [self.lines[i].rstrip(b"\r").decode() for i in rows]
 
     def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
         return [None] * len(rows)
 
 
-def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozenset[str]) -> Any:
+def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Any:
     """The columns of all lines (``pyarrow.Schema``), in the order in which they first come; unknown types inferred."""
     types: dict[str, Any] = {}
     given = given_types(known, text_columns)
-    for block in _blocks(source, file):
+    for block in _blocks(source, file, reading):
         for name in block.names:
             if name not in types:
                 check_names(file.path, [name])
@@ -87,12 +92,12 @@ def schema_of(source: Any, file: LandingInput, known: Any, text_columns: frozens
 
 
 def open_blocks(
-    source: Any, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
+    source: Any, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
 ) -> Opened:
     """Columns are decoded as they are asked for, line by line, so ``only`` saves nothing here.
 
     A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
-    found = _blocks(source, file)
+    found = _blocks(source, file, reading)
     first = list(islice(found, 1))
     missing = required.difference(*(block.names for block in first))
     if not missing:
@@ -102,23 +107,23 @@ def open_blocks(
         if not missing:
             break
     source.seek(0)
-    return Opened(missing, _blocks(source, file))
+    return Opened(missing, _blocks(source, file, reading))
 
 
-def _blocks(source: Any, file: LandingInput) -> Iterator[JsonBlock]:
+def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
+    unwrap = UNWRAP[reading.envelope] if reading.envelope else None
     for offset, text in _whole_lines(source, file):
         lines = text.split(b"\n")
-        lengths = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
-        places = offset + np.cumsum(lengths) - lengths
-        try:
-            with _no_collection():
-                rows = list(map(_decode, lines))
-        except _NOT_JSON:
-            rows = []
-        if set(map(type, rows)) == {dict}:
-            yield JsonBlock(rows, lines, places, ())
-        else:
-            yield block_of_some(lines, places)
+        sizes = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
+        places = offset + np.cumsum(sizes) - sizes
+        with _no_collection():
+            try:
+                rows = list(map(_decode, lines)) if unwrap is None else []
+            except _NOT_JSON:
+                rows = []
+            all_objects = set(map(type, rows)) == {dict}
+            block = JsonBlock(rows, lines, places, ()) if all_objects else block_of_some(lines, places, unwrap)
+        yield block
 
 
 @contextmanager
@@ -133,20 +138,28 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def block_of_some(lines: Sequence[bytes], places: Any) -> JsonBlock:
-    """A block of lines of which some are blank, or no JSON object: each is looked at."""
+def block_of_some(lines: Sequence[bytes], places: Any, unwrap: Unwrap | None = None) -> JsonBlock:
+    """A block of lines of which some are blank, or no JSON object, or all are wrapped: each is looked at."""
     rows, left, malformed = [], [], []
     for i, line in enumerate(lines):
+        if not line.strip():
+            continue
         try:
-            row, reason = _decode(line), "Not a JSON object."
+            value = _decode(line)
+            row = unwrap(value) if unwrap else value
+            if row is None and unwrap:
+                continue
+            reason = "Not a JSON object."
         except _NOT_JSON as e:
             row, reason = None, f"Not JSON: {e}"
+        except NoEnvelopeError as e:
+            row, reason = None, str(e)
         if type(row) is dict:
             rows.append(row)
             left.append(i)
-        elif line.strip():
+        else:
             malformed.append(Malformed(int(places[i]), reason, line.rstrip(b"\r")))
-    return JsonBlock(rows, [lines[i] for i in left], places[left], malformed)
+    return JsonBlock(rows, None if unwrap else [lines[i] for i in left], places[left], malformed)
 
 
 def _whole_lines(source: Any, file: LandingInput) -> Iterator[tuple[int, bytes]]:
@@ -250,7 +263,7 @@ def _json_text(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
     if not _is_text(type_):
         return _bad(values, type_)
     texts = [None if v is None else _text_of(v) for v in values]
-    return pa.array(texts, type_), _null(texts) & ~_null(values)
+    return pa.array(texts, type_), nulls(texts) & ~nulls(values)
 
 
 def _text_of(value: Any) -> str | None:
@@ -265,11 +278,7 @@ def _is_text(type_: Any) -> bool:
 
 
 def _bad(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
-    return pa.nulls(len(values), type_), ~_null(values)
-
-
-def _null(values: Sequence[Any]) -> Any:
-    return np.fromiter((v is None for v in values), bool, len(values))
+    return pa.nulls(len(values), type_), ~nulls(values)
 
 
 def _struct(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
@@ -281,7 +290,7 @@ def _struct(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
         child, child_bad = _array([None if v is None else v.get(f.name) for v in values], f.type)
         children.append(child)
         bad |= child_bad
-    return pa.StructArray.from_arrays(children, fields=list(type_), mask=pa.array(_null(values))), bad
+    return pa.StructArray.from_arrays(children, fields=list(type_), mask=pa.array(nulls(values))), bad
 
 
 def _list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
@@ -289,43 +298,29 @@ def _list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
         size = type_.list_size
         wrong = np.fromiter((v is not None and len(v) != size for v in values), bool, len(values))
         filler = [None] * size
-        flat = [filler if v is None or len(v) != size else v for v in values]
-        items, items_bad = _array(list(chain.from_iterable(flat)), type_.value_type)
+        filled = [filler if v is None or len(v) != size else v for v in values]
+        items, items_bad = _array(flat(filled), type_.value_type)
         bad = wrong | items_bad.reshape(len(values), size).any(axis=1)
-        return pa.FixedSizeListArray.from_arrays(items, type=type_, mask=pa.array(_null(values) | wrong)), bad
-    items, items_bad = _array(_flat(values), type_.value_type)
+        return pa.FixedSizeListArray.from_arrays(items, type=type_, mask=pa.array(nulls(values) | wrong)), bad
+    items, items_bad = _array(flat(values), type_.value_type)
     kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
-    return kind.from_arrays(_offsets(values, kind), items, type=type_), _any_in(values, items_bad)
+    return kind.from_arrays(offsets(values, kind), items, type=type_), _any_in(values, items_bad)
 
 
 def _map(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
-    _, keys_bad = _array(_flat(values), type_.key_type)
+    _, keys_bad = _array(flat(values), type_.key_type)
     bad = _any_in(values, keys_bad)
     values = [None if is_bad else v for v, is_bad in zip(values, bad, strict=True)]  # a map can't hold a null key
-    keys, _ = _array(_flat(values), type_.key_type)
-    items, items_bad = _array(_flat([None if v is None else v.values() for v in values]), type_.item_type)
-    return pa.MapArray.from_arrays(_offsets(values, pa.ListArray), keys, items, type=type_), bad | _any_in(
+    keys, _ = _array(flat(values), type_.key_type)
+    items, items_bad = _array(flat([None if v is None else v.values() for v in values]), type_.item_type)
+    return pa.MapArray.from_arrays(offsets(values, pa.ListArray), keys, items, type=type_), bad | _any_in(
         values, items_bad
     )
 
 
-def _flat(values: Sequence[Any]) -> list[Any]:
-    return list(chain.from_iterable(v for v in values if v is not None))
-
-
-def _lengths(values: Sequence[Any]) -> Any:
-    return np.fromiter((0 if v is None else len(v) for v in values), np.int64, len(values))
-
-
-def _offsets(values: Sequence[Any], kind: Any) -> Any:
-    """Offsets as pyarrow's list arrays take them: null where the list is."""
-    ends = np.concatenate(([0], np.cumsum(_lengths(values))))
-    return pa.array(ends, pa.int64() if kind is pa.LargeListArray else pa.int32(), mask=np.append(_null(values), False))
-
-
 def _any_in(values: Sequence[Any], bad: Any) -> Any:
     """Which lists hold a bad item, of a mask over the items of all of them."""
-    owner = np.repeat(np.arange(len(values)), _lengths(values))
+    owner = np.repeat(np.arange(len(values)), lengths(values))
     return np.bincount(owner[bad], minlength=len(values)) > 0
 
 
@@ -353,4 +348,4 @@ def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
         return (
             pa.struct([(n, _inferred([v.get(n) for v in objects], depth + 1)) for n in names]) if names else pa.string()
         )
-    return pa.list_(_inferred(_flat(values), depth + 1)) if kinds == {list} else pa.string()
+    return pa.list_(_inferred(flat(values), depth + 1)) if kinds == {list} else pa.string()

@@ -1,6 +1,7 @@
 """The row work of phase one on one landing file: what it holds, and which of its rows the table takes.
 
-Reads     one landing file, block by block; memory follows the block (for Parquet: and a row group, as it is stored)
+Reads     one landing file, block by block; memory follows the block (for Parquet: and a row group, as it is stored; for ORC: a
+          stripe)
 Writes    nothing: accepted and quarantined rows are handed to the caller
 Repeat    safe: the same file gives the same rows at the same places, however it is cut into blocks
 
@@ -16,7 +17,7 @@ nobody declared is told before a null key.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
@@ -26,7 +27,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine import blocks, csvfile, jsonlines, parquetfile
+from lakeupsert.config import Reading
+from lakeupsert.engine import avrofile, blocks, csvfile, delimited, jsonlines, orcfile, parquetfile
 from lakeupsert.engine.blocks import (
     Block,
     ChangedFileError,
@@ -37,12 +39,14 @@ from lakeupsert.engine.blocks import (
 )
 from lakeupsert.engine.convert import convert, true
 from lakeupsert.engine.inference import unify, without_nulls
+from lakeupsert.engine.unpacked import ReadAhead, is_plain, unpacked, without_compression
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import folder_name
 from lakeupsert.table.spec import DELETE_FLAG, PLACE, TableSpec
 
 __all__ = [
     "PARTITION",
+    "TYPED",
     "WHOLE_BYTES",
     "ChangedFileError",
     "LandingInput",
@@ -63,16 +67,36 @@ __all__ = [
     "without_nulls",
 ]
 
-_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl"}
-_OPEN: dict[str, Callable[..., Opened]] = {
-    "parquet": parquetfile.open_blocks,
-    "csv": csvfile.open_blocks,
-    "jsonl": jsonlines.open_blocks,
+_ENDINGS = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".avro": "avro",
+    ".orc": "orc",
 }
+_SCHEMA_OF_TEXT: dict[str, Callable[..., Any]] = {
+    "csv": csvfile.schema_of,
+    "delimited": delimited.schema_of,
+    "jsonl": jsonlines.schema_of,
+}
+_OPEN: dict[str, Callable[..., Opened]] = {
+    "csv": csvfile.open_blocks,
+    "delimited": delimited.open_blocks,
+    "jsonl": jsonlines.open_blocks,
+    "avro": avrofile.open_blocks,
+}
+_TEXT = tuple(_SCHEMA_OF_TEXT)
+TYPED = ("parquet", "avro", "orc")
+"""Formats whose files have types of their own; the others are text, which can be compressed as a whole."""
+_SOUGHT = ("parquet", "orc")  # read here and there, not from the beginning to the end
+_ENVELOPED = {"debezium": ("jsonl", "avro"), "dms": ("jsonl",)}
+_DEFAULT_READING = Reading()
 PARTITION = "_lakeupsert_partition"
 _LONGEST_REASON = 200
 WHOLE_BYTES = 1 << 26
-"""Parquet files up to this size are read at once, since their content is hashed from the first byte to the last."""
+"""Parquet and ORC files up to this size are read at once, since their content is hashed from the first byte to the last."""
 _PIECES, _PIECE_BYTES = 16, 1 << 13  # most places that are looked at in a text file, and the least of each
 _DAY = 86_400_000_000
 _QUARANTINED = pa.schema(
@@ -94,11 +118,11 @@ class Survey:
     Attributes:
         schema: columns (``pyarrow.Schema``) under the types that a table would keep them in; None where it can't be
             told. A column of text files without any value has the null type (see `without_nulls`).
-        typed: the types are the file's own (Parquet); those of text are inferred, or the table's.
+        typed: the types are the file's own; those of text are inferred, or the table's.
         unreadable: why the file as a whole can't be read, or None.
         changed: it vanished, or is another one than was listed; it belongs to the next batch.
-        row_groups: of a Parquet file; 0 for text, which can't be shared between tasks.
-        rows: of a Parquet file, by its footer; None for text.
+        row_groups: of a Parquet file; 0 for the others, which can't be shared between tasks.
+        rows: of a Parquet file, by its footer; None for the others.
     """
 
     path: str
@@ -143,34 +167,35 @@ class Rows:
 
 
 def format_of(path: str, configured: str) -> str | None:
-    """`parquet`, `csv` or `jsonl`: as configured, or for `auto` by the name's ending; None where that tells nothing."""
+    """As configured, or for `auto` by the name's ending; None where that tells nothing."""
     if configured != "auto":
         return configured
-    return next((name for ending, name in _ENDINGS.items() if path.lower().endswith(ending)), None)
+    name = without_compression(path).lower()
+    kind = next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
+    return None if kind in TYPED and name != path.lower() else kind
 
 
-def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, text_columns: frozenset[str]) -> Survey:
+def survey(
+    store: ObjectStore, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]
+) -> Survey:
     """Columns and types of a file; what it can't do is told in the answer, nothing is raised about the file.
 
-    Parquet: the footer is read. CSV: the header, and all values of columns that are neither in ``known`` nor in
-    ``text_columns``. JSON lines: all, for their names.
+    Of typed files the footer or the header is read. CSV and delimited text: the header, and all values of columns that are
+    neither in ``known`` nor in ``text_columns``. JSON lines: all, for their names.
 
     Args:
-        configured: the format, or `auto`; see `format_of`.
         known: the table's ``pyarrow.Schema``, None at creation; text files take their columns' types from it.
         text_columns: columns that stay strings in text files where ``known`` does not say otherwise: keys without a
             given type, the operation column.
     """
-    kind = format_of(file.path, configured)
-    if kind is None:
-        return Survey(file.path, unreadable=f"Its name ends in none of {', '.join(_ENDINGS)}, and `format` is auto.")
     try:
+        kind = _kind(file, reading)
         with store.open(file.path, file.etag) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
                 return Survey(file.path, schema, True, row_groups=footer.num_row_groups, rows=footer.num_rows)
-            schema_of = csvfile.schema_of if kind == "csv" else jsonlines.schema_of
-            return Survey(file.path, schema_of(source, file, known, text_columns))
+            text = _text(source, file, kind, reading)
+            return Survey(file.path, _schema_of(text, file, kind, reading, known, text_columns), kind in TYPED)
     except NotFoundError:
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
@@ -179,31 +204,70 @@ def survey(store: ObjectStore, file: LandingInput, configured: str, known: Any, 
         return Survey(file.path, unreadable=e.reason) if unchanged else Survey(file.path, changed=True)
 
 
-def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int, configured: str = "auto") -> Any:
+def _kind(file: LandingInput, reading: Reading) -> str:
+    """The file's format. Raises UnreadableFileError where its name tells none, or one that can't be read so."""
+    kind = format_of(file.path, reading.format)
+    if kind is None:
+        endings = f"{', '.join(_ENDINGS)} (of text also such as .csv.gz)"
+        raise UnreadableFileError(file.path, f"Its name ends in none of {endings}, and `format` is auto.")
+    if reading.envelope and kind not in _ENVELOPED[reading.envelope]:
+        raise UnreadableFileError(file.path, f"`envelope` is {reading.envelope}, and no {kind} comes in one.")
+    return kind
+
+
+def _text(source: Any, file: LandingInput, kind: str, reading: Reading) -> Any:
+    """What the reader of a format reads."""
+    if kind in _TEXT:
+        return unpacked(source, file, reading.encoding)
+    return ReadAhead.of(source) if kind == "avro" else source
+
+
+def _schema_of(
+    text: Any, file: LandingInput, kind: str, reading: Reading, known: Any, text_columns: frozenset[str]
+) -> Any:
+    if kind in _TEXT:
+        return _SCHEMA_OF_TEXT[kind](text, file, reading, known, text_columns)
+    if kind == "avro":
+        return avrofile.schema_of(text, file, reading)
+    return orcfile.schema_of(text, file) if kind == "orc" else parquetfile.schema_of(text, file)[0]
+
+
+def _open(
+    text: Any,
+    file: LandingInput,
+    kind: str,
+    reading: Reading,
+    required: frozenset[str],
+    only: Collection[str] | None = None,
+) -> Opened:
+    if kind in _OPEN:
+        return _OPEN[kind](text, file, reading, required, only)
+    return (orcfile.open_blocks if kind == "orc" else parquetfile.open_blocks)(text, file, required, only)
+
+
+def first_rows(
+    store: ObjectStore, file: LandingInput, rows: int, size: int, reading: Reading = _DEFAULT_READING
+) -> Any:
     """The first rows of a file as a ``pyarrow.Table``, in the types that `survey` tells for what is looked at.
 
-    At most ``rows`` rows; of text at most ``size`` bytes are read, of Parquet its first row groups. A text column
+    At most ``rows`` rows; of text at most ``size`` bytes are looked at, of other files their first blocks. A text column
     without any value has the null type. Records that are malformed are left out.
 
     Raises:
         UnreadableFileError: it can't be read, or its name does not tell its format.
         NotFoundError: it vanished.
     """
-    kind = format_of(file.path, configured)
-    if kind is None:
-        raise UnreadableFileError(file.path, f"Its name ends in none of {', '.join(_ENDINGS)}.")
+    kind = _kind(file, reading)
     with store.open(file.path) as source:
-        if kind == "parquet":
-            schema, _ = parquetfile.schema_of(source, file)
-        else:
-            head = source.read(size)
+        text = _text(source, file, kind, reading)
+        if kind in _TEXT:
+            head = _beginning(text, size)
             # A record that is cut off would be malformed, or end in a shorter value.
-            source = pa.BufferReader(head if len(head) < size else head[: head.rfind(b"\n") + 1])
-            schema_of = csvfile.schema_of if kind == "csv" else jsonlines.schema_of
-            schema = schema_of(source, file, None, frozenset())
-        source.seek(0)
+            text = pa.BufferReader(head if len(head) < size else head[: head.rfind(b"\n") + 1])
+        schema = _schema_of(text, file, kind, reading, None, frozenset())
+        text.seek(0)
         tables, left = [schema.empty_table()], rows
-        for block in _OPEN[kind](source, file, frozenset()).blocks:
+        for block in _open(text, file, kind, reading, frozenset()).blocks:
             columns = [block.convert(f.name, f.type)[0] for f in schema]
             tables.append(pa.Table.from_arrays(columns, schema=schema).slice(0, left))
             left -= len(tables[-1])
@@ -212,26 +276,40 @@ def first_rows(store: ObjectStore, file: LandingInput, rows: int, size: int, con
     return pa.concat_tables(tables)
 
 
-def preview(store: ObjectStore, file: LandingInput, configured: str, spec: TableSpec, size: int) -> Preview:
-    """Rows by partition: of Parquet its partition columns are read, of text at most ``size`` bytes, spread over the file.
+def _beginning(text: Any, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (read := text.read(size - len(found))):
+        found += read
+    return found
 
-    Raises NotFoundError where it vanished, or is another one by now.
+
+def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: TableSpec, size: int) -> Preview:
+    """Rows by partition: of Parquet and ORC the partition columns are read, of others at most about ``size`` bytes.
+
+    Those are spread over the file, or are its beginning where it can only be read from there. Raises NotFoundError where it
+    vanished, or is another one by now.
     """
-    kind = format_of(file.path, configured)
-    if kind is None:
-        return Preview(file.path, {}, unreadable="Its name does not tell its format.")
     columns = _partition_sources(spec)
     found: Counter[str] = Counter()
     share = 1.0
     try:
+        kind = _kind(file, reading)
         with store.open(file.path, file.etag) as source:
-            if kind != "parquet" and file.size > size:
-                source, share = _pieces_of(source, file.size, size)
-            opened = _OPEN[kind](source, file, _required(spec), columns)
+            part = kind not in _SOUGHT and file.size > size
+            spread = part and kind in _TEXT and is_plain(file.path, reading.encoding)
+            ahead = ReadAhead(source)
+            if spread:
+                text, share = _pieces_of(source, file.size, size)
+            else:
+                text = _text(ahead if part else source, file, kind, reading)
+            opened = _open(text, file, kind, reading, _required(spec), columns)
             for block in () if opened.missing else opened.blocks:
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
                 counts = pc.value_counts(_partition_names(spec, values | _made(spec, values)).drop_null())
                 found.update({c["values"]: c["counts"] for c in counts.to_pylist()})
+                if part and not spread and ahead.tell() >= size:
+                    share = ahead.tell() / file.size
+                    break
     except UnreadableFileError as e:
         return Preview(file.path, {}, share, unreadable=e.reason)
     return Preview(file.path, {name: round(rows / share) for name, rows in found.items()}, share)
@@ -253,7 +331,7 @@ def _pieces_of(source: Any, length: int, size: int) -> tuple[Any, float]:
 
 
 class _Hashed:
-    """A text file that is hashed as it is read, also where it is read again from its beginning."""
+    """A file that is hashed as it is read, also where it is read again from its beginning."""
 
     def __init__(self, source: Any, sha256: Any) -> None:
         self._source = source
@@ -272,12 +350,12 @@ class _Hashed:
 
 
 def read_rows(
-    store: ObjectStore, file: LandingInput, configured: str, rules: RowRules, sha256: Any = None
+    store: ObjectStore, file: LandingInput, reading: Reading, rules: RowRules, sha256: Any = None
 ) -> Iterator[Rows]:
     """The rows of a file, block by block; ``sha256`` (of `hashlib`) takes the whole file's content, read once where possible.
 
     ``accepted`` has the columns of the spec's `appended_schema`, then ``_lakeupsert_partition`` (the folder's name)
-    and ``_lakeupsert_place`` (increasing: the row's index in a Parquet file, the byte at which a text record begins).
+    and ``_lakeupsert_place`` (increasing: the row's index in a typed file, the byte of the text at which a record begins).
     ``quarantined`` has reason_code, reason, file, position (the place), raw (the line, or the row as a JSON object) and
     arrow (see `blocks.Block.arrow`).
 
@@ -285,18 +363,17 @@ def read_rows(
         UnreadableFileError: the file as a whole, or from here on, can't be read. What was yielded is to be dropped.
         ChangedFileError: it vanished or changed, before the first block or until after the last one. The same.
     """
-    kind = format_of(file.path, configured)
-    if kind is None:
-        raise UnreadableFileError(file.path, "Its name does not tell its format.")
     try:
+        kind = _kind(file, reading)
         with store.open(file.path, file.etag) as source:
-            if sha256 is not None and kind != "parquet":
+            if sha256 is not None and kind not in _SOUGHT:
                 source, sha256 = _Hashed(source, sha256), None
             elif sha256 is not None and file.size <= WHOLE_BYTES:
                 whole = source.read_buffer()
                 sha256.update(whole)
                 source, sha256 = pa.BufferReader(whole), None
-            opened = _OPEN[kind](source, file, _required(rules.spec))
+            text = _text(source, file, kind, reading)
+            opened = _open(text, file, kind, reading, _required(rules.spec))
             for block in opened.blocks:
                 if len(block.places) or block.malformed:
                     yield take(block, opened.missing, file.path, rules)

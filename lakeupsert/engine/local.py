@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from lakeupsert.config import Reading
 from lakeupsert.engine.batch import AppendJob, Held, Report, grouped, settle_and_write, split, with_ranges
 from lakeupsert.engine.landing import LandingInput, Survey, survey
 from lakeupsert.storage import ObjectStore
@@ -26,11 +27,11 @@ class LocalHost:
         self,
         landing: ObjectStore,
         inputs: Sequence[LandingInput],
-        format: str,
+        reading: Reading,
         known: Any,
         text_columns: frozenset[str],
     ) -> list[Survey]:
-        return [survey(landing, given, format, known, text_columns) for given in inputs]
+        return [survey(landing, given, reading, known, text_columns) for given in inputs]
 
     def run(self, job: AppendJob) -> list[Report]:
         job = with_ranges(job)

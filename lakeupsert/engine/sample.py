@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.convert import convert, plain, true
 from lakeupsert.engine.inference import unify, without_nulls
-from lakeupsert.engine.landing import LandingInput, UnreadableFileError, first_rows, format_of
+from lakeupsert.engine.landing import TYPED, LandingInput, UnreadableFileError, first_rows, format_of
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 
 FILES = 32
@@ -51,7 +51,7 @@ class Sample:
     def __init__(self, tables: Sequence[tuple[str, Any]]) -> None:
         types: dict[str, Any] = {}
         for name, table in tables:
-            typed = format_of(name, "auto") == "parquet"
+            typed = format_of(name, "auto") in TYPED
             for field in table.schema:
                 types[field.name] = unify(types.get(field.name, pa.null()), field.type, typed)
         self.values = {

@@ -23,6 +23,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from lakeupsert.config import Reading
 from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.batch import (
     AppendJob,
@@ -41,7 +42,7 @@ from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.engine.floor import DELETED_AT, since, up_to
-from lakeupsert.engine.landing import LandingInput, Survey, survey
+from lakeupsert.engine.landing import TYPED, LandingInput, Survey, format_of, survey
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import ObjectStore, StoreUnavailableError
@@ -101,16 +102,16 @@ class SparkHost:
         self,
         landing: ObjectStore,
         inputs: Sequence[LandingInput],
-        format: str,
+        reading: Reading,
         known: Any,
         text_columns: frozenset[str],
     ) -> list[Survey]:
-        if sum(i.size for i in inputs if not i.path.endswith(".parquet")) <= SURVEYED_HERE:
-            return [survey(landing, given, format, known, text_columns) for given in inputs]
+        if sum(i.size for i in inputs if format_of(i.path, reading.format) not in TYPED) <= SURVEYED_HERE:
+            return [survey(landing, given, reading, known, text_columns) for given in inputs]
 
         def run(batches: Iterator[Any]) -> Iterator[Any]:
             for place in _ids(batches):
-                found = survey(landing, inputs[place], format, known, text_columns)
+                found = survey(landing, inputs[place], reading, known, text_columns)
                 yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
 
         with _spark_may_fail(), _small_batches() as spark:

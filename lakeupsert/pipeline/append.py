@@ -342,11 +342,11 @@ def _try(
     given = [i for i in ground.inputs if i.path not in unreadable]
     known = ground.spec_head.body if ground.spec_head else None
     schema = known.schema if known else None
-    kind = table.settings.format
+    reading = table.settings.reading
     # All of a file of JSON lines would be decoded for the names of its columns, which are seldom new.
-    unsure = [i for i in given if known is None or i.path in wider or format_of(i.path, kind) != "jsonl"]
+    unsure = [i for i in given if known is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"]
     progress(f"surveying {len(unsure)} landing files")
-    surveys = host.survey(table.landing, unsure, kind, schema, _text_columns(table))
+    surveys = host.survey(table.landing, unsure, reading, schema, _text_columns(table))
     failed = [
         FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
     ]
@@ -369,7 +369,7 @@ def _try(
         landing=table.landing,
         store=table.store,
         inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in given),
-        format=kind,
+        reading=reading,
         rules=RowRules(spec, ground.received_at),
         batch_id=ground.batch_id,
         spec_version=version + (spec is not known),
@@ -478,6 +478,7 @@ def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadabl
         batch_id=ground.batch_id,
         received_at=ground.received_at,
         spec_version=job.spec_version,
+        reading=job.reading,
         files=tuple(
             LandingFile(path=i.path, size=i.size, etag=i.etag, sha256=hashes.get(i.path, ""), rows=rows[i.path])
             for i in ground.inputs

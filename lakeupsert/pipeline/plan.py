@@ -21,7 +21,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.landing import WHOLE_BYTES, LandingInput, Preview, Survey, first_rows, format_of, preview, survey
+from lakeupsert.config import Reading
+from lakeupsert.engine.landing import (
+    TYPED,
+    WHOLE_BYTES,
+    LandingInput,
+    Preview,
+    Survey,
+    first_rows,
+    format_of,
+    preview,
+    survey,
+)
 from lakeupsert.engine.landing import UnreadableFileError as Unreadable
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
@@ -197,9 +208,11 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
 
 def _reads(file: LandingInput, kind: str | None, exists: bool) -> tuple[int, int]:
     """How often append opens a landing file, and how often it reads all of it: for columns or types, for rows, for its hash."""
-    if kind == "parquet":
+    if kind in ("parquet", "orc"):
         large = file.size > WHOLE_BYTES
         return 2 + large, 1 + large
+    if kind == "avro":
+        return 2, 1
     return (1 if exists and kind == "jsonl" else 2), (1 if exists else 2)
 
 
@@ -250,29 +263,31 @@ def _first_night(
 
     None where no file can be read.
     """
-    configured = table.settings.format
-    sizes = _shares(files, configured)
+    reading = table.settings.reading
+    sizes = _shares(files, reading)
     surveys: dict[LandingInput, Survey] = {}
     for file in files:
-        if format_of(file.path, configured) == "parquet":
-            found = survey(table.landing, file, configured, None, frozenset())
+        if format_of(file.path, reading.format) in TYPED:
+            found = survey(table.landing, file, reading, None, frozenset())
             if found.schema is not None:
                 surveys[file] = found
         else:
             with suppress(Unreadable, NotFoundError):
-                rows = first_rows(table.landing, file, SAMPLE_ROWS, sizes.get(file.path, 0), configured)
+                rows = first_rows(table.landing, file, SAMPLE_ROWS, sizes.get(file.path, 0), reading)
                 surveys[file] = Survey(file.path, rows.schema)
     if not surveys:
         return None, ()
     spec, _ = plan_spec(table, None, list(surveys.values()))
     largest = max(surveys, key=lambda f: f.size)
-    sample = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), configured)
+    sample = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), reading)
     return spec, tuple((len(rows), _parquet_bytes(rows)) for rows in (sample.slice(0, 1), sample) if len(rows))
 
 
-def _shares(files: Sequence[LandingInput], configured: str) -> dict[str, int]:
-    """Of each text file how many bytes are read: `TEXT_BYTES` in all, small files whole."""
-    text = sorted((f for f in files if format_of(f.path, configured) != "parquet"), key=lambda f: f.size)
+def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
+    """Of each file that is read from its beginning how many bytes are: `TEXT_BYTES` in all, small files whole."""
+    text = sorted(
+        (f for f in files if format_of(f.path, reading.format) not in ("parquet", "orc")), key=lambda f: f.size
+    )
     left, found = TEXT_BYTES, {}
     for i, file in enumerate(text):
         found[file.path] = min(file.size, left // (len(text) - i))
@@ -281,11 +296,11 @@ def _shares(files: Sequence[LandingInput], configured: str) -> dict[str, int]:
 
 
 def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec, notes: list[str]) -> Iterator[Preview]:
-    sizes = _shares(files, table.settings.format)
+    sizes = _shares(files, table.settings.reading)
     unreadable = []
     for file in files:
         try:
-            found = preview(table.landing, file, table.settings.format, spec, sizes.get(file.path, 0))
+            found = preview(table.landing, file, table.settings.reading, spec, sizes.get(file.path, 0))
         except NotFoundError:
             continue
         if found.unreadable is not None:

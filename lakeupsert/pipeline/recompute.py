@@ -4,13 +4,18 @@ Reads     the ledger's list of files, quarantine files (for which rows were refu
 Writes    nothing but temporary files: what does not fit into DuckDB's memory, one landing file of a remote store at a time
 Repeat    safe
 
-Parquet is read by DuckDB, CSV and JSON lines by Python's own readers, and every value is converted by DuckDB's CAST to the
-type that the spec gives its column. DuckDB's window finds the winners, and compares all their columns with what readers see.
+Parquet is read by DuckDB, text by Python's own readers; Avro and ORC, which have no second one, as `append` reads them. Every
+value is converted by DuckDB's CAST to the type that the spec gives its column. DuckDB's window finds the winners, and compares
+all their columns with what readers see.
 """
 
 import base64
+import bz2
 import csv
+import gzip
+import io
 import json
+import lzma
 import re
 import shutil
 import tempfile
@@ -18,16 +23,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from lakeupsert.config import is_remote
+from lakeupsert.config import Reading, is_remote
+from lakeupsert.engine import avrofile, orcfile
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.datafiles import from_bytes, read_file
+from lakeupsert.engine.envelopes import UNWRAP
 from lakeupsert.engine.floor import refused_by_merges
-from lakeupsert.engine.landing import content_hash, format_of
+from lakeupsert.engine.landing import LandingInput, content_hash, format_of
+from lakeupsert.engine.unpacked import UNDECODABLE, compression_of
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import reader_schema, to_arrow
@@ -226,16 +235,38 @@ class _Inputs:
         return f"({columns}) IN (SELECT {wanted} FROM wanted)"
 
     def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
-        kind = format_of(landed.path, self._table.settings.format)
+        reading = entry.reading or self._table.settings.reading
+        kind = format_of(landed.path, reading.format)
         if kind == "parquet":
             self._load_parquet(entry, path, landed.path, refused, None)
             return
-        rows = (_csv_rows if kind == "csv" else _json_rows)(path, frozenset(refused))
+        if kind in ("avro", "orc"):
+            self._load_typed(entry, landed, path, refused, reading)
+            return
+        lines = _lines_of(path, compression_of(landed.path), reading.encoding, newline="\n" if kind == "jsonl" else "")
+        rows = _ROWS[kind or ""](_Lines(lines), frozenset(refused), reading)
         while block := list(islice(rows, BLOCK_ROWS)):
             names = list(dict.fromkeys(name for row in block for name in row))
             came = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
             self._db.register("came", pa.table({**came, _PLACE: pa.array(range(len(block)))}))
             self._insert(entry, "came", landed.path, names, None, text=True, place=_PLACE)
+
+    def _load_typed(
+        self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
+    ) -> None:
+        file = LandingInput(landed.path, landed.size, landed.etag, place=0)
+        with pa.OSFile(path) as source:
+            if format_of(landed.path, reading.format) == "avro":
+                schema = avrofile.schema_of(source, file, reading)
+                source.seek(0)
+                opened = avrofile.open_blocks(source, file, reading, frozenset())
+            else:
+                schema, opened = orcfile.schema_of(source, file), orcfile.open_blocks(source, file, frozenset())
+            for block in opened.blocks:
+                came = {f.name: block.convert(f.name, f.type)[0] for f in schema}
+                rows = pa.table({**came, _PLACE: pa.array(block.places, pa.int64())})
+                self._db.register("came", rows.filter(pa.array(~np.isin(block.places, refused))))
+                self._insert(entry, "came", landed.path, schema.names, None, text=False, place=_PLACE)
 
     def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """Positions that were refused, by landing file, and files that were as a whole."""
@@ -364,11 +395,38 @@ class _Inputs:
 # ---------------------------------------------------------------- text files, by Python's own readers
 
 
-def _csv_rows(path: str, refused: frozenset[int]) -> Iterator[dict[str, str | None]]:
-    """The records that do not begin at a refused byte; an empty field is null."""
-    lines = _Lines(path)
-    records = csv.reader(lines)
-    names: list[str] | None = None
+def _lines_of(path: str, compression: str | None, encoding: str, newline: str) -> Iterator[str]:
+    """The lines of a text file. What is not in its encoding was refused; until such a row is left out it must not stop us."""
+    by_python: dict[str | None, Any] = {None: open, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+    opened = by_python[compression](path, "rb") if compression in by_python else pa.input_stream(path, compression)
+    with opened, io.TextIOWrapper(opened, encoding, UNDECODABLE, newline) as text:
+        yield from text
+
+
+class _Lines:
+    """The lines of a text file without its byte order mark; ``place`` is the byte at which the next one begins."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        first = next(lines, "")
+        self.place = 3 if first.startswith("\ufeff") else 0
+        self._lines = self._read(chain([first.removeprefix("\ufeff")], lines))
+
+    def _read(self, lines: Iterator[str]) -> Iterator[str]:
+        for line in lines:
+            self.place += len(line.encode(errors="surrogateescape"))
+            yield line
+
+    def __iter__(self) -> Iterator[str]:
+        return self._lines
+
+
+def _csv_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    """The records that do not begin at a refused byte."""
+    quoting: dict[str, Any] = {"quotechar": reading.quote} if reading.quote else {"quoting": csv.QUOTE_NONE}
+    return _named(_csv_records(lines, csv.reader(lines, delimiter=reading.delimiter, **quoting)), refused, reading)
+
+
+def _csv_records(lines: _Lines, records: Any) -> Iterator[tuple[int, list[str]]]:
     while True:
         begin = lines.place
         before = csv.field_size_limit(1 << 30)  # of the whole process, where others want their own
@@ -378,25 +436,52 @@ def _csv_rows(path: str, refused: frozenset[int]) -> Iterator[dict[str, str | No
             csv.field_size_limit(before)
         if fields is None:
             return
-        if not fields:
-            continue
-        if names is None:
-            names = fields
-        elif begin not in refused:
-            yield {name: value or None for name, value in zip(names, fields, strict=True)}
+        if fields:
+            yield begin, fields
 
 
-def _json_rows(path: str, refused: frozenset[int]) -> Iterator[dict[str, str | None]]:
-    """The objects of lines that do not begin at a refused byte; numbers keep their digits."""
-    place = 0
-    with open(path, "rb") as file:
-        for line in file:
-            begin, place = place, place + len(line)
-            if place == len(line) and line.startswith(b"\xef\xbb\xbf"):
-                begin, line = 3, line[3:]
-            if line.strip() and begin not in refused:
-                row = json.loads(line, parse_float=_MARKED.format, parse_int=_MARKED.format)
+def _delimited_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    """The same of text without quotes."""
+
+    def records() -> Iterator[tuple[int, list[str]]]:
+        begin = lines.place
+        for line in lines:
+            if line.rstrip("\r\n"):
+                yield begin, re.split(reading.delimiter, line.rstrip("\r\n"))
+            begin = lines.place
+
+    return _named(records(), refused, reading)
+
+
+def _named(
+    records: Iterator[tuple[int, list[str]]], refused: frozenset[int], reading: Reading
+) -> Iterator[dict[str, str | None]]:
+    """Fields by name; text that is empty, or what `null` says, is null."""
+    null = {"": None, reading.null: None}
+    names: Sequence[str] = ()
+    for begin, fields in records:
+        if not names:
+            names = fields if reading.has_header else reading.columns or [f"_c{i}" for i in range(len(fields))]
+            if reading.has_header:
+                continue
+        if begin not in refused:
+            yield {name: null.get(value, value) for name, value in zip(names, fields, strict=True)}
+
+
+def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    """The objects of lines that do not begin at a refused byte, out of their envelopes; numbers keep their digits."""
+    begin = lines.place
+    for line in lines:
+        if line.strip() and begin not in refused:
+            row = json.loads(line, parse_float=_MARKED.format, parse_int=_MARKED.format)
+            if reading.envelope:
+                row = UNWRAP[reading.envelope](row)
+            if row is not None:
                 yield {name: _json_text(value) for name, value in row.items()}
+        begin = lines.place
+
+
+_ROWS = {"csv": _csv_rows, "delimited": _delimited_rows, "jsonl": _json_rows}
 
 
 def _json_text(value: Any) -> str | None:
@@ -404,27 +489,6 @@ def _json_text(value: Any) -> str | None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return re.sub('"?\ue000([^\ue000]*)\ue000"?', r"\1", text)
-
-
-class _Lines:
-    """The lines of a CSV file; ``place`` is the byte at which the next one begins."""
-
-    def __init__(self, path: str) -> None:
-        # What is not UTF-8 was refused, so its rows are left out; until then it must not stop the reader.
-        self._lines = self._read(path)
-        self.place = 0
-
-    def _read(self, path: str) -> Iterator[str]:
-        with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
-            for line in file:
-                size = len(line.encode("utf-8", "surrogateescape"))
-                if self.place == 0 and line.startswith("\ufeff"):
-                    line = line[1:]
-                self.place += size
-                yield line
-
-    def __iter__(self) -> Iterator[str]:
-        return self._lines
 
 
 # ---------------------------------------------------------------- DuckDB itself

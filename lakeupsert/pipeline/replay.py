@@ -55,7 +55,7 @@ def replay(
             landing=table.landing,
             store=table.store,
             inputs=(),
-            format=table.settings.format,
+            reading=table.settings.reading,
             rules=RowRules(spec, next_stamp(head.body)),
             batch_id=batch_id or clock.new_id(),
             spec_version=spec_head.number + planned,

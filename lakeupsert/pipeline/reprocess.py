@@ -254,15 +254,15 @@ def _job(
 ) -> AppendJob:
     """The batch's row work as it was, under its own spec and receipt stamp, for these partitions."""
     entry = table.entries(number - 1, number)[0].body
-    spec, kind = table.spec(entry.spec_version), table.settings.format
-    parquet = [i for i in inputs if format_of(i.path, kind) == "parquet"]
-    surveys = host.survey(table.landing, parquet, kind, spec.schema, frozenset())
+    spec, reading = table.spec(entry.spec_version), entry.reading or table.settings.reading
+    parquet = [i for i in inputs if format_of(i.path, reading.format) == "parquet"]
+    surveys = host.survey(table.landing, parquet, reading, spec.schema, frozenset())
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     return AppendJob(
         landing=table.landing,
         store=table.store,
         inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in inputs),
-        format=kind,
+        reading=reading,
         rules=RowRules(spec, entry.received_at),
         batch_id=entry.batch_id,
         spec_version=entry.spec_version,
@@ -293,5 +293,5 @@ def _verify(table: OpenTable, number: int, reports: Sequence[Report], made: Mapp
             "source-differs",
             f"The landing files of batch {number} are what they were, but are read in another way than then: {differs} "
             "No partition was changed.",
-            next=f"set `format` as it was then, or use the lakeupsert that wrote the batch; {_WITHOUT_LANDING}",
+            next=f"use the lakeupsert that wrote the batch, with `format` as it was then; {_WITHOUT_LANDING}",
         )

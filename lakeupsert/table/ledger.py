@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from lakeupsert import clock
+from lakeupsert.config import Reading
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
 
@@ -93,6 +94,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         batch_id: what the client calls it; a second batch of the same id is refused or is this one.
         received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
         files: the landing files, in the order that ranks their rows.
+        reading: how their bytes were made rows, and are whenever this batch is read again; None, in entries of an earlier
+            lakeupsert: as it is configured now.
         quarantined: refused rows by reason.
         seen: landing files that entries before took and that were sent again unchanged, under another etag; not taken here.
         replayed: where the batch took its rows instead of landing files, in the order that ranks them (ADR 0010).
@@ -115,6 +118,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     fence: int | None = None
     seen: tuple[SeenFile, ...] = ()
     full: FullExtract | None = None
+    reading: Reading | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from lakeupsert.config import Reading
 from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.landing import ChangedFileError, LandingInput, RowRules, read_rows
 from lakeupsert.errors import ConfigurationError
@@ -98,7 +99,7 @@ class TestS3Store(ObjectStoreContract):
             write_it(store, name, rows)
             (listed,) = store.list(name)
             file = LandingInput(name, listed.size, listed.etag, 0)
-            blocks = read_rows(store, file, "auto", RowRules(spec, 0))
+            blocks = read_rows(store, file, Reading(), RowRules(spec, 0))
             next(blocks)
             write_it(store, name, rows.slice(1))
             with pytest.raises(ChangedFileError):

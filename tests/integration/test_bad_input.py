@@ -4,6 +4,7 @@ What the command line says of settings, landing zone, disk and Java stands in te
 tests/unit/test_landing.py. The table of it all is in docs/OPERATIONS.md.
 """
 
+import gzip
 import json
 import os
 import shutil
@@ -98,6 +99,20 @@ def test_broken_parquet_is_set_aside_and_the_rest_goes_on(lake: Path, content: b
     assert batch(answer)["rows_appended"] == 1
     assert any("unreadable_file" in warning for warning in answer["warnings"])
     assert rows("id") == [("1",)]
+
+
+@pytest.mark.parametrize("name", ["b.csv.gz", "b.jsonl.bz2", "b.csv.xz", "b.jsonl.zst", "b.avro", "b.orc"])
+def test_damaged_file_of_any_format_is_set_aside_and_the_rest_goes_on(lake: Path, name: str) -> None:
+    land("a.csv", HEADER + GOOD)
+    land(
+        name,
+        {"gz": gzip.compress(b"x" * 99)[:20]}.get(name.rpartition(".")[2], b"\x28\xb5\x2f\xfd nothing of the kind"),
+    )
+    answer = run()
+    assert batch(answer)["rows_appended"] == 1
+    assert any("unreadable_file" in warning for warning in answer["warnings"])
+    assert rows("id") == [("1",)]
+    assert not run()["result"]["append"]["batches"]
 
 
 def test_parquet_cut_off_in_the_middle_is_set_aside(lake: Path) -> None:

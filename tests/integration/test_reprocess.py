@@ -1,5 +1,6 @@
 """Partitions written anew, from what is stored and from landing: no row changes, but those that a damaged file lost."""
 
+import json
 import os
 import random
 import shutil
@@ -303,6 +304,22 @@ def test_a_file_that_changes_while_it_is_read_is_refused_and_leaves_nothing(lake
     assert lake.stored_files() == before
 
 
+@pytest.mark.parametrize(("before", "after"), [("auto", "jsonl"), ("jsonl", "parquet"), ("csv", "delimited")])
+def test_batch_is_read_again_as_it_was_whatever_is_configured_since(folder: Path, before: str, after: str) -> None:
+    lake = Lake(folder / "lake", format=before)
+    if before == "jsonl":
+        lake.land("1.csv", [row("a", 0, 1)])
+    else:
+        (lake.root / "landing/1.csv").write_text("k,l,d,ts,v,op\na,0,2020-01-01,2020-01-01T00:00:00,1,\n")
+    lake.run()
+    other = Lake(lake.root, format=after)
+    rows = other.rows()
+    reprocess(other, "landing")
+    other.run()
+    assert other.rows() == rows
+    assert len(rows) == 1
+
+
 @pytest.mark.parametrize(
     ("before", "after", "told"), [("auto", "jsonl", "give 0 rows"), ("jsonl", "parquet", "can't be read")]
 )
@@ -315,6 +332,7 @@ def test_landing_that_is_read_in_another_way_than_then_is_refused(
     else:
         lake.land("1.csv", [row("a", 0, 1)])
     lake.run()
+    forget_reading(lake)
     other = Lake(lake.root, format=after)
     stored = other.stored_files()
     with pytest.raises(RefusedError) as refused:
@@ -322,6 +340,14 @@ def test_landing_that_is_read_in_another_way_than_then_is_refused(
     assert refused.value.code == "source-differs"
     assert told in refused.value.message
     assert other.stored_files() == stored
+
+
+def forget_reading(lake: Lake) -> None:
+    """As an earlier lakeupsert wrote its entries."""
+    for name in (lake.root / "processed/_lakeupsert/ledger").glob("v*.json"):
+        document = json.loads(name.read_bytes())
+        document["body"].pop("reading", None)
+        name.write_text(json.dumps(document))
 
 
 def test_an_adopted_file_that_is_gone_is_refused(folder: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lakeupsert.config import Reading
 from lakeupsert.engine import blocks, csvfile
 from lakeupsert.engine.blocks import LandingInput
 from lakeupsert.engine.convert import convert
@@ -394,17 +395,24 @@ def test_inferred_type_holds_every_value_that_it_came_from(parts: list[list[str]
 
 @settings(max_examples=500, deadline=None)
 @given(
-    st.text(st.sampled_from('",\n\ra é'), max_size=60).map(str.encode) | st.binary(max_size=30).map(lambda b: b'"' + b),
+    st.text(st.sampled_from('QD\n\ra é,"'), max_size=60).map(str.encode)
+    | st.binary(max_size=30).map(lambda b: b"Q" + b),
     st.integers(1, 40),
+    st.sampled_from([(",", '"'), ("|", "'"), ("^", "]"), ("-", "\\")]),
 )
-def test_records_are_the_same_by_counting_quotes_and_by_going_through_the_fields(data: bytes, size: int) -> None:
+def test_records_are_the_same_by_counting_quotes_and_by_going_through_the_fields(
+    data: bytes, size: int, signs: tuple[str, str]
+) -> None:
     size %= len(data) + 1
-    ends, unclosed = csvfile._record_ends_by_field(data, final=True)
-    found, found_unclosed = csvfile._record_ends(data, final=True)
+    delimiter, quote = signs
+    data = data.replace(b"D", delimiter.encode()).replace(b"Q", quote.encode())
+    dialect = csvfile.Csv(Reading(delimiter=delimiter, quote=quote))
+    ends, unclosed = dialect.ends_by_field(data, final=True)
+    found, found_unclosed = dialect.ends(data, final=True)
     assert (found.tolist(), found_unclosed) == (ends.tolist(), unclosed)
     for known in (
-        csvfile._record_ends(data[:size], final=False),
-        csvfile._record_ends_by_field(data[:size], final=False),
+        dialect.ends(data[:size], final=False),
+        dialect.ends_by_field(data[:size], final=False),
     ):
         assert known[0].tolist() == [end for end in ends.tolist() if end <= size][: len(known[0])]
         assert not known[1]
@@ -440,7 +448,7 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
     writer = csv.writer(text, lineterminator=style[0], quoting=style[1])
     writer.writerows([("a", "b", "c"), *rows])
     data = text.getvalue().encode()
-    opened = csvfile.open_blocks(Memory(data), LandingInput("f", len(data), "", 0), frozenset(["a"]))
+    opened = csvfile.open_blocks(Memory(data), LandingInput("f", len(data), "", 0), Reading(), frozenset(["a"]))
     read, places = [], []
     for block in opened.blocks:
         assert block.malformed == []
@@ -465,7 +473,7 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
 def test_any_bytes_give_rows_or_malformed_records_whatever_the_block(data: bytes, size: int) -> None:
     def everything() -> Iterator[Any]:
         file = LandingInput("f", len(data), "", 0)
-        for block in csvfile.open_blocks(Memory(b"a,b\n" + data), file, frozenset()).blocks:
+        for block in csvfile.open_blocks(Memory(b"a,b\n" + data), file, Reading(), frozenset()).blocks:
             yield from zip(
                 block.places.tolist(), *(block.convert(n, pa.string())[0].to_pylist() for n in "ab"), strict=True
             )

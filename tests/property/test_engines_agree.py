@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from lakeupsert.config import Reading
 from lakeupsert.engine import merge
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import PARTITION, AppendJob, settle_and_write
@@ -110,7 +111,7 @@ def generated(spec: TableSpec, rng: random.Random, file: int, partition: str) ->
 
 def appended(store: LocalStore, spec: TableSpec, rng: random.Random) -> dict[str, tuple[DataFile, ...]]:
     """One batch for every partition. Sometimes it comes in two calls, as from two tasks: then a key is in two files."""
-    job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0, 0)
+    job = AppendJob(store, store, (), Reading(), RowRules(spec, 0), "b", 0, 0)
     files: dict[str, tuple[DataFile, ...]] = {}
     for file in range(2):
         tables = [generated(spec, rng, file, f"part={p}") for p in range(PARTITIONS)]

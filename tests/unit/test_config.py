@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from lakeupsert.cli.example import EXAMPLE
-from lakeupsert.config import Config, TableSettings, load
+from lakeupsert.config import Config, Reading, TableSettings, load
 from lakeupsert.errors import ConfigurationError
 
 REQUIRED = """
@@ -164,7 +164,7 @@ def test_missing_settings_are_all_named(file: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ('format = "avro"', "'avro'"),
+        ('format = "xml"', "'xml'"),
         ('strategy = "deltas"', "'deltas'"),
         ('engine = "duckdb"', "'duckdb'"),
         ("keep_snapshots = 0", "(found 0)"),
@@ -201,6 +201,48 @@ def test_unfit_value_is_refused_and_shown(file: Path, setting: str, expected: st
 def test_rules_of_order_and_deletes_are_checked(file: Path, settings: str, told: str) -> None:
     error = refused(file, f"{REQUIRED}{settings}\n")
     assert told in str(error)
+
+
+READ = "[tables.sales.read]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (READ + 'delimiter = "||"', "read.delimiter is '||'; expected one ASCII character"),
+        (READ + 'delimiter = ""', "read.delimiter"),
+        (READ + 'delimiter = "\\n"', "read.delimiter"),
+        (READ + 'delimiter = ";"\nquote = ";"', "read.quote is ';'"),
+        (READ + 'columns = ["a"]', "set header = false"),
+        (READ + 'header = false\ncolumns = ["a", "a"]', "a name of its own"),
+        (READ + 'header = false\ncolumns = ["a", " "]', "a name of its own"),
+        (READ + 'null = ""', "read.null"),
+        (READ + 'encoding = "utf-88"', "read.encoding is 'utf-88'"),
+        (READ + 'encoding = "base64"', "read.encoding"),
+        (READ + 'envelope = "debezum"', "'debezum'"),
+        ('format = "delimited"\n' + READ + 'delimiter = "("', "no regular expression"),
+        ('format = "delimited"\n' + READ + 'delimiter = "(,)"', "without groups"),
+        ('format = "delimited"\n' + READ + 'delimiter = ",*"', "matches no empty text"),
+        (
+            'format = "delimited"\n' + READ + 'quote = "\'"',
+            'read.quote is "\'"; it is for format csv, and `format` is delimited',
+        ),
+        ('format = "parquet"\n' + READ + 'encoding = "latin-1"', "it is for format csv and delimited and jsonl"),
+        ('format = "avro"\n' + READ + 'envelope = "dms"', "JSON"),
+        ('format = "csv"\n' + READ + 'envelope = "dms"', "it is for format jsonl and avro"),
+    ],
+)
+def test_reading_that_can_not_be_meant_is_refused(file: Path, text: str, expected: str) -> None:
+    error = refused(file, REQUIRED + text)
+    assert error.code == "bad-setting"
+    assert expected in error.message
+
+
+def test_reading_is_of_the_file_and_the_environment(file: Path) -> None:
+    assert "Did you mean 'delimiter'?" in refused(file, REQUIRED + READ + 'delimeter = ";"').message
+    given = {"LAKEUPSERT__TABLES__SALES__READ__DELIMITER": "|", "LAKEUPSERT__TABLES__SALES__READ__HEADER": "false"}
+    found = read(file, 'format = "csv"\n' + READ + 'null = "-"', **given).tables["sales"].reading
+    assert found == Reading(format="csv", delimiter="|", header=False, null="-")
 
 
 def test_file_that_is_no_toml_tells_the_line(file: Path) -> None:
@@ -364,7 +406,7 @@ def test_example_names_every_setting_with_its_default(file: Path) -> None:
     assert set(config.origins["sales"]) == {f.name for f in fields}
     for f in fields:
         if (
-            not f.required and f.default is not None and f.name != "schema"
+            not f.required and f.default is not None and f.name not in ("schema", "read")
         ):  # those without a default have a likely value
             assert getattr(found, f.name) == f.default
 

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.engine import blocks, csvfile
+from lakeupsert.config import Reading
+from lakeupsert.engine import blocks, records
 from lakeupsert.engine import landing as engine_landing
 from lakeupsert.engine.convert import decoded
 from lakeupsert.engine.landing import (
@@ -82,7 +83,7 @@ class Landing:
 
     def read(self, file: LandingInput, spec: TableSpec) -> tuple[Any, list[dict[str, Any]]]:
         """Accepted rows as one table, quarantined rows as dicts."""
-        found = list(read_rows(self.store, file, "auto", RowRules(spec, RECEIVED)))
+        found = list(read_rows(self.store, file, Reading(), RowRules(spec, RECEIVED)))
         quarantined = [row for rows in found for row in rows.quarantined.to_pylist()]
         assert all(row["file"] == file.path and 0 < len(row["reason"]) <= 200 for row in quarantined)
         accepted = [rows.accepted for rows in found]
@@ -95,14 +96,14 @@ class Landing:
         return [(row["reason_code"], row["position"]) for row in quarantined]
 
     def columns(self, file: LandingInput, known: Any = None, text: frozenset[str] = frozenset()) -> dict[str, Any]:
-        found = survey(self.store, file, "auto", known, text)
+        found = survey(self.store, file, Reading(), known, text)
         assert found.unreadable is None
         assert not found.changed
         return dict(zip(found.schema.names, found.schema.types, strict=True))
 
     def unreadable(self, file: LandingInput) -> str:
         """Why the file as a whole is set aside; survey and reading must agree."""
-        found = survey(self.store, file, "auto", None, frozenset())
+        found = survey(self.store, file, Reading(), None, frozenset())
         with pytest.raises(UnreadableFileError) as raised:
             self.read(file, make_spec())
         assert raised.value.path == file.path
@@ -241,7 +242,7 @@ def test_memory_follows_the_block(landing: Landing, monkeypatch: pytest.MonkeyPa
         "a.jsonl": '{"id":1,"day":"2026-01-02","at":"2026-03-01"}\n' * 1000,
     }
     for name, content in contents.items():
-        sizes = [r.accepted.num_rows for r in read_rows(landing.store, landing.put(name, content), "auto", rules)]
+        sizes = [r.accepted.num_rows for r in read_rows(landing.store, landing.put(name, content), Reading(), rules)]
         assert sum(sizes) == 1000
         assert max(sizes) < 250
 
@@ -567,7 +568,7 @@ def test_every_type_of_parquet_passes_unchanged(landing: Landing) -> None:
     for name, array in types.items():
         rows = rows.append_column(name, array)
     file = landing.put("a.parquet", rows)
-    spec = make_spec(survey(landing.store, file, "auto", None, frozenset()).schema)
+    spec = make_spec(survey(landing.store, file, Reading(), None, frozenset()).schema)
     accepted, quarantined = landing.read(file, spec)
     assert quarantined == []
     read = pq.read_table(landing.root / file.path)
@@ -596,7 +597,7 @@ def test_int96_keeps_its_year(landing: Landing, year: int) -> None:
     found = landing.store.head("a.parquet")
     assert found is not None
     file = LandingInput("a.parquet", found.size, found.etag, 0)
-    spec = make_spec(survey(landing.store, file, "auto", None, frozenset()).schema)
+    spec = make_spec(survey(landing.store, file, Reading(), None, frozenset()).schema)
     accepted, quarantined = landing.read(file, spec)
     assert quarantined == []
     assert accepted["when"].to_pylist() == [naive(year, 12, 31, 23, 59, 59)]
@@ -615,7 +616,7 @@ def test_parquet_survey_reads_the_footer_alone(landing: Landing) -> None:
         [("d", pa.dictionary(pa.int8(), pa.string())), ("v", pa.string_view()), ("n", pa.timestamp("ns"))]
     )
     file = landing.put("a.parquet", pa.table([["a"], ["b"], [1]], schema=schema))
-    found = survey(landing.store, file, "auto", None, frozenset())
+    found = survey(landing.store, file, Reading(), None, frozenset())
     assert found == Survey(
         file.path,
         pa.schema([("d", pa.string()), ("v", pa.string()), ("n", pa.timestamp("ns"))]),
@@ -640,7 +641,7 @@ def test_damaged_page_in_the_middle_is_unreadable(landing: Landing) -> None:
     content = path.read_bytes()
     middle = content.index(f"note {1700 * 7919}".encode())  # not one of the statistics, which no checksum covers
     file = landing.put("a.parquet", content[:middle] + b"XXXX" + content[middle + 4 :])
-    found = read_rows(landing.store, file, "auto", RowRules(make_spec(), RECEIVED))
+    found = read_rows(landing.store, file, Reading(), RowRules(make_spec(), RECEIVED))
     assert [next(found).accepted.num_rows for _ in range(3)] == [500, 500, 500]
     with pytest.raises(UnreadableFileError, match=r"a\.parquet"):
         next(found)
@@ -663,7 +664,7 @@ def test_parquet_without_rows_or_columns_has_none(landing: Landing) -> None:
 def test_wide_rows_make_small_blocks(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 2000)
     file = landing.put("a.parquet", table_of(*[good(id=i, note=str(i) * 500) for i in range(20)]))
-    found = list(read_rows(landing.store, file, "auto", RowRules(make_spec(), RECEIVED)))
+    found = list(read_rows(landing.store, file, Reading(), RowRules(make_spec(), RECEIVED)))
     assert max(rows.accepted.num_rows for rows in found) < 5
 
 
@@ -688,7 +689,7 @@ def test_csv_of_2000_columns(landing: Landing) -> None:
     names = ["id", "day", "at", *(f"c{i}" for i in range(1997))]
     row = ["1", "2026-01-02", "2026-03-01", *(str(i) for i in range(1997))]
     file = landing.put("a.csv", csv_of(*[",".join(row)] * 20, header=",".join(names)))
-    found = survey(landing.store, file, "auto", None, frozenset(["id"]))
+    found = survey(landing.store, file, Reading(), None, frozenset(["id"]))
     accepted, quarantined = landing.read(file, make_spec(found.schema))
     assert quarantined == []
     assert (accepted.num_rows, accepted["c1996"].to_pylist()[0], accepted["c1996"].type) == (20, 1996, pa.int64())
@@ -718,14 +719,14 @@ def test_record_without_end_does_not_fill_the_memory(landing: Landing, monkeypat
 
 
 def test_csv_survey_reads_no_more_than_it_must(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csvfile, "_HEADER_BYTES", 100)
+    monkeypatch.setattr(records, "_HEADER_BYTES", 100)
     file = landing.put("a.csv", csv_of(*["1,2026-01-02,2026-03-01,1,n,U"] * 1000, header="id,day,at,amount,note,op"))
     read = []
     store = CountingStore(landing.root, read)
-    found = survey(store, file, "auto", SCHEMA, frozenset(["op", "id"]))
+    found = survey(store, file, Reading(), SCHEMA, frozenset(["op", "id"]))
     assert found.schema == SCHEMA.append(pa.field("op", pa.string()))
     assert sum(read) == 100
-    found = survey(store, file, "auto", SCHEMA.remove(3), frozenset(["op"]))
+    found = survey(store, file, Reading(), SCHEMA.remove(3), frozenset(["op"]))
     assert found.schema.field("amount").type == pa.int64()
     assert sum(read) > file.size
 
@@ -935,7 +936,7 @@ def test_file_that_changes_while_it_is_read_is_left_to_the_next_batch(
     for name, before in {"a.csv": csv_of("1,2026-01-02,2026-03-01,1,n"), "a.parquet": table_of(good())}.items():
         file = landing.put(name, before)
         with pytest.raises(ChangedFileError) as raised:
-            list(read_rows(TouchingStore(landing.root, at, content), file, "auto", RowRules(make_spec(), RECEIVED)))
+            list(read_rows(TouchingStore(landing.root, at, content), file, Reading(), RowRules(make_spec(), RECEIVED)))
         assert raised.value.path == name
         assert pickle.loads(pickle.dumps(raised.value)).path == name
 
@@ -946,13 +947,13 @@ def test_file_that_is_still_written_is_changed_and_not_unreadable(landing: Landi
     with pytest.raises(ChangedFileError):
         landing.read(file, make_spec())
     landing.put("a.parquet", b"PAR1 another half")
-    assert survey(landing.store, file, "auto", None, frozenset()) == Survey(file.path, changed=True)
+    assert survey(landing.store, file, Reading(), None, frozenset()) == Survey(file.path, changed=True)
 
 
 def test_file_that_vanished_is_changed(landing: Landing) -> None:
     file = landing.put("a.csv", "id\n")
     (landing.root / "a.csv").unlink()
-    assert survey(landing.store, file, "auto", None, frozenset()).changed
+    assert survey(landing.store, file, Reading(), None, frozenset()).changed
     with pytest.raises(ChangedFileError):
         content_hash(landing.store, file.path)
 
@@ -989,7 +990,7 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
         rows = [{}, *rows] if name == "b.jsonl" else rows
         file = landing.put(name, "\n".join(json.dumps(r, default=str) for r in rows))
     sha256 = hashlib.sha256()
-    found = list(engine_landing.read_rows(landing.store, file, "auto", RowRules(make_spec(), RECEIVED), sha256))
+    found = list(engine_landing.read_rows(landing.store, file, Reading(), RowRules(make_spec(), RECEIVED), sha256))
     assert sum(r.accepted.num_rows for r in found) == 9
     assert sha256.hexdigest() == hashlib.sha256((landing.root / name).read_bytes()).hexdigest()
 
@@ -1005,7 +1006,13 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
         ("a.jsonl", "auto", "jsonl"),
         ("a.ndjson", "auto", "jsonl"),
         ("a.json", "auto", "jsonl"),
-        ("a.csv.gz", "auto", None),
+        ("a.csv.gz", "auto", "csv"),
+        ("x/a.JSONL.ZST", "auto", "jsonl"),
+        ("a.parquet.gz", "auto", None),
+        ("a.gz", "auto", None),
+        ("a.gz", "delimited", "delimited"),
+        ("a.avro", "auto", "avro"),
+        ("a.orc", "auto", "orc"),
         ("part-0001", "auto", None),
         ("part-0001", "csv", "csv"),
         ("a.parquet", "jsonl", "jsonl"),
@@ -1017,7 +1024,7 @@ def test_format_is_told_by_the_ending_unless_configured(path: str, configured: s
 
 def test_file_of_no_known_format_is_unreadable(landing: Landing) -> None:
     file = landing.put("a.txt", "id\n")
-    assert "a.txt" not in str(survey(landing.store, file, "auto", None, frozenset()).unreadable)
+    assert "a.txt" not in str(survey(landing.store, file, Reading(), None, frozenset()).unreadable)
     with pytest.raises(UnreadableFileError):
         landing.read(file, make_spec())
     assert landing.store.head("a.txt") is not None
@@ -1106,7 +1113,7 @@ def test_json_columns_come_from_every_line(landing: Landing) -> None:
     file = landing.put("a.jsonl", '{"a":1}\nnonsense\n{"b":2,"a":1}\n{"c":null}\n')
     assert landing.columns(file) == {"a": pa.int64(), "b": pa.int64(), "c": pa.null()}
     assert "no name" in str(
-        survey(landing.store, landing.put("b.jsonl", '{"":1}'), "auto", None, frozenset()).unreadable
+        survey(landing.store, landing.put("b.jsonl", '{"":1}'), Reading(), None, frozenset()).unreadable
     )
 
 
