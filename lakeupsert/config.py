@@ -421,7 +421,7 @@ def _check_read(reading: Reading, refuse: Callable[[str, object, str], None]) ->
     try:
         codecs.getincrementaldecoder(reading.encoding)().decode(b"")
         "".encode(reading.encoding)
-    except (LookupError, UnicodeError):
+    except (LookupError, TypeError, ValueError):  # also UnicodeError; others are codecs, but not of text
         refuse("read.encoding", reading.encoding, 'expected an encoding of text that Python has, such as "latin-1"')
 
 

@@ -56,7 +56,7 @@ def _full_extract(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--full` and `--may-shrink`."""
     for option in (
         click.option(
-            "--may-shrink", is_flag=True, help="Even where a full extract deletes more than 40 % of the rows."
+            "--may-shrink", is_flag=True, help="Even where a full extract has 40 % fewer rows than are stored."
         ),
         click.option(
             "--full",
@@ -67,6 +67,11 @@ def _full_extract(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = option(command)
     return command
+
+
+def _check_full(full: "Scope | None", *, may_shrink: bool) -> None:
+    if may_shrink and full is None:
+        raise click.UsageError("--may-shrink is about a full extract: give --full, too.")
 
 
 workers_option = click.option(
@@ -135,6 +140,8 @@ def run(
     Example:
       lakeupsert run --host local --workers 4
     """
+
+    _check_full(full, may_shrink=may_shrink)
 
     def one(table: "Table") -> Answer:
         if dry_run:
@@ -212,6 +219,7 @@ def append(
     Example:
       lakeupsert append --host local --received-from 2020-01-01 --received-to 2020-01-31
     """
+    _check_full(full, may_shrink=may_shrink)
     received = (
         received_from.date() if received_from else None,
         received_to.date() if received_to else None,

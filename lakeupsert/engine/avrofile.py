@@ -44,8 +44,9 @@ _HEADER = fastavro.parse_schema(
     }
 )
 _DAMAGED = (
-    ValueError, KeyError, IndexError, TypeError, EOFError, OverflowError, RecursionError, struct.error, zlib.error,
-    lzma.LZMAError, pa.ArrowException, fastavro.schema.SchemaParseException, fastavro.schema.UnknownType,
+    ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError, EOFError, OverflowError, RecursionError,
+    struct.error, zlib.error, lzma.LZMAError, pa.ArrowException, fastavro.schema.SchemaParseException,
+    fastavro.schema.UnknownType,
 )  # fmt: skip
 """What fastavro, the decompressors and Arrow raise of bytes that are not what the schema says."""
 _EXACT = Context(prec=100)
@@ -255,7 +256,10 @@ def _named(schema: Any) -> Iterator[tuple[str, Any]]:
 def _record(schema: Any, named: Mapping[str, Any]) -> Any:
     """The record that this is, or that it is where it is not null; else None."""
     if isinstance(schema, list):
-        return next((found for one in schema if (found := _record(one, named)) is not None), None)
+        found = [record for one in schema if (record := _record(one, named)) is not None]
+        if len(found) > 1:
+            raise ValueError("a union of several records, of which each row would show one alone")
+        return found[0] if found else None
     if isinstance(schema, str):
         return _record(named[schema], named) if schema in named else None
     return schema if isinstance(schema, dict) and schema["type"] in ("record", "error") else None
@@ -280,6 +284,8 @@ def _column(schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ())
         return _list(_column(schema["items"], named, inside))
     if kind == "map":
         return _map(_column(schema["values"], named, inside))
+    if kind == "fixed" and schema["size"] == 0:
+        raise ValueError(f"{schema['name']} has a size of 0, which no column can")
     if kind in ("record", "error"):
         if schema["name"] in inside:
             raise ValueError(f"{schema['name']} holds itself, which no column can")

@@ -25,9 +25,10 @@ import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
 from lakeupsert.engine.buckets import buckets, key_hashes
+from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
 from lakeupsert.engine.digest import Digest, as_text, hashed_columns, row_hashes
-from lakeupsert.engine.floor import greatest
+from lakeupsert.engine.floor import greatest, is_among
 from lakeupsert.engine.landing import (
     PARTITION,
     ChangedFileError,
@@ -44,7 +45,7 @@ from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, QuarantineFile, Touched
 from lakeupsert.table.manifest import DataFile, added
-from lakeupsert.table.spec import FILE, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 RANGE_BYTES = 64 << 20
 """Landing bytes of a range of keys, at most and about: what one task settles, and one unit merges."""
@@ -85,8 +86,8 @@ class AppendJob:
     """How many entries the ledger has; it is in the new files' names."""
     only: frozenset[str] | None = None
     """A batch that is read again for these partitions alone: their rows are written, and nothing to quarantine."""
-    left_out: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Of a batch that is read again: places, by landing file, of rows that merges refused, which count as superseded now."""
+    left_out: Any = None
+    """Of a batch that is read again: keys that merges refused (`floor.refused_by_merges`), whose rows count as superseded now."""
     full: bool = False
     """It is a full extract: what is written tells its greatest order."""
     bits: Mapping[str, int] = field(default_factory=dict)
@@ -138,6 +139,8 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     files: tuple[DataFile, ...]
     order: str | None = None
     """Of a full extract, the greatest order of these rows (see `floor`)."""
+    live: int = 0
+    """Of a full extract, how many of the rows in ``files`` are no deletes."""
 
 
 Report = FileRead | FileFailed | Refused | Written
@@ -243,10 +246,8 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                         accepted = accepted.filter(
                             pc.is_in(accepted[PARTITION], pa.array(sorted(job.only), pa.string()))
                         )
-                    if given.path in job.left_out:
-                        is_out = pc.is_in(accepted[PLACE], pa.array(job.left_out[given.path], pa.int64()))
-                        yield from lost(job.spec, accepted.filter(is_out))
-                        accepted = accepted.filter(pc.invert(is_out))
+                    accepted, reports = without_refused(job, accepted)
+                    yield from reports
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
                 yield FileRead(given.path, rows_read, sha256.hexdigest() if sha256 else None)
@@ -259,12 +260,17 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
     yield from quarantine.report()
 
 
-def lost(spec: TableSpec, rows: Any) -> Iterator[Written]:
-    """What is told of rows that are in no file."""
-    for partition in pc.unique(rows[PARTITION]).to_pylist():
-        digest = Digest(spec)
-        digest.add(rows.filter(pc.equal(rows[PARTITION], partition)))
-        yield Written(partition, digest.rows, digest.rows, str(digest), str(digest), ())
+def without_refused(job: AppendJob, rows: Any) -> tuple[Any, list[Written]]:
+    """``rows`` but those that are left out, and what is told of these."""
+    if job.left_out is None:
+        return rows, []
+    is_out = is_among(rows, job.left_out, job.spec)
+    out, reports = rows.filter(pa.array(is_out)), []
+    for partition in pc.unique(out[PARTITION]).to_pylist():
+        digest = Digest(job.spec)
+        digest.add(out.filter(pc.equal(out[PARTITION], partition)))
+        reports.append(Written(partition, digest.rows, digest.rows, str(digest), str(digest), ()))
+    return rows.filter(pa.array(~is_out)), reports
 
 
 def quarantine_files(job: AppendJob, unreadable: dict[str, str]) -> Iterator[Report]:
@@ -424,7 +430,12 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     hashes[wins] = 0
     lost = _sums(hashes, came)
     files: dict[str, list[DataFile]] = defaultdict(list)
-    order = greatest((), winners, spec) if job.full else None
+    order, live = None, [0] * len(ranked.partitions)
+    if job.full:
+        order = greatest((), winners, spec)
+        kept = ~true(winners[DELETE_FLAG]) if spec.delete else np.ones(winners.num_rows, bool)
+        codes = ranked.codes[ranked.order.filter(ranked.wins).to_numpy()]
+        live = np.bincount(codes[kept], minlength=len(ranked.partitions)).tolist()
     partitions, most, ranges = _ranges(job, winners)
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
         for number, kept in _slices(winners, ranges):
@@ -440,7 +451,7 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     for i, partition in enumerate(ranked.partitions):
         digest, lost_digest = as_text(digests[i]), as_text(lost[i])
         lost_rows = int(came[i] - stayed[i])
-        yield Written(partition, int(came[i]), lost_rows, digest, lost_digest, tuple(files[partition]), order)
+        yield Written(partition, int(came[i]), lost_rows, digest, lost_digest, tuple(files[partition]), order, live[i])
 
 
 class QuarantineWriter:

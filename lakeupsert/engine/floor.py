@@ -30,8 +30,9 @@ DELETED_AT = pa.field("_lakeupsert_deleted_at", pa.int64())
 """Column of tombstone files of tables that forget: the receipt stamp of the batch that deleted the key."""
 
 
-PLACES = pa.schema([("batch", pa.string()), ("file", pa.string()), ("position", pa.int64())])
-"""What of a quarantine file tells which rows are in it."""
+PARTITION = "_lakeupsert_partition"
+"""Text column of rows that are not cut by partition yet: the folder's name."""
+_REFUSED = pa.schema([("batch", pa.string()), ("arrow", pa.binary())])
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,34 @@ class Forgetting:
     received: tuple[int, ...]
 
 
-def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest]) -> dict[str, dict[str, list[int]]]:
-    """Places of the rows that merges refused, by batch id and by what they came from."""
-    found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for name in {name for manifest in manifests for name in manifest.quarantine}:
-        rows = read_file(store, DataFile(name=name, rows=0, bytes=0), PLACES)
-        for batch, source, position in zip(*(rows[column].to_pylist() for column in PLACES.names), strict=True):
-            found[batch][source].append(position)
-    return found
+def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Any]:
+    """The keys that merges refused, by batch id: tables of the partition's name, the partition columns and the key columns.
+
+    Nothing of such a key in the batch counts, also what lost to the row that was refused and is not in quarantine.
+    """
+    found: dict[str, list[Any]] = defaultdict(list)
+    names = [*spec.partition_by, *spec.stored_key]
+    for manifest in manifests:
+        for name in manifest.quarantine:
+            rows = read_file(store, DataFile(name=name, rows=0, bytes=0), _REFUSED)
+            batches = np.array(rows["batch"].to_pylist(), object)
+            keys = pa.concat_tables([from_bytes(s).select(names) for s in rows["arrow"].to_pylist() if s is not None])
+            keys = keys.append_column(PARTITION, pa.repeat(pa.scalar(manifest.partition), keys.num_rows))
+            for batch in set(batches):
+                found[batch].append(keys.filter(pa.array(batches == batch)))
+    return {batch: pa.concat_tables(tables, promote_options="permissive") for batch, tables in found.items()}
+
+
+def is_among(rows: Any, keys: Any, spec: TableSpec) -> Any:
+    """A mask (numpy) of the rows, which have `PARTITION` and the key columns, whose key is one of those."""
+    names = [PARTITION, *spec.stored_key]
+    near = np.ones(rows.num_rows, bool)
+    for name in names:
+        near &= true(pc.is_in(sortable(rows[name]), sortable(keys[name].cast(rows.schema.field(name).type))))
+    wanted = {tuple(key.values()) for key in keys.select(names).to_pylist()}
+    candidates = rows.select(names).filter(pa.array(near)).to_pylist()
+    near[near] = [tuple(key.values()) in wanted for key in candidates]
+    return near
 
 
 def since(rows: Any, ages: Any, forgets: Forgetting) -> Any:

@@ -38,6 +38,7 @@ from lakeupsert.engine.blocks import (
     UnreadableFileError,
 )
 from lakeupsert.engine.convert import convert, true
+from lakeupsert.engine.floor import PARTITION
 from lakeupsert.engine.inference import unify, without_nulls
 from lakeupsert.engine.unpacked import ReadAhead, is_plain, unpacked, without_compression
 from lakeupsert.storage import NotFoundError, ObjectStore
@@ -93,7 +94,6 @@ TYPED = ("parquet", "avro", "orc")
 _SOUGHT = ("parquet", "orc")  # read here and there, not from the beginning to the end
 _ENVELOPED = {"debezium": ("jsonl", "avro"), "dms": ("jsonl",)}
 _DEFAULT_READING = Reading()
-PARTITION = "_lakeupsert_partition"
 _LONGEST_REASON = 200
 WHOLE_BYTES = 1 << 26
 """Parquet and ORC files up to this size are read at once, since their content is hashed from the first byte to the last."""

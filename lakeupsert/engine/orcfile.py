@@ -31,6 +31,8 @@ def _open(source: Any, file: LandingInput) -> Any:
         opened = orc.ORCFile(source)
         schema = opened.schema
     check_names(file.path, schema.names)
+    if "struct<>" in str(schema):
+        raise UnreadableFileError(file.path, "It has a struct without any field, which Parquet can't hold.")
     return opened
 
 

@@ -128,7 +128,12 @@ def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -
             continue
         at = int(written[0])
         if not reading.has_header:
-            names = list(reading.columns) or [f"_c{i}" for i in range(dialect.count(piece.text(at)))]
+            try:
+                names = list(reading.columns) or [f"_c{i}" for i in range(dialect.count(piece.text(at)))]
+            except pa.ArrowInvalid as e:
+                raise UnreadableFileError(
+                    file.path, f"Its first record does not tell how many columns it has: {e}"
+                ) from e
             return names, [piece]
         try:
             if piece.unclosed and at == len(piece.starts) - 1:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, lost, settle_and_write
+from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, settle_and_write, without_refused
 from lakeupsert.engine.blocks import ArrowBlock, Block
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import from_bytes, opened
@@ -51,10 +51,8 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
                 continue
             accepted, staying = _tried(rows, job.rules)
             for table in accepted:
-                if file.name in job.left_out:
-                    is_out = pc.is_in(table[PLACE], pa.array(job.left_out[file.name], pa.int64()))
-                    reports += lost(job.spec, table.filter(is_out))
-                    table = table.filter(pc.invert(is_out))
+                table, left_out = without_refused(job, table)
+                reports += left_out
                 if job.only is not None:
                     table = table.filter(pc.is_in(table[PARTITION], pa.array(sorted(job.only), pa.string())))
                 place = pa.array(np.full(table.num_rows, len(replayed), np.int32))

@@ -90,7 +90,7 @@ def unpacked(source: Any, file: LandingInput, encoding: str) -> Any:
         return source
     ahead, compression = ReadAhead.of(source), compression_of(file.path)
     text = _Decompressed(ahead, file, compression) if compression else ahead
-    return text if _is_utf8(encoding) else _Decoded(text, encoding)
+    return text if _is_utf8(encoding) else _Decoded(text, file, encoding)
 
 
 def _ending(path: str) -> str:
@@ -175,16 +175,21 @@ class _Xz:
 class _Decoded:
     """Text of another encoding, in UTF-8."""
 
-    def __init__(self, text: Any, encoding: str) -> None:
+    def __init__(self, text: Any, file: LandingInput, encoding: str) -> None:
         self._text = text
+        self._file = file
+        self._encoding = encoding
         self._decoder = codecs.getincrementaldecoder(encoding)(UNDECODABLE)
 
     def read(self, size: int) -> bytes:
         while True:
             read = self._text.read(size)
-            found = self._decoder.decode(read, final=not read)
+            try:
+                found = self._decoder.decode(read, final=not read).encode(errors="surrogateescape")
+            except UnicodeError as e:  # such as UTF-16 without a byte order mark
+                raise UnreadableFileError(self._file.path, f"Not readable as {self._encoding}: {e}") from e
             if found or not read:
-                return found.encode(errors="surrogateescape")
+                return found
 
     def seek(self, place: int) -> None:
         self._text.seek(place)
@@ -192,10 +197,10 @@ class _Decoded:
 
 
 def _as_surrogates(error: UnicodeError) -> tuple[str, int]:
-    """Like `surrogateescape`, which leaves out bytes below 128, and half a character of UTF-16 may consist of those."""
+    """Each byte that can't be decoded behind one that never is in UTF-8: as they are, several together may be a character."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    return "".join(chr(0xDC80 | byte) for byte in error.object[error.start : error.end]), error.end
+    return "".join("\udcff" + chr(0xDC80 | byte) for byte in error.object[error.start : error.end]), error.end
 
 
 codecs.register_error(UNDECODABLE, _as_surrogates)

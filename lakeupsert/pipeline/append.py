@@ -73,7 +73,7 @@ _IGNORED_ENDS = (".tmp", ".crc", "._COPYING_")
 
 
 MOST_SHRINKING = 0.4
-"""Share of the stored rows that a full extract may lack, unless it is told that it may shrink the table."""
+"""By how much fewer rows than are stored a full extract may have, unless it is told that it may shrink the table."""
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,13 @@ def append(
     for attempt in range(ATTEMPTS):
         ground = _look(table, batch_id, received, again, changed)
         if ground is None:
-            for warning in _late(changed):
+            for warning in (*_late(changed), *([_NO_EXTRACT] if full else [])):
                 log.warning(warning)
             return None
+        if full:
+            _refuse_part_of_extract(table, ground, changed)
+        elif again:
+            _refuse_extract_again(table, ground)
         ground = replace(ground, full=full, may_shrink=may_shrink)
         try:
             result = _try(table, host, ground, unreadable, wider, progress)
@@ -168,6 +172,39 @@ def append(
         announce(table, result)
         return replace(result, warnings=(*ground.warnings, *result.warnings, *_late(changed)))
     raise races_exhausted(table.store.uri(), ATTEMPTS)
+
+
+_NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
+
+
+def _refuse_part_of_extract(table: OpenTable, ground: _Ground, changed: Sequence[str]) -> None:
+    """Whatever is not taken of an extract would have its keys deleted."""
+    why = [f"{path} changed or vanished while it was read" for path in changed]
+    why += [
+        f"{f.path} has the content that an earlier batch took under this name, and counts once" for f in ground.seen
+    ]
+    why += ground.warnings
+    if why:
+        more = f" (and {len(why) - 1} more)" if len(why) > 1 else ""
+        raise RefusedError(
+            "full-extract-incomplete",
+            f"Full extract for table {table.name!r}: {why[0]}{more}. The keys of what is left out would be deleted. Nothing was "
+            "committed.",
+            next="land the whole extract under names of its own and run the same command again; or append without --full",
+        )
+
+
+def _refuse_extract_again(table: OpenTable, ground: _Ground) -> None:
+    taken_again = {(i.path, i.size) for i in ground.inputs}
+    for link in table.headers(ground.head.number) if ground.head else ():
+        if link.full and any((f.path, f.size) in taken_again for f in link.files):
+            raise RefusedError(
+                "full-extract-incomplete",
+                f"Batch {link.batch_id} was a full extract ({link.full.scope}) before a restore withdrew it; without --full its "
+                "files would be rows like others. Nothing was committed.",
+                next=f"run `lakeupsert append --again --full {link.full.scope}` where no other batch is withdrawn; else "
+                "land the files that are wanted under other names",
+            )
 
 
 def announce(table: OpenTable, result: AppendResult) -> None:
@@ -517,7 +554,7 @@ def _full(
             "full-extract-incomplete",
             f"Full extract for table {table.name!r}: {entry.rows_quarantined} of {entry.rows_read} rows would be quarantined "
             f"({reasons}), and their keys deleted. {nothing}",
-            next="correct these rows in the landing zone and run the same command again; or append without --full",
+            next="correct these rows or files in the landing zone and run the same command again; or append without --full",
         )
     if not entry.rows_appended:
         raise RefusedError(
@@ -533,12 +570,12 @@ def _full(
         every = {*shown, *(p for link in since for p in link.body.touched)}
         touched |= dict.fromkeys(sorted(every - touched.keys()), NOTHING)
     stored = sum(shown[p].rows for p in touched if p in shown)
-    came = entry.rows_appended - entry.rows_superseded
+    came = sum(r.live for r in reports if isinstance(r, Written))
     if came < (1 - MOST_SHRINKING) * stored and not ground.may_shrink:
         raise RefusedError(
             "full-extract-shrinks",
-            f"Full extract for table {table.name!r}: {came:,} rows for {len(touched)} partitions, which hold {stored:,}. More "
-            f"than {MOST_SHRINKING:.0%} of them would be deleted. {nothing}",
+            f"Full extract for table {table.name!r}: {came:,} rows for {len(touched)} partitions, which hold {stored:,}: "
+            f"over {MOST_SHRINKING:.0%} fewer. {nothing}",
             next="look whether the extract is whole; if it is, run the same command with --may-shrink",
         )
     orders = [r.order for r in reports if isinstance(r, Written) and r.order]

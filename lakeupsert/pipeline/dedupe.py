@@ -359,7 +359,8 @@ def _buckets_with(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEnt
 
 
 def _with_refused(first: BucketEntry, head: Sequence[BucketEntry]) -> BucketEntry:
-    """Rows that merges refused count as such again: what is made anew of landing leaves them out, as superseded."""
+    """Rows that merges refused count as such again: what is made anew of landing leaves them out, as superseded. So does what
+    lost to them, which was superseded all along."""
     refused = sum(b.counters.refused for b in head)
     digest = added(b.digests.refused for b in head) or NO_ROWS
     superseded = first.digests.superseded

@@ -22,7 +22,7 @@ import pyarrow.dataset as ds
 
 from lakeupsert.engine.convert import convert, plain
 from lakeupsert.engine.datafiles import aligned, opened, stream_file
-from lakeupsert.engine.floor import refused_by_merges, up_to
+from lakeupsert.engine.floor import PARTITION, is_among, refused_by_merges, up_to
 from lakeupsert.engine.rank import latest, sortable
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
@@ -257,8 +257,8 @@ class _Search:
         if not rows:
             return None
         copies = won | shown
-        lacking = self._lacking(rows, partition, merged)
         refused = self._refused(rows, [link.body for link in (head, readers) if link])
+        lacking = self._lacking(rows, partition, merged) - refused
         forgets = head is not None and not won and any(bucket.floor for bucket in head.body.buckets)
         deletes = (row for row in rows if row.deletes and row.age <= merged and row not in lacking)
         forgotten = next(deletes, None) if forgets else None
@@ -367,12 +367,14 @@ class _Search:
 
     def _refused(self, rows: Sequence[_Row], manifests: Sequence[Manifest]) -> set[_Row]:
         """Those that merges put into quarantine."""
-        places = refused_by_merges(self.table.store, manifests)
-        return {
-            row
-            for row in rows
-            if row.link and row.file and row.value(PLACE) in places.get(row.link.body.batch_id, {}).get(row.file, ())
-        }
+        keys = refused_by_merges(self.table.store, manifests, self.spec)
+        refused = set()
+        for row in rows:
+            if row.link is not None and row.source == "appended" and row.link.body.batch_id in keys:
+                named = row.values.append_column(PARTITION, pa.array([manifests[0].partition]))
+                if is_among(named, keys[row.link.body.batch_id], self.spec).any():
+                    refused.add(row)
+        return refused
 
     def _ranked(self, rows: list[_Row]) -> list[_Row]:
         if not rows:

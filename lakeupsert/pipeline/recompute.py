@@ -116,7 +116,7 @@ def recompute(
     }
     batches = _counted(entries, {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)})
     with _connected() as db:
-        inputs = _Inputs(table, view.spec, db, refused_by_merges(table.store, shown.values()))
+        inputs = _Inputs(table, view.spec, db, refused_by_merges(table.store, shown.values(), view.spec))
         gone: dict[int, str] = {}
         unknown: set[str] = set()
         for number, touched in batches.items():
@@ -156,9 +156,7 @@ def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -
 class _Inputs:
     """The files that batches name, and DuckDB's tables of what they hold and of what readers see."""
 
-    def __init__(
-        self, table: OpenTable, spec: TableSpec, db: Any, below: Mapping[str, Mapping[str, list[int]]]
-    ) -> None:
+    def __init__(self, table: OpenTable, spec: TableSpec, db: Any, below: Mapping[str, Any]) -> None:
         self._below = below
         self._number = 0
         self._table = table
@@ -209,8 +207,16 @@ class _Inputs:
                 continue
             with _on_disk(self._table.landing, landed.path) as path:
                 self._load_landed(entry, landed, path, refused.get(landed.path, []))
+        if entry.batch_id in self._below:
+            self._db.register("below", self._below[entry.batch_id])
+            same = " AND ".join(f"below.{_name(c)} = landed.{_name(c)}" for c in self._key)
+            self._db.execute(f"DELETE FROM landed USING below WHERE {_BATCH} = {self._number} AND {same}")
         if entry.full:
             self._take_away(entry.full)
+
+    @property
+    def _key(self) -> list[str]:
+        return list(dict.fromkeys((*self._spec.partition_by, *self._spec.key)))
 
     def _take_away(self, full: FullExtract) -> None:
         self._db.register("extract", from_bytes(base64.b64decode(full.order)))
@@ -220,8 +226,7 @@ class _Inputs:
             nulls = f"{one if o.nulls_first else other} IS NULL AND {other if o.nulls_first else one} IS NOT NULL"
             beats.append(f"({equal} AND (coalesce({one} {'<' if o.ascending else '>'} {other}, false) OR ({nulls})))")
             equal += f" AND {one} IS NOT DISTINCT FROM {other}"
-        key = dict.fromkeys((*self._spec.partition_by, *self._spec.key))
-        same = " AND ".join(f"n.{_name(c)} = landed.{_name(c)}" for c in key)
+        same = " AND ".join(f"n.{_name(c)} = landed.{_name(c)}" for c in self._key)
         self._db.execute(
             f"DELETE FROM landed USING extract WHERE {_BATCH} < {self._number} AND {self._is_wanted()} "
             f"AND NOT ({' OR '.join(beats)}) "
@@ -270,7 +275,7 @@ class _Inputs:
 
     def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """Positions that were refused, by landing file, and files that were as a whole."""
-        places = {path: list(of_it) for path, of_it in self._below.get(entry.batch_id, {}).items()}
+        places: dict[str, list[int]] = {}
         unreadable = set()
         for file in entry.quarantine:
             rows = read_file(self._table.store, DataFile(name=file.name, rows=file.rows, bytes=0), QUARANTINE_SCHEMA)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Report, touched_by
 from lakeupsert.engine.floor import refused_by_merges
@@ -25,7 +25,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import LandingFile, Touched, counting
+from lakeupsert.table.ledger import NOTHING, LandingFile, Touched, counting
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.work import Rebuilt, Source, Work, write_work
 
@@ -126,15 +126,16 @@ def reprocess(
     head = table.ledger_head()
     start = head.number + 1 if head else 0
     made: dict[str, dict[int, Touched]] = defaultdict(dict)
-    below = refused_by_merges(table.store, [head.body for head in heads.values()])
+    below = refused_by_merges(table.store, [head.body for head in heads.values()], table.existing_spec())
     try:
         for number, partitions in needed.items():
             progress(f"reading batch {number} again, {len(inputs[number])} landing files")
             job = _job(table, host, number, inputs[number], partitions, start, below)
             replayed = table.entries(number - 1, number)[0].body.replayed
             reports = replay_rows(job, replayed)[1] if replayed else host.run(job)
-            for partition, touched in touched_by(reports).items():
-                made[partition][number] = touched
+            found = touched_by(reports)
+            for partition in partitions:  # a full extract touches also those that it has nothing of
+                made[partition][number] = found.get(partition, NOTHING)
             _verify(table, number, reports, {p: made[p].get(number) for p in partitions})
         return _begun(table, plan, made, start)
     except (RefusedError, FencedError):  # nothing names these files
@@ -250,7 +251,7 @@ def _job(
     inputs: tuple[LandingInput, ...],
     partitions: frozenset[str],
     start: int,
-    below: Mapping[str, Mapping[str, Sequence[int]]],
+    below: Mapping[str, Any],
 ) -> AppendJob:
     """The batch's row work as it was, under its own spec and receipt stamp, for these partitions."""
     entry = table.entries(number - 1, number)[0].body
@@ -268,7 +269,7 @@ def _job(
         spec_version=entry.spec_version,
         start=start,
         only=partitions,
-        left_out=below.get(entry.batch_id, {}),
+        left_out=below.get(entry.batch_id),
     )
 
 

@@ -1,9 +1,11 @@
 """What clashes, or comes where the rules of a table do not expect it: told, set aside, never a crash."""
 
+import io
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +22,8 @@ class Feed:
         self.root = root
         (root / "landing").mkdir()
         usual = "" if "partition_by" in settings else 'partition_by = ["day"]\n'
-        text = f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["id"]\n{usual}{settings}'
+        usual += "" if "key =" in settings else 'key = ["id"]\n'
+        text = f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\n{usual}{settings}'
         (root / "lakeupsert.toml").write_text(text)
         self.table = Table.open(root / "lakeupsert.toml")
 
@@ -102,6 +105,66 @@ def test_partition_may_be_made_of_the_receipt_stamp(tmp_path: Path) -> None:
     feed.land("a.csv", "id,v\na,1\n")
     assert feed.run() == {}
     assert feed.rows("id", "received") == [("a", datetime.now(UTC).date().isoformat())]
+
+
+def avro(schema: Any, rows: list[Any]) -> bytes:
+    file = io.BytesIO()
+    fastavro.writer(file, schema, rows)
+    return file.getvalue()
+
+
+RECORD = {
+    "type": "record",
+    "name": "A",
+    "fields": [{"name": "id", "type": "string"}, {"name": "day", "type": "string"}],
+}
+WIDER = {**RECORD, "name": "B", "fields": [*RECORD["fields"], {"name": "v", "type": "string"}]}  # type: ignore[misc]
+EMPTY = {**RECORD, "fields": [*RECORD["fields"], {"name": "v", "type": {"type": "fixed", "name": "f", "size": 0}}]}  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("2.avro", avro([RECORD, WIDER], [("B", {"id": "b", "day": "2020-01-01", "v": "x"})])),
+        ("2.avro", avro(["null", RECORD], [None])),
+        ("2.avro", avro(EMPTY, [])),
+        ("2.csv", b"id,day,a\x00b\nb,2020-01-01,1\n"),
+    ],
+    ids=["records", "null", "fixed of size 0", "control character"],
+)
+def test_file_that_no_table_can_hold_stops_no_other(tmp_path: Path, name: str, content: bytes) -> None:
+    feed = Feed(tmp_path, "")
+    feed.land("1.csv", "id,day\na,2020-01-01\n")
+    (tmp_path / "landing" / name).write_bytes(content)
+    assert feed.run() == {"unreadable_file": 1}
+    assert feed.rows("id") == [("a",)]
+
+
+@pytest.mark.parametrize(("encoding", "content"), [("utf-16", b"id,day\nb,2020-01-01\n"), ("utf-32", b"i\0\0\0")])
+def test_file_without_the_mark_that_its_encoding_needs_stops_no_other(
+    tmp_path: Path, encoding: str, content: bytes
+) -> None:
+    feed = Feed(tmp_path, f"[tables.t.read]\nencoding = '{encoding}'\n")
+    (tmp_path / "landing" / "1.csv").write_bytes("id,day\na,2020-01-01\n".encode(encoding))
+    (tmp_path / "landing" / "2.csv").write_bytes(content)
+    assert feed.run() == {"unreadable_file": 1}
+    assert feed.rows("id") == [("a",)]
+
+
+@pytest.mark.parametrize(("encoding", "bad"), [("ascii", "é".encode()), ("utf-16-be", b"\xd8\x05")])
+def test_bytes_that_the_encoding_lacks_become_no_other_character(tmp_path: Path, encoding: str, bad: bytes) -> None:
+    feed = Feed(tmp_path, f"quarantine_limit = 5\n[tables.t.read]\nencoding = '{encoding}'\n")
+    head, tail = "id,day\na,2020-01-01\nx".encode(encoding), ",2020-01-01\n".encode(encoding)
+    (tmp_path / "landing" / "1.csv").write_bytes(head + bad + tail)
+    assert feed.run() == {"malformed": 1}
+    assert feed.rows("id") == [("a",)]
+
+
+def test_first_record_that_never_ends_stops_no_other(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "key = ['_c0']\npartition_by = ['_c1']\n[tables.t.read]\nheader = false\n")
+    feed.land("1.csv", "a,2020-01-01\n")
+    feed.land("2.csv", '"abc\n')
+    assert feed.run() == {"unreadable_file": 1}
 
 
 @pytest.mark.parametrize("order", ["version descending", "versoin desc", "record_timestamp asc"])

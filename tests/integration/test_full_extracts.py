@@ -133,3 +133,71 @@ def test_command_tells_why_a_row_is_gone(lake: Lake, monkeypatch: pytest.MonkeyP
     kept = CliRunner().invoke(main, ["explain", "k=a", "l=0", "d=2020-01-01", "--json"])
     [found] = json.loads(kept.stdout)["result"]["partitions"]
     assert {v["outcome"] for v in found["versions"]} == {"shown", "superseded"}
+
+
+def test_nothing_of_a_refused_key_counts_when_landing_is_read_again(tmp_path: Path) -> None:
+    """Within a batch the row that was refused beat others, which must not win in its place."""
+    lake = Lake(tmp_path)
+    lake.land("0.jsonl", [row(k, 0, 1) for k in "abcdef"])
+    lake.run()
+    lake.land("1.jsonl", [row(k, 0, 9) for k in "abcde"])
+    lake.run(full="table")
+    lake.land("2.jsonl", [row("f", 0, 3), row("f", 0, 4, op="D"), row("g", 0, 3)])
+    lake.land("3.jsonl", [row("g", 0, 4)])
+    lake.run()
+    for _ in range(2):
+        assert [k for k, _, _ in keys(lake)] == list("abcde")
+        assert quarantined(lake) == 2
+        lake.table.reprocess(source="landing", host="local")
+
+
+def test_partition_that_an_extract_has_nothing_of_is_made_anew_from_landing(lake: Lake) -> None:
+    lake.land("2.jsonl", [row(k, 0, 2, 2) for k in "abcdefgh"])
+    lake.run(full="table", may_shrink=True)
+    before = keys(lake)
+    lake.table.reprocess(source="landing", host="local")
+    assert keys(lake) == before
+    assert lake.table.status().queue.dead == 0
+    assert quarantined(lake) == 0
+
+
+def test_extract_of_which_a_file_is_left_out_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    for name, some in (("0.jsonl", "abc"), ("1.jsonl", "def")):
+        lake.land(name, [row(k, 0, 1) for k in some])
+    lake.run(full="table")
+    lake.land("0.jsonl", [row(k, 0, 2) for k in "abc"])
+    lake.land("1.jsonl", [row(k, 0, 1) for k in "def"])  # sent again as it was
+    with pytest.raises(RefusedError, match=r"1\.jsonl has the content that an earlier batch took") as raised:
+        lake.table.append(host="local", full="table")
+    assert raised.value.code == "full-extract-incomplete"
+    dated = Lake(tmp_path / "dated", landing_dates="%Y-%m-%d")
+    dated.land("2020-01-01/0.jsonl", [row("a", 0, 1)])
+    dated.land("elsewhere/0.jsonl", [row("b", 0, 1)])
+    with pytest.raises(RefusedError, match="its folder is no date"):
+        dated.table.append(host="local", full="table")
+
+
+def test_rows_that_delete_do_not_count_for_an_extract(lake: Lake) -> None:
+    lake.land("2.jsonl", [row(k, 0, 2, op="D") for k in "abcdef"])
+    with pytest.raises(RefusedError, match="0 rows for 1 partitions, which hold 6"):
+        lake.table.append(host="local", full="partitions")
+
+
+def test_extract_that_a_restore_withdrew_is_no_feed(lake: Lake) -> None:
+    lake.land("2.jsonl", [row(k, 0, 2, 2) for k in "abcde"])
+    lake.run(full="partitions")
+    lake.table.restore(0, dry=False)
+    lake.run()
+    with pytest.raises(RefusedError, match=r"was a full extract \(partitions\)"):
+        lake.table.append(host="local", again=True)
+    lake.table.append(host="local", again=True, full="partitions")
+    lake.run()
+    assert [k for k, day, _ in keys(lake) if day == 1] == list("abcde")
+
+
+def test_shrinking_is_about_extracts_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(lake.configure().parent)
+    done = CliRunner().invoke(main, ["append", "--host", "local", "--may-shrink"])
+    assert done.exit_code == 2
+    assert "give --full" in done.output

@@ -253,8 +253,12 @@ def test_encodings_give_the_same_rows_at_the_same_places(landing: Landing, encod
     ("encoding", "bad", "raw"),
     [
         ("utf-8", b"b\xff,2026-01-02,2,", "b\\xff,2026-01-02,2,"),
-        ("cp1252", b"b\x81,2026-01-02,2,", "b\\x81,2026-01-02,2,"),
-        ("utf-16-le", "b".encode("utf-16-le") + b"\x41\xd8" + ",2026-01-02,2,".encode("utf-16-le"), "b\\xc1\\xd8"),
+        ("cp1252", b"b\x81,2026-01-02,2,", "b\\xff\\x81,2026-01-02,2,"),
+        (
+            "utf-16-le",
+            "b".encode("utf-16-le") + b"\x41\xd8" + ",2026-01-02,2,".encode("utf-16-le"),
+            "b\\xff\\xc1\\xff\\xd8",
+        ),
     ],
 )
 def test_byte_that_the_encoding_has_not_refuses_its_record_alone(
