@@ -78,7 +78,7 @@ def without_compression(path: str) -> str:
 
 def is_plain(path: str, encoding: str) -> bool:
     """Whether a file's bytes are those of its text."""
-    return not _ending(path) and _is_utf8(encoding)
+    return not _ending(path) and is_utf8(encoding)
 
 
 def unpacked(source: Any, file: LandingInput, encoding: str) -> Any:
@@ -90,14 +90,14 @@ def unpacked(source: Any, file: LandingInput, encoding: str) -> Any:
         return source
     ahead, compression = ReadAhead.of(source), compression_of(file.path)
     text = _Decompressed(ahead, file, compression) if compression else ahead
-    return text if _is_utf8(encoding) else _Decoded(text, file, encoding)
+    return text if is_utf8(encoding) else _Decoded(text, file, encoding)
 
 
 def _ending(path: str) -> str:
     return next((ending for ending in _COMPRESSIONS if path.lower().endswith(ending)), "")
 
 
-def _is_utf8(encoding: str) -> bool:
+def is_utf8(encoding: str) -> bool:
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")  # readers of text pass over a byte order mark
 
 

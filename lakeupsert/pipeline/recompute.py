@@ -36,7 +36,7 @@ from lakeupsert.engine.datafiles import from_bytes, read_file
 from lakeupsert.engine.envelopes import UNWRAP
 from lakeupsert.engine.floor import refused_by_merges
 from lakeupsert.engine.landing import LandingInput, content_hash, format_of
-from lakeupsert.engine.unpacked import UNDECODABLE, compression_of
+from lakeupsert.engine.unpacked import UNDECODABLE, compression_of, is_utf8
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import reader_schema, to_arrow
@@ -404,7 +404,8 @@ def _lines_of(path: str, compression: str | None, encoding: str, newline: str) -
     """The lines of a text file. What is not in its encoding was refused; until such a row is left out it must not stop us."""
     by_python: dict[str | None, Any] = {None: open, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
     opened = by_python[compression](path, "rb") if compression in by_python else pa.input_stream(path, compression)
-    with opened, io.TextIOWrapper(opened, encoding, UNDECODABLE, newline) as text:
+    errors = "surrogateescape" if is_utf8(encoding) else UNDECODABLE  # as append has them, which takes UTF-8 as it is
+    with opened, io.TextIOWrapper(opened, encoding, errors, newline) as text:
         yield from text
 
 
