@@ -130,7 +130,7 @@ EMPTY = {**RECORD, "fields": [*RECORD["fields"], {"name": "v", "type": {"type": 
         ("2.avro", avro(EMPTY, [])),
         ("2.csv", b"id,day,a\x00b\nb,2020-01-01,1\n"),
     ],
-    ids=["records", "null", "fixed of size 0", "control character"],
+    ids=["records", "null", "fixed of size 0", "NUL in a name"],
 )
 def test_file_that_no_table_can_hold_stops_no_other(tmp_path: Path, name: str, content: bytes) -> None:
     feed = Feed(tmp_path, "")
