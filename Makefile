@@ -43,7 +43,7 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
-	@$(BIN)/pytest -m "not crash and not big"
+	@$(BIN)/pytest -m "not crash and not big" -n 2 --dist loadgroup --no-loadscope-reorder
 
 lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.report.status import Status
     from lakeupsert.table.chain import Link
+    from lakeupsert.table.manifest import Changes
     from lakeupsert.table.snapshot import Snapshot
 
 LABEL = 13
@@ -55,7 +56,7 @@ def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, Any]:
     def shape(result: "PartitionResult") -> dict[str, Any]:
         fields = dataclasses.asdict(result)
         del fields["error"], fields["units"]  # the one is part of the call's error, the other between workers
-        return {**fields, "seconds": round(result.seconds, 3)}
+        return {**fields, "changes": changes_result(result.changes), "seconds": round(result.seconds, 3)}
 
     return {"partitions": [shape(r) for r in results]}
 
@@ -97,6 +98,10 @@ def status_result(status: "Status") -> dict[str, Any]:
     return fields
 
 
+def changes_result(changes: "Changes") -> dict[str, int]:
+    return {name: getattr(changes, name) for name in changes.__struct_fields__}
+
+
 def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> dict[str, Any]:
     return {
         "snapshots": [
@@ -108,6 +113,7 @@ def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) 
                 "rows": link.body.rows,
                 "bytes": link.body.bytes,
                 "lagging": list(link.body.lagging),
+                "changes": changes_result(link.body.changes),
                 "tags": _names(tags, link.number),
             }
             for link in snapshots
@@ -198,6 +204,7 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
             f"{count(len(rows_out), 'partition')}: {count(rows_in, 'row')} in, {sum(rows_out.values()):,} out, "
             f"{size(written)} written",
         ),
+        *([("keys", keys)] if (keys := _keys([r.changes for r in merged])) else []),
         *handed_on,
         *(
             [("refused", f"{count(refused, 'row')} in quarantine: of unknown keys, below what is forgotten")]
@@ -205,6 +212,11 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
             else []
         ),
     ]
+
+
+def _keys(changes: "Sequence[Changes]") -> str:
+    totals = [(name, sum(getattr(c, name) for c in changes)) for name in changes[0].__struct_fields__]
+    return ", ".join(f"{total:,} {name}" for name, total in totals if total)
 
 
 def predicted_facts(ran: "RunResult") -> list[Fact]:
@@ -255,10 +267,25 @@ def status_facts(status: "Status") -> list[Fact]:
 def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> str:
     if not snapshots:
         return "No snapshot yet."
-    rows = [("snapshot", "batch", "published", "partitions", "rows", "size", "lagging", "tags")]
+    rows = [
+        (
+            "snapshot",
+            "batch",
+            "published",
+            "partitions",
+            "rows",
+            "inserted",
+            "updated",
+            "deleted",
+            "size",
+            "lagging",
+            "tags",
+        )
+    ]
     for link in snapshots:
         body = link.body
-        numbers = (f"{len(body.partitions):,}", f"{body.rows:,}", size(body.bytes), f"{len(body.lagging):,}")
+        changes = (f"{body.changes.inserted:,}", f"{body.changes.updated:,}", f"{body.changes.deleted:,}")
+        numbers = (f"{len(body.partitions):,}", f"{body.rows:,}", *changes, size(body.bytes), f"{len(body.lagging):,}")
         names = ", ".join(_names(tags, link.number))
         rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, names))
     return "\n".join(columns(rows, str.rjust))

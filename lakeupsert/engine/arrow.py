@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.buckets import in_bucket, key_hashes
+from lakeupsert.engine.changes import Tally, same_order
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
@@ -104,16 +105,16 @@ class ArrowEngine:
 
 def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, lost: list[Any]) -> MergeOutput:
     """Rows that lost, their key and ordering columns, are put into ``lost``."""
-    adopted = Digest(spec)
+    adopted, tally = Digest(spec), Tally()
     incoming = _incoming(store, spec, task, adopted)
     if task.full:
-        incoming = _without_lacking(incoming, spec, task, lost)
-    winners, known = _winners(incoming, spec, task, lost)
+        incoming = _without_lacking(incoming, spec, task, lost, tally)
+    winners, known = _winners(incoming, spec, task, lost, tally)
     rest = incoming.take(winners)
     if known is not None:
         rest = rest.append_column(_KNOWN, pa.array(known))
     del incoming
-    with MergeWriter(store, spec, spec_version, task) as out:
+    with MergeWriter(store, spec, spec_version, task, tally) as out:
         for file in task.base if task.settled else ():
             for block in stream_file(store, file, spec.stored_schema):
                 stored = in_bucket(block, file, task, spec)
@@ -127,8 +128,8 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                 both = pa.concat_tables(tables, promote_options="default" if _has_more(rest) else "none")
                 rest = rest.slice(met)
                 if task.full:
-                    both = _without_lacking(both, spec, task, lost)
-                out.write(both, *_winners(both, spec, task, lost))
+                    both = _without_lacking(both, spec, task, lost, tally)
+                out.write(both, *_winners(both, spec, task, lost, tally, again=True))
         if known is not None or pc.any(rest[DELETE_FLAG]).as_py():
             out.write(rest, *_all(rest, known is not None))
         else:
@@ -143,6 +144,8 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
     met, number = _met(store, spec, task.kept, begins, incoming)
     both = pa.concat_tables([met, incoming.select(met.schema.names)])
     order, wins = latest(both, spec, (AGE, FILE, PLACE))
+    tally = Tally()
+    _count(tally, both, spec, order, wins)
     losers = order.filter(pc.invert(wins))
     lost.append(both.select(spec.tombstone_schema.names).take(losers))
     superseded = losers.to_numpy()
@@ -150,7 +153,7 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
     winners = order.filter(wins)
     is_new = pc.greater_equal(winners, met.num_rows)
     known = _known(both, order, wins)[true(is_new)] if task.refuses else None
-    with MergeWriter(store, spec, spec_version, task) as out:
+    with MergeWriter(store, spec, spec_version, task, tally) as out:
         out.write(incoming, pc.subtract(winners.filter(is_new), met.num_rows), known)
     dead = np.sort(number[superseded])
     ends = np.searchsorted(dead, begins)
@@ -238,17 +241,29 @@ def _tagged(rows: Any, age: int, deleted: bool) -> Any:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _winners(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any]) -> tuple[Any, Any]:
+def _winners(
+    rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally, *, again: bool = False
+) -> tuple[Any, Any]:
     """Index of the row of greatest rank of every key, in key order; the others are put into ``lost``. And where the task
     refuses rows, of whose keys something is stored."""
     order, wins = latest(rows, spec, (AGE, FILE, PLACE))
+    _count(tally, rows, spec, order, wins, again=again)
     winners = order.filter(wins)
     if len(winners) < rows.num_rows:
         lost.append(rows.select(spec.tombstone_schema.names).take(order.filter(pc.invert(wins))))
     return winners, _known(rows, order, wins) if task.refuses else None
 
 
-def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any]) -> Any:
+def _count(tally: Tally, rows: Any, spec: TableSpec, order: Any, wins: Any, *, again: bool = False) -> None:
+    places = order.to_numpy()
+    ages, deleted = rows[AGE].to_numpy()[places], true(rows[DELETE_FLAG])[places]
+    by_row = same_order(rows, spec)
+    tally.meet(
+        np.flatnonzero(true(wins)), ages, deleted, lambda one, other: by_row(places[one], places[other]), again=again
+    )
+
+
+def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally) -> Any:
     """``rows`` without those that a full extract deletes, which are put into ``lost``; with `_PRESENT`."""
     order, wins = latest(rows, spec, (AGE, FILE, PLACE))
     key = np.empty(rows.num_rows, np.int64)
@@ -266,6 +281,7 @@ def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any
     if not dead.any():
         return rows
     lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))
+    tally.lacking(ages[dead], true(rows[DELETE_FLAG])[dead])
     return rows.filter(pa.array(~dead))
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.blocks import ArrowBlock
+from lakeupsert.engine.changes import Tally
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, to_bytes
 from lakeupsert.engine.digest import Digest
@@ -20,7 +21,7 @@ from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, greatest
 from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects, partition_scalars
-from lakeupsert.table.manifest import NO_ROWS, DataFile, TombstoneFile
+from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 AGE = "_lakeupsert_age"
@@ -104,6 +105,7 @@ class MergeOutput:
         adopted: the digest of all rows that were stored, where they had to be settled.
         dropped, refused: how many tombstones were forgotten, and rows refused, which lie in the objects ``quarantine``.
         floor: see `engine.floor.greatest`.
+        changes: what became of the keys of the task's batches.
     """
 
     written: tuple[DataFile, ...]
@@ -118,6 +120,7 @@ class MergeOutput:
     refused_digest: str = NO_ROWS
     floor: str | None = None
     quarantine: tuple[str, ...] = ()
+    changes: Changes = NO_CHANGES
 
     @property
     def objects(self) -> set[str]:
@@ -147,9 +150,12 @@ class Engine(Protocol):
 
 
 class MergeWriter:
-    """Where an engine puts winners, in key order: live rows into base or delta files, deletes into tombstone files."""
+    """Where an engine puts winners, in key order: live rows into base or delta files, deletes into tombstone files.
 
-    def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> None:
+    ``tally`` counted them, but for those that are refused here.
+    """
+
+    def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, tally: Tally) -> None:
         footer = partial(
             Footer,
             table=spec.table_id,
@@ -159,7 +165,7 @@ class MergeWriter:
             bucket=task.bucket,
             bits=task.bits,
         )
-        self._store, self._spec, self._task = store, spec, task
+        self._store, self._spec, self._task, self._tally = store, spec, task, tally
         self._dropped, self._refused = Digest(spec), Digest(spec)
         self._floor: str | None = None
         self._since: int | None = None
@@ -219,6 +225,7 @@ class MergeWriter:
 
     def _refuse(self, rows: Any) -> None:
         self._refused.add(rows)
+        self._tally.refused(true(rows[DELETE_FLAG]))
         columns = {name: rows[name].combine_chunks() for name in self._spec.stored_schema.names}
         for name, value in partition_scalars(self._spec, self._task.partition).items():
             columns[name] = pa.repeat(value, rows.num_rows)
@@ -289,4 +296,5 @@ class MergeWriter:
             refused_digest=str(self._refused),
             floor=self._floor,
             quarantine=tuple(file.name for file in self._quarantine.files),
+            changes=self._tally.changes(),
         )

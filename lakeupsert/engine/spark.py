@@ -38,6 +38,7 @@ from lakeupsert.engine.batch import (
     with_ranges,
 )
 from lakeupsert.engine.buckets import in_bucket
+from lakeupsert.engine.changes import Tally
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
@@ -194,9 +195,9 @@ class SparkEngine:
             dead = F.lit(False)
             if has_full:
                 dead = F.exists("lacking", lambda age: ~F.array_contains(F.collect_set("age").over(by_key), age))
+            greatest_first = [F.col("dead"), *(_window_order(name, ordering) for name, ordering in orders.items())]
             newest_first = by_key.orderBy(
-                "dead",
-                *[_window_order(name, ordering) for name, ordering in orders.items()],
+                *greatest_first,
                 *[
                     F.col(name).desc_nulls_last()
                     for name in (*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL)
@@ -214,9 +215,10 @@ class SparkEngine:
                 .withColumn("dead", dead)
                 .withColumn("nth", F.when(F.col("dead"), 0).otherwise(F.row_number().over(newest_first)))
                 .withColumn("known", known)
+                .withColumn("version", F.dense_rank().over(by_key.orderBy(*greatest_first)))
                 .repartition(max(1, min(len(tasks), 4 * _parallelism(spark))), "unit")
-                .sortWithinPartitions("unit", *keys)
-                .select("unit", "source", "row", "deleted", "hash", "nth", "known", *_ARRIVAL)
+                .sortWithinPartitions("unit", *keys, "nth")
+                .select("unit", "source", "row", "deleted", "hash", "nth", "known", "version", *_ARRIVAL)
                 .mapInArrow(write, "unit int, output binary")
                 .collect()
             )
@@ -436,7 +438,8 @@ def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
 
 
 def _by_unit(batches: Iterator[Any]) -> Iterator[tuple[int, Iterator[Any]]]:
-    """The rows of one unit after the other, each in key order: tables of source, row, deleted, hash, nth, known, arrival."""
+    """The rows of one unit after the other, each in key order, those of a key as they rank: tables of source, row, deleted, hash,
+    nth, known, version, arrival."""
     pending: list[Any] = []
     unit: int | None = None
     for batch in batches:
@@ -476,8 +479,11 @@ def _gather(
     ]
     lost = lost_sum = adopted_sum = 0
     superseded: list[list[Any]] = [[] for _ in task.kept]
-    with MergeWriter(store, spec, spec_version, task) as out:
+    tally = Tally()
+    met: list[list[Any]] = []
+    with MergeWriter(store, spec, spec_version, task, tally) as out:
         for batch in ranked:
+            met.append([batch[name].to_numpy(zero_copy_only=False) for name in ("nth", "age", "deleted", "version")])
             wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
             lost += int(np.count_nonzero(~wins))
             lost_sum += int(hashes[~wins].sum())
@@ -499,8 +505,17 @@ def _gather(
                 rows = since(rows, rows[AGE], task.forgets)
             known = true(batch["known"]) if task.refuses else None
             out.write(rows, pa.array(np.argsort(by_source, kind="stable")), known)
+        if met:
+            _count(tally, *(np.concatenate(parts) for parts in zip(*met, strict=True)))
     positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
     return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
+
+
+def _count(tally: Tally, nth: Any, ages: Any, deleted: Any, versions: Any) -> None:
+    dies = nth == 0
+    tally.lacking(ages[dies], deleted[dies])
+    nth, ages, deleted, versions = (column[~dies] for column in (nth, ages, deleted, versions))
+    tally.meet(np.flatnonzero(nth == 1), ages, deleted, lambda one, other: versions[one] == versions[other])
 
 
 class _Cursor:

@@ -39,9 +39,11 @@ from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.manifest import (
     GONE,
+    NO_CHANGES,
     NO_DIGESTS,
     NO_ROWS,
     BucketEntry,
+    Changes,
     Counters,
     Digests,
     Failed,
@@ -80,6 +82,7 @@ class PartitionResult:
 
     rows_in (stored rows, tombstones and appended rows that were read) = rows_out + rows_superseded + rows_deleted, the
     tombstones that it has now, + rows_refused, which are below a floor, + tombstones that were dropped; bytes are compressed.
+    ``changes`` counts keys.
     One that is ``large`` is left for the workers of large partitions, one that is ``shared`` for all workers, in ``units``,
     perhaps after batches that were small.
     """
@@ -92,6 +95,7 @@ class PartitionResult:
     rows_superseded: int = 0
     rows_deleted: int = 0
     rows_refused: int = 0
+    changes: Changes = NO_CHANGES
     bytes_read: int = 0
     bytes_written: int = 0
     engine: str = ""
@@ -313,6 +317,7 @@ def version_after(
             *(name for output in outputs for name in output.quarantine),
         ),
         reprocessed=step.work or before.reprocessed,
+        changes=before.changes if step.work else sum((output.changes for output in outputs), NO_CHANGES),
         made=made,
     )
 
@@ -426,6 +431,7 @@ def _added(
         rows_superseded=result.rows_superseded + sum(output.superseded for output in outputs),
         rows_deleted=sum(bucket.counters.tombstones for bucket in link.body.buckets),
         rows_refused=result.rows_refused + sum(output.refused for output in outputs),
+        changes=result.changes if step.work else result.changes + link.body.changes,
         bytes_read=result.bytes_read + step.bytes,
         bytes_written=result.bytes_written + (_new_bytes(step.buckets, link.body.buckets) if outputs else 0),
         engine=engine,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.snapshot import Shown, Snapshot
 
 
@@ -87,6 +87,7 @@ def _snapshot_of(
 ) -> Snapshot | None:
     partitions = dict(old.partitions) if old else {}
     lagging = []
+    newer: list[Link[Manifest]] = []
     due = table.unpublished(old, batch)
     for partition, wanted in {**anew, **due}.items():
         head = heads.get(partition)
@@ -104,6 +105,7 @@ def _snapshot_of(
             if found is None:
                 return None
             lagging.append(partition)
+        newer.append(found)
         partitions[partition] = Shown(
             version=found.number,
             merged=found.body.merged,
@@ -120,7 +122,24 @@ def _snapshot_of(
         lagging=tuple(sorted(lagging)),
         tags=old.tags if old else {},
         expired=old.expired if old else 0,
+        changes=sum(table.at_once(lambda link: _changes(table, link, old), newer), NO_CHANGES),
     )
+
+
+def _changes(table: OpenTable, link: Link[Manifest], old: Snapshot | None) -> Changes:
+    """What the merges of a partition changed that ``link`` has and ``old`` did not show."""
+    shown = old.partitions.get(link.body.partition) if old else None
+    version, merged = (shown.version, shown.merged) if shown else (-1, 0)
+    chain = table.objects.partition(link.body.partition)
+    total = NO_CHANGES
+    while link.body.merged > merged:
+        older = chain.get(link.number - 1) if link.number > version + 1 else None
+        if older is None or older.body.merged < link.body.merged:  # else it repeats what the one below says
+            total += link.body.changes
+        if older is None:
+            break
+        link = older
+    return total
 
 
 def _version_at(table: OpenTable, partition: str, head: Link[Manifest] | None, wanted: int) -> Link[Manifest] | None:

@@ -12,6 +12,7 @@ from lakeupsert.report.html import e
 from lakeupsert.report.nights import PAUSE, Merge, Night, Observed, Partition
 from lakeupsert.report.numbers import count, duration, size
 from lakeupsert.table.layout import partition_text
+from lakeupsert.table.manifest import Changes
 
 REASONS = 6
 """How many quarantine reasons have a colour of their own; the others share one."""
@@ -376,6 +377,7 @@ def _numbers(seen: Observed) -> Element:
         ">rows",
         ">superseded",
         ">quarantined",
+        *(f">{name}" for name in Changes.__struct_fields__),
         ">appended",
         ">written",
         ">factor",
@@ -389,6 +391,7 @@ def _numbers(seen: Observed) -> Element:
             f"{n.rows:,}",
             f"{n.superseded:,}",
             f"{sum(n.quarantined.values()):,}",
+            *(f"{getattr(n.changes, name):,}" for name in n.changes.__struct_fields__),
             size(n.bytes_appended),
             size(n.bytes_written),
             "" if (a := _factor(n)) is None else f"{a:,.1f}",

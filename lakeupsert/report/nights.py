@@ -18,7 +18,7 @@ from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars, partition_text, ranged_column
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.spec import TableSpec
 
 CHAINS_AT_ONCE = 16
@@ -41,6 +41,7 @@ class Merge:
     worker: str | None
     rows: int
     bytes_written: int
+    changes: Changes
 
     @property
     def took(self) -> float:
@@ -54,7 +55,8 @@ class Merge:
 
 @dataclass(frozen=True)
 class Night:
-    """One batch. ``whole``: a merge is known for every partition that it touched, so ``bytes_written`` counts them all."""
+    """One batch. ``whole``: a merge is known for every partition that it touched, so ``bytes_written`` and
+    ``changes`` count them all."""
 
     number: int
     batch_id: str
@@ -65,6 +67,7 @@ class Night:
     quarantined: dict[str, int]
     bytes_appended: int
     bytes_written: int
+    changes: Changes
     whole: bool
 
 
@@ -131,9 +134,9 @@ def observe(table: OpenTable, nights: int) -> Observed:
         for partition, (of_it, covered) in zip(heads, chains, strict=True):
             merges += of_it
             known[partition] = covered
-    written: dict[int, int] = defaultdict(int)
+    of_night: dict[int, list[Merge]] = defaultdict(list)
     for merge in merges:
-        written[merge.batch] += merge.bytes_written
+        of_night[merge.batch].append(merge)
     column = ranged_column(spec.body)
     by_date = pa.types.is_date(spec.body.schema.field(column).type)
     days = {p: partition_scalars(spec.body, p)[column].as_py() for p in batches} if by_date else {}
@@ -147,7 +150,7 @@ def observe(table: OpenTable, nights: int) -> Observed:
         at=clock.now(),
         column=column,
         by_date=by_date,
-        nights=[_night(link, written[link.number], known) for link in links],
+        nights=[_night(link, of_night[link.number], known) for link in links],
         merges=sorted(merges, key=lambda m: m.ended),
         partitions=_partitions(table, now, spec.body, by_date, batches),
         ages=dict(ages),
@@ -185,10 +188,11 @@ def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
         worker=worker if isinstance(worker, str) else None,
         rows=manifest.rows,
         bytes_written=sum(f.bytes for f in files if f.name not in before),
+        changes=manifest.changes,
     )
 
 
-def _night(link: Link[LedgerEntry], written: int, known: dict[str, range]) -> Night:
+def _night(link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, range]) -> Night:
     entry = link.body
     return Night(
         number=link.number,
@@ -199,7 +203,8 @@ def _night(link: Link[LedgerEntry], written: int, known: dict[str, range]) -> Ni
         superseded=entry.rows_superseded,
         quarantined=entry.quarantined,
         bytes_appended=sum(t.bytes for t in entry.touched.values()),
-        bytes_written=written,
+        bytes_written=sum(merge.bytes_written for merge in merges),
+        changes=sum((merge.changes for merge in merges), NO_CHANGES),
         whole=all(link.number in known.get(p, ()) for p in entry.touched),
     )
 

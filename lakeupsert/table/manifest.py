@@ -116,6 +116,20 @@ class Digests(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = NO_ROWS
 
 
+class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What became of the keys that a batch brought (docs/SEMANTICS.md, "What a batch changed"); each is counted once."""
+
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    late: int = 0
+
+    def __add__(self, other: "Changes") -> "Changes":
+        return Changes(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+
+NO_CHANGES = Changes()
 GONE = ("superseded", "tombstones_dropped", "refused", "withdrawn")
 """Counters of rows that are in no file of a bucket any more; each has a digest of its name."""
 NO_DIGESTS = Digests(adopted=NO_ROWS, superseded=NO_ROWS, withdrawn=NO_ROWS)
@@ -171,6 +185,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         fence: the number of the last version that is a fence: writers that began below it may not commit.
         quarantine: objects with rows that dedupe itself refused.
         reprocessed: the last work object that was done to the partition, so that nobody does it twice.
+        changes: what the merge of its batches changed; versions that merge none repeat it.
         made: how this version came about (engine, strategy, seconds, worker), for people.
     """
 
@@ -182,6 +197,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     fence: int | None = None
     quarantine: tuple[str, ...] = ()
     reprocessed: str | None = None
+    changes: Changes = NO_CHANGES
     made: dict[str, str | float | int] = {}
 
     @property

@@ -4,7 +4,7 @@ import msgspec
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.chain import Link
-from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """All partitions at batch ``batch``; those in ``lagging`` lack newer batches and are named because of it.
 
     ``tags`` are names that people gave to snapshots, with their numbers; ``expired``: snapshots below this number are, but
-    for those with a tag. Each snapshot carries both on.
+    for those with a tag. Each snapshot carries both on. ``changes``: by the merges that the snapshot before did not
+    show; a snapshot of tags or expiry alone repeats it.
     """
 
     batch: int
@@ -33,6 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     lagging: tuple[str, ...] = ()
     tags: dict[str, int] = {}
     expired: int = 0
+    changes: Changes = NO_CHANGES
 
     def keeps(self, number: int) -> bool:
         """Whether snapshot ``number`` may still be read, as the newest snapshot has it."""

@@ -172,8 +172,9 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
     ]
     assert set(merged[0]) == {
         *("partition", "version", "merged", "rows_in", "rows_out", "rows_superseded", "rows_deleted", "rows_refused"),
-        *("bytes_read", "bytes_written", "engine", "strategy", "seconds", "status"),
+        *("changes", "bytes_read", "bytes_written", "engine", "strategy", "seconds", "status"),
     }
+    assert merged[0]["changes"] == {"inserted": 3, "updated": 0, "deleted": 0, "unchanged": 0, "late": 0}
     assert result["publish"] == {"snapshot": 0, "batch": 1, "partitions_changed": 2, "rows": 6, "lagging": []}
     assert list(result["requests"]) == ["get", "head", "list", "put", "create", "delete"]
     assert result["requests"]["create"] > 0
@@ -188,7 +189,7 @@ def test_run_tells_people_in_a_few_lines(lake: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr == ""
     lines = result.stdout.splitlines()
-    assert len(lines) <= 9
+    assert len(lines) <= 10
     assert lines[0] == "Table sales"
     assert "batch 1: 2 files, 1,200 rows" in lines[1]
     assert "1 partition: day=2020-01-01" in lines[2]
@@ -196,9 +197,10 @@ def test_run_tells_people_in_a_few_lines(lake: Path) -> None:
     (place,) = re.findall(r"in (/.*)", lines[4])
     assert Path(place).is_file()
     assert "1 partition: 1,200 rows in, 1,200 out" in lines[5]
-    assert re.search(r"predicted .* read, .* written; measured .* and ", lines[6])
-    assert "snapshot 0: 1,200 rows, 1 partition changed" in lines[7]
-    assert "requests" in lines[8]
+    assert lines[6].split() == ["keys", "1,200", "inserted"]
+    assert re.search(r"predicted .* read, .* written; measured .* and ", lines[7])
+    assert "snapshot 0: 1,200 rows, 1 partition changed" in lines[8]
+    assert "requests" in lines[9]
 
 
 def test_run_again_finds_nothing_to_do(lake: Path) -> None:
@@ -266,7 +268,10 @@ def test_history_is_newest_first(lake: Path) -> None:
         (1, 2, 2, 6, []),
         (0, 1, 2, 6, []),
     ]
-    assert set(snapshots[0]) == {"number", "batch", "published_at", "partitions", "rows", "bytes", "lagging", "tags"}
+    assert set(snapshots[0]) == {
+        *("number", "batch", "published_at", "partitions", "rows", "bytes", "lagging", "changes", "tags")
+    }
+    assert [(s["changes"]["inserted"], s["changes"]["updated"]) for s in snapshots] == [(0, 6), (6, 0)]
     assert [line.split()[0] for line in done("history").splitlines()] == ["snapshot", "1", "0"]
 
 

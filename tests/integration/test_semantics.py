@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import asdict
 
 from lakeupsert import Table
 from lakeupsert.pipeline import strategy
 from lakeupsert.storage import open_store
 
 PAGE = Path(__file__).parents[2] / "docs/SEMANTICS.md"
-READERS, QUARANTINE = "readers see", "quarantine"
+READERS, QUARANTINE, CHANGED = "readers see", "quarantine", "changed"
 
 
 @dataclass
@@ -102,6 +103,10 @@ def test_example_of_the_page(
     assert_as_on_the_page(example, table)
     header, rows = expected(example, QUARANTINE)
     assert sorted([row[name] for name in header] for row in quarantined(table)) == rows
+    if CHANGED in example.blocks:
+        header, rows = expected(example, CHANGED)
+        found = [{"snapshot": link.number, **asdict(link.body.changes)} for link in table.snapshots()]
+        assert sorted([str(one[name]) for name in header] for one in found) == rows
     for source in ("stored", "landing") if engine == "arrow" else ():
         assert_proved(table)
         table.reprocess(source=source, host="local")

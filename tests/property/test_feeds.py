@@ -8,6 +8,7 @@ as many.
 import math
 import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cmp_to_key
@@ -25,7 +26,7 @@ from lakeupsert.engine.floor import Forgetting, greatest
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.manifest import Changes, DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec, create
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
@@ -168,8 +169,12 @@ def merged(
 ) -> dict[str, list[str]]:
     """The rows that live in each partition once its batches are merged, one or several at a time."""
     piles = {partition: Pile() for partition in feeds}
+    memories = {partition: Memory() for partition in feeds}
+    came: dict[str, list[Record]] = {partition: [] for partition in feeds}
     for number in range(max(map(len, feeds.values()))):
         appended(store, spec, number, feeds, piles)
+        for partition, parts in feeds.items():
+            came[partition] += parts[number] if number < len(parts) else []
         last = number + 1 == max(map(len, feeds.values()))
         ways = {
             p: rng.choice(["rewrite", "delta", "delta", "fold", "compact"]) for p in piles if last or rng.random() < 0.7
@@ -180,6 +185,9 @@ def merged(
             tasks = {p: piles[p].task(p, way) for p, way in ways.items()}
             for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
                 waiting = piles[p].waiting if ways[p] == "compact" else []
+                if ways[p] != "compact":
+                    assert out.changes == memories[p].merge(spec, came[p])
+                    came[p] = []
                 piles[p] = replace(piles[p].after(task, out), waiting=waiting)
     found = {}
     for partition, pile in piles.items():
@@ -245,13 +253,20 @@ class Memory:
     dropped: int = 0
 
     def merge(
-        self, spec: TableSpec, records: Sequence[Record], received: int, before: int, full: Record | None
-    ) -> None:
-        """``full``: the record of greatest order, where these are a full extract."""
+        self,
+        spec: TableSpec,
+        records: Sequence[Record],
+        received: int = 0,
+        before: int = 0,
+        full: Record | None = None,
+    ) -> Changes:
+        """What it changes; ``full``: the record of greatest order, where these are a full extract."""
+        changes: Counter[str] = Counter()
         if full is not None:
             lacking = {*self.live, *self.deleted} - {record["k"] for record in records}
             for key in lacking:
                 if by_order(spec, self.live.get(key) or self.deleted[key][0], full) <= 0:
+                    changes["deleted"] += key in self.live
                     self.live.pop(key, None)
                     self.deleted.pop(key, None)
         best: dict[int, Record] = {}
@@ -263,7 +278,9 @@ class Memory:
             is_late = stored is None and self.floor is not None and by_order(spec, record, self.floor) < 0
             if is_late and full is None:
                 self.refused += 1
-            elif stored is None or compared(spec, stored, record) <= 0:
+                continue
+            changes[self.change(spec, key, stored, record)] += 1
+            if stored is None or compared(spec, stored, record) <= 0:
                 self.live.pop(key, None)
                 self.deleted.pop(key, None)
                 if record["deleted"]:
@@ -277,6 +294,18 @@ class Memory:
                 self.raise_floor(spec, record)
         if full is not None:
             self.raise_floor(spec, full)
+        return Changes(**changes)
+
+    def change(self, spec: TableSpec, key: int, stored: Record | None, record: Record) -> str:
+        if stored is None:
+            return "unchanged" if record["deleted"] else "inserted"
+        if compared(spec, stored, record) > 0 and by_order(spec, stored, record):
+            return "late"
+        if (key in self.live) == record["deleted"] and compared(spec, stored, record) <= 0:
+            return "deleted" if record["deleted"] else "inserted"
+        if record["deleted"] or not by_order(spec, stored, record):
+            return "unchanged"
+        return "updated"
 
     def raise_floor(self, spec: TableSpec, record: Record) -> None:
         if self.floor is None or by_order(spec, self.floor, record) < 0:
@@ -313,10 +342,13 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
     retention = rng.choice([0, 0, 10])
     full = {(p, n): greatest_of(spec, feeds[p][n]) for p in feeds for n in range(4) if rng.random() < 0.2}
     memories = {partition: Memory() for partition in feeds}
+    changes: dict[tuple[str, int], Changes] = {}
     for number in range(4):
         for partition, parts in feeds.items():
             extract = full.get((partition, number))
-            memories[partition].merge(spec, parts[number], 10 * number, 10 * number - retention, extract)
+            changes[partition, number] = memories[partition].merge(
+                spec, parts[number], 10 * number, 10 * number - retention, extract
+            )
     assert sum(memory.refused for memory in memories.values()) > 5
     assert sum(memory.dropped for memory in memories.values()) > 5
     for engine in engines:
@@ -338,6 +370,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
                     sources=((str(number), ("file",)),) * len(pile.waiting),
                 )
             for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
+                assert out.changes == changes[p, number]
                 piles[p] = piles[p].after(task, out)
                 floors[p] = out.floor
                 counted[p] = (counted[p][0] + out.refused, counted[p][1] + out.dropped)

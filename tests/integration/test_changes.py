@@ -1,0 +1,73 @@
+"""What `history` and `report` say a batch changed, however its partitions got there. SEMANTICS.md has the rules."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
+from lakeupsert.report.nights import observe
+from lakeupsert.table.manifest import Changes
+from lakeupsert.testing.lake import Lake, row
+
+DAY = "d=2020-01-01"
+FIRST = [row("a", 0, 1), row("b", 0, 1), row("c", 1, 1)]
+SECOND = [row("a", 0, 2), row("b", 0, 2, op="D"), row("c", 1, 0)]
+
+
+def changed(lake: Lake) -> list[Changes]:
+    """By each snapshot, newest first."""
+    return [link.body.changes for link in lake.table.snapshots()]
+
+
+def by_batch(lake: Lake) -> list[Changes]:
+    """As the report has it."""
+    return [night.changes for night in observe(lake.table._table, 100).nights]
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_snapshot_of_several_batches_has_the_changes_of_all(tmp_path: Path, strategy: Any) -> None:
+    lake = Lake(tmp_path, strategy=strategy)
+    for number, rows in enumerate([FIRST, SECOND]):
+        lake.land(f"{number}.jsonl", rows)
+        lake.table.append(host="local")
+    table = lake.table._table
+    dedupe_partitions(table, ArrowEngine(), {DAY: 1})
+    mark_failed(table, DAY, 2, "a version that merges nothing")
+    lake.table.dedupe()
+    lake.table.publish()
+    assert by_batch(lake) == [Changes(inserted=3), Changes(updated=1, deleted=1, late=1)]
+    assert changed(lake) == [Changes(inserted=3, updated=1, deleted=1, late=1)]
+
+
+def test_what_merges_no_batch_changes_nothing(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, strategy="delta")
+    for number, rows in enumerate([FIRST, SECOND]):
+        lake.land(f"{number}.jsonl", rows)
+        lake.run()
+    lake.table.compact(full=True)
+    lake.table.reprocess(source="landing", host="local")
+    heads = lake.table._table.heads(["d=2020-01-01", "d=2020-01-02"])
+    assert {p: head.body.changes for p, head in heads.items()} == {
+        "d=2020-01-01": Changes(updated=1, deleted=1),
+        "d=2020-01-02": Changes(late=1),
+    }
+    lake.table.tag("tagged")
+    lake.land("2.jsonl", [row("a", 0, 3)])
+    lake.run()
+    counted = [Changes(inserted=3), Changes(updated=1, deleted=1, late=1), Changes(updated=1)]
+    assert by_batch(lake) == counted
+    assert [c for c in reversed(changed(lake)) if c != Changes()] == counted
+    assert len(changed(lake)) > len(counted)
+
+
+def test_after_a_restore_a_batch_is_counted_by_what_was_restored(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    for number, rows in enumerate([FIRST, SECOND]):
+        lake.land(f"{number}.jsonl", rows)
+        lake.run()
+    lake.table.restore(0, dry=False)
+    lake.land("2.jsonl", [row("b", 0, 3), row("x", 0, 1)])
+    lake.run()
+    assert changed(lake)[0] == Changes(inserted=1, updated=1)
