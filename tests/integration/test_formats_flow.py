@@ -355,21 +355,6 @@ def test_examples_of_the_documentation_are_configurations(tmp_path: Path, headin
     assert result.exit_code == 0, result.output
 
 
-def test_products_of_chombo_are_merged_as_its_configuration_says(tmp_path: Path) -> None:
-    """Its own example: no header, the key first, epoch seconds last."""
-    path = config(
-        tmp_path,
-        '[tables.products]\nlanding = "landing"\nprocessed = "processed"\nkey = ["_c0"]\npartition_by = ["_c1"]\n'
-        'order_by = ["_c5"]\nformat = "delimited"\n[tables.products.read]\ndelimiter = ","\n'
-        '[tables.products.schema]\n_c5 = "bigint"\n[tables.products.delete]\ncolumn = "_c6"\nvalues = ["D"]\n',
-    )
-    (tmp_path / "landing/1").write_text("VR8NCNE7DV,shoes,acme,10.00,88,1427766458,\nX,shoes,acme,5,1,1427766458,\n")
-    run(path)
-    (tmp_path / "landing/2").write_text("VR8NCNE7DV,shoes,acme,10.00,82,1428415316,U\nX,shoes,acme,5,1,1428415316,D\n")
-    run(path)
-    assert [(r["_c0"], r["_c4"]) for r in rows_of(path)] == [("VR8NCNE7DV", 82)]
-
-
 @pytest.mark.parametrize("header", [False, True])
 def test_files_of_aws_dms_need_no_envelope(tmp_path: Path, header: bool) -> None:
     """Full load first, without an operation unless it is asked for; then changes, the operation in front."""

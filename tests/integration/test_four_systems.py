@@ -1,0 +1,121 @@
+"""The examples of the systems whose users come here, each with its own data: chombo's bulk mutator, Hive as a database, and the
+data lake of receipts. Each is run again at the end, and changes nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from lakeupsert import Table
+
+
+def opened(root: Path, settings: str) -> Table:
+    file = root / "lakeupsert.toml"
+    file.write_text(f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\n{settings}')
+    return Table.open(file)
+
+
+def night(table: Table, root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / "landing" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    table.run(host="local")
+
+
+def rows(table: Table, *names: str) -> list[tuple[str, ...]]:
+    return sorted(tuple(str(row[name]) for name in names) for row in table.to_arrow().read_all().to_pylist())
+
+
+def assert_a_second_run_changes_nothing(table: Table) -> None:
+    before = table.to_arrow().read_all()
+    assert table.run(host="local").append is None
+    table.append(host="local", again=True)
+    table.run(host="local")
+    assert table.to_arrow().read_all() == before
+    assert not table.reconcile(deep=True).unbalanced
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_products_of_chombo(tmp_path: Path, strategy: str) -> None:
+    """A file of inserts and updates and a file of deletes in one run: no header, `id.field.ordinals=0`, epoch seconds last,
+    `deleted.record.file.prefix=del`; and two updates of one product in one file, the last of which wins."""
+    table = opened(
+        tmp_path,
+        f'strategy = "{strategy}"\nkey = ["_c0"]\npartition_by = ["_c1"]\norder_by = ["_c5"]\nformat = "delimited"\n'
+        '[tables.t.read]\ndelimiter = ","\n[tables.t.schema]\n_c5 = "bigint"\n[tables.t.delete]\nfile_prefix = "del"\n',
+    )
+    master = [
+        "VR8NCNE7DV,electronics,acme,45.50,88,1427766458",
+        "K1Q0MB22TL,electronics,zenith,12.00,7,1427766458",
+        "9TT3HHW0PX,garden,acme,3.25,140,1427766458",
+    ]
+    night(table, tmp_path, {"products_0": "\n".join(master) + "\n"})
+    mixed = [
+        "VR8NCNE7DV,electronics,acme,45.50,85,1428000000",
+        "VR8NCNE7DV,electronics,acme,45.50,82,1428415316",
+        "M4UN1D6RZA,garden,zenith,8.00,20,1428415316",
+        "9TT3HHW0PX,garden,acme,3.25,1,1427000000",
+    ]
+    gone = "K1Q0MB22TL,electronics,zenith,12.00,7,1428415316\nNEVERTHERE,garden,acme,1.00,1,1428415316\n"
+    night(table, tmp_path, {"products_1": "\n".join(mixed) + "\n", "del_1": gone})
+    expected = [("9TT3HHW0PX", "140"), ("M4UN1D6RZA", "20"), ("VR8NCNE7DV", "82")]
+    assert rows(table, "_c0", "_c4") == expected
+    changes = table.snapshots()[0].body.changes
+    assert (changes.inserted, changes.updated, changes.deleted, changes.unchanged, changes.late) == (1, 1, 1, 1, 1)
+    assert_a_second_run_changes_nothing(table)
+    assert rows(table, "_c0", "_c4") == expected
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_sales_of_hive(tmp_path: Path, strategy: str) -> None:
+    """Batches of regional databases, comma-delimited, without header: partitions by store and date, operations I, U, D. The
+    batch decides, not `change_ts`, as clocks of regions differ; a key is one of its partition."""
+    columns = ["sell_id", "acct_id", "change_ts", "create_ts", "payment_type_id", "status_id", "total_amt", "batch"]
+    columns += ["op_code", "store_id", "create_date"]
+    table = opened(
+        tmp_path,
+        f'strategy = "{strategy}"\nkey = ["sell_id"]\npartition_by = ["store_id", "create_date"]\norder_by = ["batch"]\n'
+        f'format = "csv"\n[tables.t.read]\nheader = false\ncolumns = {columns}\n'
+        '[tables.t.schema]\nbatch = "int"\nsell_id = "bigint"\n'
+        '[tables.t.delete]\ncolumn = "op_code"\nvalues = ["D"]\nupserts = ["I", "U"]\n',
+    )
+
+    def sale(sell_id: int, amount: float, batch: int, op: str, store: int, day: str, changed: str = "12:00:00") -> str:
+        return f"{sell_id},7,2013-06-02 {changed},2013-06-01 09:00:00,1,open,{amount},{batch},{op},{store},{day}\n"
+
+    first = sale(1, 10.0, 1, "I", 3, "2013-06-01") + sale(2, 20.0, 1, "I", 3, "2013-06-01")
+    first += sale(1, 11.0, 1, "I", 4, "2013-06-01") + sale(3, 30.0, 1, "I", 4, "2013-06-02")
+    night(table, tmp_path, {"stage/1": first})
+    second = sale(1, 10.5, 2, "U", 3, "2013-06-01", "11:00:00") + sale(2, 20.0, 2, "D", 3, "2013-06-01")
+    second += sale(4, 40.0, 2, "I", 4, "2013-06-02") + sale(3, 31.0, 2, "U", 4, "2013-06-02")
+    night(table, tmp_path, {"stage/2": second})
+    assert rows(table, "store_id", "create_date", "sell_id", "total_amt") == [
+        ("3", "2013-06-01", "1", "10.5"),
+        ("4", "2013-06-01", "1", "11.0"),
+        ("4", "2013-06-02", "3", "31.0"),
+        ("4", "2013-06-02", "4", "40.0"),
+    ]
+    assert_a_second_run_changes_nothing(table)
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_shoes_and_shorts_of_the_data_lake(tmp_path: Path, strategy: str) -> None:
+    """Shorts that are bought in July make the shoes of January cheaper: a record of the same transaction and date, received
+    later. Landing folders are days of receipt; no record has a time of its own, so receipt decides."""
+    table = opened(
+        tmp_path,
+        f'strategy = "{strategy}"\nkey = ["transaction_id"]\npartition_by = ["transaction_date"]\n'
+        'landing_dates = "%d/%m/%Y"\n',
+    )
+    header = "transaction_id,transaction_date,product,price\n"
+    night(table, tmp_path, {"02/01/2020/a.csv": header + "1,2020-01-01,shoes,10.00\n2,2020-01-01,socks,2.00\n"})
+    night(table, tmp_path, {"08/07/2020/a.csv": header + "3,2020-07-07,shorts,4.33\n1,2020-01-01,shoes,8.67\n"})
+    assert rows(table, "transaction_date", "product", "price") == [
+        ("2020-01-01", "shoes", "8.67"),
+        ("2020-01-01", "socks", "2.0"),
+        ("2020-07-07", "shorts", "4.33"),
+    ]
+    assert sorted(p.name for p in (tmp_path / "processed").glob("transaction_date=*")) == [
+        "transaction_date=2020-01-01",
+        "transaction_date=2020-07-07",
+    ]
