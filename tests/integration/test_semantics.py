@@ -1,7 +1,8 @@
-"""The examples of docs/SEMANTICS.md: settings, landing files night by night, what readers see."""
+"""The examples of docs/SEMANTICS.md and docs/PEERS.md: settings, landing files night by night, what readers see."""
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from lakeupsert import Table
 from lakeupsert.pipeline import strategy
 from lakeupsert.storage import open_store
 
-PAGE = Path(__file__).parents[2] / "docs/SEMANTICS.md"
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("SEMANTICS.md", "PEERS.md")]
 READERS, QUARANTINE, CHANGED = "readers see", "quarantine", "changed"
 
 
@@ -39,7 +40,7 @@ class Example:
 
 
 def examples() -> Iterator[Example]:
-    for section in re.split(r"(?m)^#{2,3} ", PAGE.read_text())[1:]:
+    for section in itertools.chain(*(re.split(r"(?m)^#{2,3} ", page.read_text())[1:] for page in PAGES)):
         example = Example(section.partition("\n")[0])
         for language, name, text in re.findall(r"(?ms)^```(\w+) ?([^\n]*)\n(.*?)^```$", section):
             if language == "toml":
@@ -127,5 +128,5 @@ def assert_proved(table: Table) -> None:
 
 
 def test_every_rule_of_the_page_has_an_example() -> None:
-    rules = re.findall(r"(?m)^### (.*)$", PAGE.read_text())
+    rules = [rule for page in PAGES for rule in re.findall(r"(?m)^### (.*)$", page.read_text())]
     assert rules == [example.name for example in examples() if READERS in example.blocks]
