@@ -19,6 +19,7 @@ os.environ.setdefault(
 )  # asks Google by gRPC, which its emulator does not speak
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of the processes that share a run (`make test`) one has Spark, and begins with it; any other file is one's own."""
     for item in items:
