@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test lint lint-infra servers test-crash test-chaos test-feeds test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-others lint lint-infra servers test-crash test-chaos test-feeds test-big bench bench-peers peers bench-latency \
     bench-kernels bench-scale month lock
 
 BIN := .venv/bin
@@ -43,7 +43,10 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
-	@$(BIN)/pytest -m "not crash and not big" -n 2 --dist loadgroup --no-loadscope-reorder
+	@$(MAKE) --jobs 2 --output-sync=target --no-print-directory test-spark test-others
+
+test-spark test-others:
+	@$(BIN)/pytest -m "not crash and not big and $(if $(filter %-others,$@),not )spark"
 
 lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check

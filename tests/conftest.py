@@ -1,4 +1,4 @@
-"""One Spark session for the whole run, one server of each kind for each of its processes, and folders in memory."""
+"""One Spark session and one server of each kind for the whole run, and folders in memory."""
 
 import os
 import sys
@@ -21,12 +21,9 @@ os.environ.setdefault(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the processes that share a run (`make test`) one has Spark, and begins with it; any other file is one's own."""
     for item in items:
-        needs_spark = any("spark" in name for name in (item.nodeid, *getattr(item, "fixturenames", ())))
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group("spark" if needs_spark else item.path.name))
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group").args[0] != "spark")  # type: ignore[union-attr]
+        if any("spark" in name for name in (item.nodeid, *getattr(item, "fixturenames", ()))):
+            item.add_marker(pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")
