@@ -43,7 +43,7 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
-	@$(MAKE) --jobs 2 --output-sync=target --no-print-directory test-spark test-others
+	@$(MAKE) --jobs 2 --no-print-directory test-spark test-others
 
 test-spark test-others:
 	@$(BIN)/pytest -m "not crash and not big and $(if $(filter %-others,$@),not )spark"

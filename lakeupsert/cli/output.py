@@ -45,6 +45,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, Any]:
                 "rows_appended": entry.rows_appended,
                 "rows_superseded": entry.rows_superseded,
                 "rows_quarantined": entry.rows_quarantined,
+                "keys_in_several_partitions": appended.scattered,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),
             }
@@ -163,6 +164,9 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         ),
         ("", f"touching {count(len(entry.touched), 'partition')}: {named(list(entry.touched)) or 'none'}"),
     ]
+    if appended.scattered:
+        keys = f"{count(appended.scattered, 'key')} came for more than one of them"
+        facts.append(("", f"{keys}: a key is one row in each partition"))
     if entry.rows_quarantined:
         facts.append(("quarantined", quarantined(appended)))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]

@@ -93,6 +93,9 @@ class AppendJob:
     bits: Mapping[str, int] = field(default_factory=dict)
     """Partitions that are cut: of each, into 2^bits ranges of the hashes of its keys (`engine.buckets`)."""
 
+    compared: float = 1.0
+    """The share of the keys, by their hashes, that are looked for in several partitions."""
+
     @property
     def spec(self) -> TableSpec:
         return self.rules.spec
@@ -140,7 +143,10 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     order: str | None = None
     """Of a full extract, the greatest order of these rows (see `floor`)."""
     live: int = 0
-    """Of a full extract, how many of the rows in ``files`` are no deletes."""
+    """How many of the rows in ``files`` are no deletes."""
+    keys: bytes = b""
+    """Hashes (uint64) of those keys that are compared, of all partitions that were written with this one; see
+    `in_several_partitions`."""
 
 
 Report = FileRead | FileFailed | Refused | Written
@@ -167,6 +173,14 @@ def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:
                 superseded_digest=added((before.superseded_digest, report.superseded_digest)),
             )
     return dict(sorted(touched.items()))
+
+
+def in_several_partitions(job: AppendJob, reports: Iterable[Report]) -> int:
+    """How many keys came for more than one partition, other than by deletes; of a large batch about how many."""
+    # A key is written once for each of its partitions.
+    keys = [np.frombuffer(report.keys, np.uint64) for report in reports if isinstance(report, Written)]
+    _, times = np.unique(np.concatenate([np.empty(0, np.uint64), *keys]), return_counts=True)
+    return round(np.count_nonzero(times > 1) / job.compared)
 
 
 class Host(Protocol):
@@ -430,12 +444,11 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     hashes[wins] = 0
     lost = _sums(hashes, came)
     files: dict[str, list[DataFile]] = defaultdict(list)
-    order, live = None, [0] * len(ranked.partitions)
-    if job.full:
-        order = greatest((), winners, spec)
-        kept = ~true(winners[DELETE_FLAG]) if spec.delete else np.ones(winners.num_rows, bool)
-        codes = ranked.codes[ranked.order.filter(ranked.wins).to_numpy()]
-        live = np.bincount(codes[kept], minlength=len(ranked.partitions)).tolist()
+    order = greatest((), winners, spec) if job.full else None
+    codes = ranked.codes[ranked.order.filter(ranked.wins).to_numpy()]
+    alive = ~true(winners[DELETE_FLAG]) if spec.delete else np.ones(winners.num_rows, bool)
+    live = np.bincount(codes[alive], minlength=n).tolist()
+    keys = _compared_keys(job, winners.select(spec.stored_key).filter(pa.array(alive)))
     partitions, most, ranges = _ranges(job, winners)
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
         for number, kept in _slices(winners, ranges):
@@ -451,7 +464,16 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
     for i, partition in enumerate(ranked.partitions):
         digest, lost_digest = as_text(digests[i]), as_text(lost[i])
         lost_rows = int(came[i] - stayed[i])
-        yield Written(partition, int(came[i]), lost_rows, digest, lost_digest, tuple(files[partition]), order, live[i])
+        written = tuple(files[partition])
+        yield Written(partition, int(came[i]), lost_rows, digest, lost_digest, written, order, live[i], keys)
+        keys = b""
+
+
+def _compared_keys(job: AppendJob, rows: Any) -> bytes:
+    if set(job.spec.key) & set(job.spec.partition_by):
+        return b""
+    hashes = key_hashes(rows, job.spec)
+    return bytes(hashes[hashes <= 2.0**64 * job.compared])
 
 
 class QuarantineWriter:

@@ -31,6 +31,7 @@ from lakeupsert.engine.batch import (
     Refused,
     Report,
     Written,
+    in_several_partitions,
     quarantine_files,
     touched_by,
 )
@@ -71,18 +72,21 @@ ATTEMPTS = 20
 _IGNORED_STARTS = ("_", ".")
 _IGNORED_ENDS = (".tmp", ".crc", "._COPYING_")
 
-
 MOST_SHRINKING = 0.4
 """By how much fewer rows than are stored a full extract may have, unless it is told that it may shrink the table."""
+COMPARED_BYTES = 8 << 20
+"""Landing bytes of which all keys are looked for in several partitions; of more, some stand for all. More: the driver holds 8
+bytes for each of these keys."""
 
 
 @dataclass(frozen=True)
 class AppendResult:
-    """The batch that was committed; ``warnings`` are for people."""
+    """The batch that was committed; ``warnings`` are for people. ``scattered``: see `batch.in_several_partitions`."""
 
     number: int
     entry: LedgerEntry
     warnings: tuple[str, ...]
+    scattered: int = 0
 
 
 @dataclass(frozen=True)
@@ -412,6 +416,7 @@ def _try(
         spec_version=version + (spec is not known),
         start=ground.head.number + 1 if ground.head else 0,
         full=ground.full is not None,
+        compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in given))),
     )
     progress(f"reading, splitting and writing the rows of {len(given)} landing files")
     reports = [*host.run(job), *quarantine_files(job, unreadable)]
@@ -437,7 +442,7 @@ def _try(
         if e.discard:
             table.discard([*written, *refused])
         raise
-    return AppendResult(link.number, link.body, tuple(warnings))
+    return AppendResult(link.number, link.body, tuple(warnings), in_several_partitions(job, reports))
 
 
 def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:

@@ -1,4 +1,4 @@
-"""What `history` and `report` say a batch changed, however its partitions got there. SEMANTICS.md has the rules."""
+"""What is said of a batch: what it changed, however its partitions got there, and keys that are in several of them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.pipeline import append
 from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.table.manifest import Changes
@@ -71,3 +72,45 @@ def test_after_a_restore_a_batch_is_counted_by_what_was_restored(tmp_path: Path)
     lake.land("2.jsonl", [row("b", 0, 3), row("x", 0, 1)])
     lake.run()
     assert changed(lake)[0] == Changes(inserted=1, updated=1)
+
+
+# ---------------------------------------------------------------- keys in several partitions
+
+
+def scattered(lake: Lake, rows: list[Any], host: Any = "local") -> int:
+    lake.land("0.jsonl", rows)
+    appended = lake.table.append(host=host)
+    assert appended is not None
+    return appended.scattered
+
+
+MOVED = [
+    *(row("stays", 0, second) for second in (1, 2)),
+    *(row("in two", day, 1) for day in (1, 2)),
+    *(row("in three", day, 1) for day in (0, 1, 2)),
+    *(row("other line", day, 1, line=day) for day in (0, 1)),
+    *(row("moved by its source", 0, 1), row("moved by its source", 0, 2, op="D"), row("moved by its source", 1, 2)),
+]
+
+
+def test_key_that_came_for_several_partitions_is_told(tmp_path: Path) -> None:
+    assert scattered(Lake(tmp_path), MOVED) == 2
+
+
+def test_key_that_names_its_partition_is_in_one(tmp_path: Path) -> None:
+    assert scattered(Lake(tmp_path, key=("k", "l", "d")), MOVED) == 0
+
+
+@pytest.mark.parametrize("host", ["local", "spark"])
+def test_of_a_large_batch_some_keys_stand_for_all(
+    tmp_path: Path, host: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if host == "spark":
+        request.getfixturevalue("spark")
+    rows = [row(str(key), day, 1) for key in range(4000) for day in range(3 if key % 4 == 0 else 1)]
+    lake = Lake(tmp_path)
+    lake.land("size.jsonl", rows)
+    size = (tmp_path / "landing/size.jsonl").stat().st_size
+    (tmp_path / "landing/size.jsonl").unlink()
+    monkeypatch.setattr(append, "COMPARED_BYTES", size // 8)
+    assert scattered(lake, rows, host) == pytest.approx(1000, rel=0.3)

@@ -163,6 +163,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         "rows_appended": 7,
         "rows_superseded": 1,
         "rows_quarantined": 0,
+        "keys_in_several_partitions": 3,
         "touched_partitions": ["day=2020-01-01", "day=2020-01-02"],
     }
     merged = result["dedupe"]["partitions"]
