@@ -85,7 +85,8 @@ def same_order(rows: Any, spec: TableSpec) -> Callable[[Any, Any], Any]:
         equal = np.ones(len(one), bool)
         for name in spec.order_by:
             left, right = sortable(rows[name].take(one)), sortable(rows[name].take(other))
-            equal &= np.where(true(pc.is_null(left)), true(pc.is_null(right)), true(pc.equal(left, right)))
+            both_null = true(left.is_null()) & true(right.is_null()) if left.null_count and right.null_count else False
+            equal &= true(pc.equal(left, right)) | both_null
         return equal
 
     return same
