@@ -19,7 +19,15 @@ import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
 from lakeupsert.engine import blocks
-from lakeupsert.engine.blocks import LandingInput, Malformed, Opened, UnreadableFileError, check_names, given_types
+from lakeupsert.engine.blocks import (
+    LandingInput,
+    Malformed,
+    Opened,
+    UnreadableFileError,
+    absent,
+    check_names,
+    given_types,
+)
 from lakeupsert.engine.convert import convert
 from lakeupsert.engine.envelopes import UNWRAP, NoEnvelopeError, Unwrap
 from lakeupsert.engine.inference import TEMPORAL, inferred, unify
@@ -84,9 +92,8 @@ def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, tex
     for block in _blocks(source, file, reading):
         for name in block.names:
             if name not in types:
-                check_names(file.path, [name])
-                types[name] = given.get(name, pa.null())
-            if name not in given and not pa.types.is_string(types[name]):  # nothing is wider than text
+                types[name] = given(name) or pa.null()
+            if given(name) is None and not pa.types.is_string(types[name]):  # nothing is wider than text
                 types[name] = unify(types[name], _inferred(block.values(name)), typed=False)
     return pa.schema(list(types.items()))
 
@@ -99,11 +106,11 @@ def open_blocks(
     A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
     found = _blocks(source, file, reading)
     first = list(islice(found, 1))
-    missing = required.difference(*(block.names for block in first))
+    missing = absent(required, chain.from_iterable(block.names for block in first))
     if not missing:
         return Opened(missing, chain(first, found))
     for block in found:
-        missing = missing.difference(block.names)
+        missing = absent(missing, block.names)
         if not missing:
             break
     source.seek(0)
@@ -112,6 +119,7 @@ def open_blocks(
 
 def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
+    seen: dict[str, None] = {}
     for offset, text in _whole_lines(source, file):
         lines = text.split(b"\n")
         sizes = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
@@ -123,6 +131,9 @@ def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonB
                 rows = []
             all_objects = set(map(type, rows)) == {dict}
             block = JsonBlock(rows, lines, places, ()) if all_objects else block_of_some(lines, places, unwrap)
+        if not block.names.keys() <= seen.keys():
+            seen |= block.names
+            check_names(file.path, list(seen))
         yield block
 
 

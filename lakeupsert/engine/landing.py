@@ -15,12 +15,12 @@ nobody declared is told before a null key.
 """
 
 import hashlib
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from lakeupsert.engine.blocks import (
     ChangedFileError,
     LandingInput,
     Opened,
+    Renamed,
     UnplannedColumnError,
     UnreadableFileError,
 )
@@ -304,6 +305,7 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
                 text = _text(ahead if part else source, file, kind, reading)
             opened = _open(text, file, kind, reading, _required(spec), columns)
             for block in () if opened.missing else opened.blocks:
+                block = _as_called(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
                 counts = pc.value_counts(_partition_names(spec, values | _made(spec, values)).drop_null())
                 found.update({c["values"]: c["counts"] for c in counts.to_pylist()})
@@ -520,7 +522,7 @@ class _Refusals:
         refused = [(place, *self._found[row], raw, arrow) for row, place, raw, arrow in found]
         for one in self._block.malformed:
             refused.append((one.place, "malformed", one.reason, one.raw.decode("utf-8", "backslashreplace"), None))
-        refused.sort(key=itemgetter(0))
+        refused.sort(key=operator.itemgetter(0))
         return pa.Table.from_arrays(
             [
                 pa.array([code for _, code, _, _, _ in refused], pa.string()),
@@ -537,6 +539,7 @@ class _Refusals:
 def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> Rows:
     """The rows of a block under the spec, each accepted or refused; see `read_rows`. ``missing`` columns refuse all."""
     spec, count = rules.spec, len(block.places)
+    block = _as_called(block, spec)
     unplanned = set(block.names).difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
     if unplanned:
         # A column must not go lost in silence.
@@ -571,6 +574,12 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> R
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
     return Rows(accepted, refusals.table())
+
+
+def _as_called(block: Block, spec: TableSpec) -> Block:
+    """The block with the table's names where the file has them in another case."""
+    own = {spec.called(name): name for name in block.names}
+    return block if all(map(operator.eq, own.keys(), own.values())) else Renamed(block, own)
 
 
 def _accepted_schema(spec: TableSpec) -> Any:

@@ -459,14 +459,17 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     where = f"[tables.{table.name}.schema]"
     given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
     observed: dict[str, Any] = {}
+    # Names that differ by case alone are one column: as the table calls it, else the configuration, else the first file.
+    names = {name.lower(): name for name in (*table.named_columns, *(known.schema.names if known is not None else ()))}
     for survey in surveys:
         if survey.schema is None:
             continue
         for field in survey.schema:
-            if known is not None and not survey.typed and field.name in known.schema.names:
+            name = names.setdefault(field.name.lower(), field.name)
+            if known is not None and not survey.typed and name in known.schema.names:
                 continue  # text has no types of its own: what does not convert is quarantined
-            before = observed.get(field.name)
-            observed[field.name] = field.type if before is None else unify(before, field.type, survey.typed)
+            before = observed.get(name)
+            observed[name] = field.type if before is None else unify(before, field.type, survey.typed)
     fields = []
     for name, type_ in observed.items():
         if known is None or name not in known.schema.names:

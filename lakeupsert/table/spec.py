@@ -172,6 +172,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         place = [pa.field(FILE, pa.int32(), nullable=False), pa.field(PLACE, pa.int64(), nullable=False)]
         return pa.schema([*self.appended_schema, *place])
 
+    def called(self, name: str) -> str:
+        """What the table calls a column of a landing file, whose name may differ by case; itself where it has no such column."""
+        return self._called.get(name) or self._called.get(name.lower(), name)
+
+    @cached_property
+    def _called(self) -> dict[str, str]:
+        names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
+        return {name.lower(): name for name in names} | {name: name for name in names}
+
     @cached_property
     def tombstone_schema(self) -> Any:
         """``pyarrow.Schema`` of tombstone files: key and ordering columns."""
@@ -312,14 +321,15 @@ def evolve(spec: TableSpec, schema: Any) -> TableSpec:
     places = {f.name: i for i, f in enumerate(fields)}
     dropped = {spec.delete.column} if spec.delete and not spec.delete.keep else set()
     for incoming in schema:
-        if incoming.name in dropped:
+        name = spec.called(incoming.name)
+        if name in dropped:
             continue
-        if incoming.name not in places:
-            _refuse_reserved_and_ambiguous([*(f.name for f in fields), incoming.name])
+        if name not in places:
+            _refuse_reserved_and_ambiguous([*(f.name for f in fields), name])
             fields.append(numbered.field(incoming))
             continue
-        place = places[incoming.name]
-        if incoming.name not in (*spec.key, *spec.partition_by):
+        place = places[name]
+        if name not in (*spec.key, *spec.partition_by):
             wider = widened(fields[place].type, incoming.type)
             if not wider.equals(fields[place].type):
                 fields[place] = fields[place].with_type(numbered.type(wider))
