@@ -55,6 +55,7 @@ class LandingInput:
         etag: as listed; another one now means another file.
         place: index in the batch, whose files are in the order of their relative paths.
         row_groups: of a Parquet file, the half-open range to read, so that several tasks share a big file; None = all.
+        surveyed: False where only reading it tells which columns and fields it has.
     """
 
     path: str
@@ -62,6 +63,7 @@ class LandingInput:
     etag: str
     place: int
     row_groups: tuple[int, int] | None = None
+    surveyed: bool = True
 
 
 @dataclass(frozen=True)

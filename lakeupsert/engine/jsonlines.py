@@ -91,9 +91,12 @@ def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, tex
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         for name in block.names:
+            known = given(name)
             if name not in types:
-                types[name] = given(name) or pa.null()
-            if given(name) is None and not pa.types.is_string(types[name]):  # nothing is wider than text
+                types[name] = known or pa.null()
+            if known is not None and pa.types.is_nested(known):
+                types[name] = unify(types[name], _grown(block.values(name), known), typed=False)
+            elif known is None and not pa.types.is_string(types[name]):  # nothing is wider than text
                 types[name] = unify(types[name], _inferred(block.values(name)), typed=False)
     return pa.schema(list(types.items()))
 
@@ -360,3 +363,20 @@ def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
             pa.struct([(n, _inferred([v.get(n) for v in objects], depth + 1)) for n in names]) if names else pa.string()
         )
     return pa.list_(_inferred(flat(values), depth + 1)) if kinds == {list} else pa.string()
+
+
+def _grown(values: Sequence[Any], type_: Any) -> Any:
+    """A column's type, with the fields in it that objects among its values have besides."""
+    t = pa.types
+    objects = [v for v in values if type(v) is dict]
+    if t.is_struct(type_):
+        types = {f.name: _grown([v.get(f.name) for v in objects], f.type) for f in type_}
+        for name in dict.fromkeys(chain.from_iterable(objects)):
+            types[name] = types.get(name) or _inferred([v.get(name) for v in objects], depth=1)
+        return pa.struct(list(types.items()))
+    if t.is_list(type_) or t.is_large_list(type_):
+        kind = pa.list_ if t.is_list(type_) else pa.large_list
+        return kind(_grown(flat([v for v in values if type(v) is list]), type_.value_type))
+    if t.is_map(type_):
+        return pa.map_(type_.key_type, _grown(flat([v.values() for v in objects]), type_.item_type))
+    return type_
