@@ -412,7 +412,8 @@ def _check_read(reading: Reading, refuse: Callable[[str, object, str], None]) ->
         refuse(
             "read.columns", list(reading.columns), "with a header the columns are called as it says; set header = false"
         )
-    if len(set(reading.columns)) < len(reading.columns) or not all(name.strip() for name in reading.columns):
+    names = {name.lower() for name in reading.columns}
+    if len(names) < len(reading.columns) or not all(name.strip() for name in names):
         refuse("read.columns", list(reading.columns), "expected a name of its own for each column")
     if reading.null == "":
         refuse("read.null", "", "empty text is null in any case")

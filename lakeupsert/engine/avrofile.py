@@ -23,7 +23,16 @@ import pyarrow as pa
 
 from lakeupsert.config import Reading
 from lakeupsert.engine import blocks
-from lakeupsert.engine.blocks import ArrowBlock, LandingInput, Malformed, Opened, UnreadableFileError, check_names
+from lakeupsert.engine.blocks import (
+    ArrowBlock,
+    LandingInput,
+    Malformed,
+    Opened,
+    UnreadableFileError,
+    absent,
+    among,
+    check_names,
+)
 from lakeupsert.engine.envelopes import UNWRAP, NoEnvelopeError, Unwrap
 from lakeupsert.engine.nested import flat, nulls, offsets
 from lakeupsert.engine.unpacked import XZ_MEMORY
@@ -79,7 +88,7 @@ def open_blocks(
     source: Any, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
 ) -> Opened:
     opened = _opened(source, file, reading)
-    return Opened(required - opened.columns.keys(), _blocks(source, file, reading, opened, only))
+    return Opened(absent(required, opened.columns), _blocks(source, file, reading, opened, only))
 
 
 def _opened(source: Any, file: LandingInput, reading: Reading) -> _File:
@@ -102,7 +111,7 @@ def _opened(source: Any, file: LandingInput, reading: Reading) -> _File:
 def _blocks(
     source: Any, file: LandingInput, reading: Reading, opened: _File, only: Collection[str] | None
 ) -> Iterator[ArrowBlock]:
-    wanted = {name: column for name, column in opened.columns.items() if only is None or name in only}
+    wanted = {name: opened.columns[name] for name in among(opened.columns, only)}
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
     place, held = 0, 0
     rows: list[Any] = []

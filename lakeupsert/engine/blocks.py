@@ -4,7 +4,7 @@ A row's place is its index in the file for typed formats and the byte of the tex
 `unpacked`): increasing in file order, and the same however the file is cut into blocks.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -55,6 +55,7 @@ class LandingInput:
         etag: as listed; another one now means another file.
         place: index in the batch, whose files are in the order of their relative paths.
         row_groups: of a Parquet file, the half-open range to read, so that several tasks share a big file; None = all.
+        surveyed: False where only reading it tells which columns and fields it has.
     """
 
     path: str
@@ -62,6 +63,7 @@ class LandingInput:
     etag: str
     place: int
     row_groups: tuple[int, int] | None = None
+    surveyed: bool = True
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,57 @@ class ArrowBlock:
         return [to_bytes(table), *([None] * (len(rows) - 1))]
 
 
+@dataclass(frozen=True)
+class Renamed:
+    """A block whose columns go by other names. What goes to quarantine keeps its own.
+
+    Attributes:
+        own: of every column that it brings, by the name that it goes by, its own name in ``block``.
+    """
+
+    block: Block
+    own: Mapping[str, str]
+
+    @property
+    def places(self) -> Any:
+        return self.block.places
+
+    @property
+    def malformed(self) -> Sequence[Malformed]:
+        return self.block.malformed
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self.own.keys()
+
+    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+        if name not in self.own:
+            return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
+        return self.block.convert(self.own[name], type_)
+
+    def brings(self, name: str) -> Any:
+        return self.block.brings(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
+
+    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return self.block.found(self.own[name], rows)
+
+    def raw(self, rows: Sequence[int]) -> list[str]:
+        return self.block.raw(rows)
+
+    def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
+        return self.block.arrow(rows)
+
+
 def check_names(path: str, names: Sequence[str]) -> None:
     """Raise UnreadableFileError where columns could not be told apart, or have no name to call them by."""
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
-    if twice:
-        raise UnreadableFileError(path, f"The file has more than one column named {twice[0]!r}.")
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.get(name.lower())
+        if other is not None:
+            what = f"more than one column named {name!r}" if other == name else f"columns {other!r} and {name!r}"
+            why = "" if other == name else ", which differ by case alone and are the same to a table"
+            raise UnreadableFileError(path, f"The file has {what}{why}.")
+        seen[name.lower()] = name
     blank = [i + 1 for i, name in enumerate(names) if not name.strip()]
     if blank:
         raise UnreadableFileError(path, f"Column {blank[0]} of {len(names)} has no name.")
@@ -169,6 +217,20 @@ def check_names(path: str, names: Sequence[str]) -> None:
         raise UnreadableFileError(path, f"The column name {nul!r} has a NUL character.")
 
 
-def given_types(known: Any, text_columns: frozenset[str]) -> dict[str, Any]:
-    """Types of text columns that are not inferred: the table's (``pyarrow.Schema`` or None), and text by decision."""
-    return dict.fromkeys(text_columns, pa.string()) | ({f.name: f.type for f in known} if known is not None else {})
+def given_types(known: Any, text_columns: frozenset[str]) -> Callable[[str], Any]:
+    """The type of a text column, where it is not inferred: the table's (``pyarrow.Schema`` or None), or text by decision."""
+    given = dict.fromkeys(map(str.lower, text_columns), pa.string())
+    given |= {f.name.lower(): f.type for f in known} if known is not None else {}
+    return lambda name: given.get(name.lower())
+
+
+def absent(required: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    """Those of the required columns that are not among a file's, which may differ by case."""
+    found = set(map(str.lower, names))
+    return frozenset(name for name in required if name.lower() not in found)
+
+
+def among(names: Iterable[str], only: Collection[str] | None) -> list[str]:
+    """Those of a file's columns that are asked for, whatever their case; None asks for all."""
+    wanted = None if only is None else set(map(str.lower, only))
+    return [name for name in names if wanted is None or name.lower() in wanted]

@@ -84,7 +84,7 @@ def convert(array: Any, type_: Any) -> tuple[Any, Any]:
         return _validated(array) if target in ("text", "nested") else (array, _none_bad(array))
     if source == target == "nested":
         if not array.type.equals(normal(type_)):
-            return _all_bad(array, type_)
+            return _nested_to_nested(array, type_)
         array, bad = _validated(array)
         return array.cast(type_), bad
     step = _STEPS.get((source, target))
@@ -173,6 +173,39 @@ def _cast(array: Any, type_: Any) -> tuple[Any, Any]:
             else:
                 waiting += reversed(_parts(start, part))
     return pa.concat_arrays(pieces), bad
+
+
+def _nested_to_nested(array: Any, type_: Any) -> tuple[Any, Any]:
+    """Part by part. Fields that a struct lacks are null; one that is too many would be lost, so then all values are bad."""
+    t = pa.types
+    if t.is_struct(array.type) and t.is_struct(type_):
+        names = [f.name for f in array.type]
+        if len(set(names)) < len(names) or not set(names) <= {f.name for f in type_}:
+            return _all_bad(array, type_)
+        parts = dict(zip(names, array.flatten(), strict=True))  # unlike field(i), carries the struct's own nulls
+        found = [
+            convert(parts[f.name], f.type) if f.name in parts else (pa.nulls(len(array), f.type), _none_bad(array))
+            for f in type_
+        ]
+        bad = np.logical_or.reduce([part_bad for _, part_bad in found])
+        out = pa.StructArray.from_arrays([part for part, _ in found], fields=list(type_), mask=array.is_null())
+        return _checked(out, bad)
+    for is_one, kind in ((t.is_list, pa.ListArray), (t.is_large_list, pa.LargeListArray), (t.is_map, pa.MapArray)):
+        if is_one(array.type) and is_one(type_):
+            array = array.take(pa.array(np.arange(len(array))))  # so that its parts are no more than its own
+            if kind is pa.MapArray:
+                found = [convert(array.keys, type_.key_type), convert(array.items, type_.item_type)]
+            else:
+                found = [convert(array.values, type_.value_type)]
+            ends = array.offsets.to_numpy()
+            owner = np.repeat(np.arange(len(array)), np.diff(ends))
+            bad = _none_bad(array)
+            bad[owner[np.logical_or.reduce([part_bad for _, part_bad in found])]] = True
+            if bad.any():  # a map's key can't be null, not even in a value that is left out
+                return _nested_to_nested(_without(array, bad), type_)[0], bad
+            begins = pa.array(ends, mask=np.append(~true(array.is_valid()), False))
+            return kind.from_arrays(begins, *(part for part, _ in found), type=type_), bad
+    return _all_bad(array, type_)
 
 
 def _validated(array: Any) -> tuple[Any, Any]:

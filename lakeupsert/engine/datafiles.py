@@ -327,7 +327,8 @@ def opened(
 
 
 def aligned(table: Any, schema: Any) -> Any:
-    """``table`` under a newer schema: columns in its order, those that the file lacks null, narrower types widened."""
+    """``table`` under a newer schema: columns in its order, those that the file lacks null, narrower types widened, structs with
+    the fields that came since."""
     if table.schema.equals(schema):
         return table
     columns = []

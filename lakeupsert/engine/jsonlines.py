@@ -19,7 +19,15 @@ import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
 from lakeupsert.engine import blocks
-from lakeupsert.engine.blocks import LandingInput, Malformed, Opened, UnreadableFileError, check_names, given_types
+from lakeupsert.engine.blocks import (
+    LandingInput,
+    Malformed,
+    Opened,
+    UnreadableFileError,
+    absent,
+    check_names,
+    given_types,
+)
 from lakeupsert.engine.convert import convert
 from lakeupsert.engine.envelopes import UNWRAP, NoEnvelopeError, Unwrap
 from lakeupsert.engine.inference import TEMPORAL, inferred, unify
@@ -83,10 +91,12 @@ def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, tex
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         for name in block.names:
+            known = given(name)
             if name not in types:
-                check_names(file.path, [name])
-                types[name] = given.get(name, pa.null())
-            if name not in given and not pa.types.is_string(types[name]):  # nothing is wider than text
+                types[name] = known or pa.null()
+            if known is not None and pa.types.is_nested(known):
+                types[name] = unify(types[name], _grown(block.values(name), known), typed=False)
+            elif known is None and not pa.types.is_string(types[name]):  # nothing is wider than text
                 types[name] = unify(types[name], _inferred(block.values(name)), typed=False)
     return pa.schema(list(types.items()))
 
@@ -99,11 +109,11 @@ def open_blocks(
     A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
     found = _blocks(source, file, reading)
     first = list(islice(found, 1))
-    missing = required.difference(*(block.names for block in first))
+    missing = absent(required, chain.from_iterable(block.names for block in first))
     if not missing:
         return Opened(missing, chain(first, found))
     for block in found:
-        missing = missing.difference(block.names)
+        missing = absent(missing, block.names)
         if not missing:
             break
     source.seek(0)
@@ -112,6 +122,7 @@ def open_blocks(
 
 def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
+    seen: dict[str, None] = {}
     for offset, text in _whole_lines(source, file):
         lines = text.split(b"\n")
         sizes = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
@@ -123,6 +134,9 @@ def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonB
                 rows = []
             all_objects = set(map(type, rows)) == {dict}
             block = JsonBlock(rows, lines, places, ()) if all_objects else block_of_some(lines, places, unwrap)
+        if not block.names.keys() <= seen.keys():
+            seen |= block.names
+            check_names(file.path, list(seen))
         yield block
 
 
@@ -349,3 +363,20 @@ def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
             pa.struct([(n, _inferred([v.get(n) for v in objects], depth + 1)) for n in names]) if names else pa.string()
         )
     return pa.list_(_inferred(flat(values), depth + 1)) if kinds == {list} else pa.string()
+
+
+def _grown(values: Sequence[Any], type_: Any) -> Any:
+    """A column's type, with the fields in it that objects among its values have besides."""
+    t = pa.types
+    objects = [v for v in values if type(v) is dict]
+    if t.is_struct(type_):
+        types = {f.name: _grown([v.get(f.name) for v in objects], f.type) for f in type_}
+        for name in dict.fromkeys(chain.from_iterable(objects)):
+            types[name] = types.get(name) or _inferred([v.get(name) for v in objects], depth=1)
+        return pa.struct(list(types.items()))
+    if t.is_list(type_) or t.is_large_list(type_):
+        kind = pa.list_ if t.is_list(type_) else pa.large_list
+        return kind(_grown(flat([v for v in values if type(v) is list]), type_.value_type))
+    if t.is_map(type_):
+        return pa.map_(type_.key_type, _grown(flat([v.values() for v in objects]), type_.item_type))
+    return type_

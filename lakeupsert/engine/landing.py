@@ -15,12 +15,12 @@ nobody declared is told before a null key.
 """
 
 import hashlib
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from lakeupsert.engine.blocks import (
     ChangedFileError,
     LandingInput,
     Opened,
+    Renamed,
     UnplannedColumnError,
     UnreadableFileError,
 )
@@ -304,6 +305,7 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
                 text = _text(ahead if part else source, file, kind, reading)
             opened = _open(text, file, kind, reading, _required(spec), columns)
             for block in () if opened.missing else opened.blocks:
+                block = _as_called(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
                 counts = pc.value_counts(_partition_names(spec, values | _made(spec, values)).drop_null())
                 found.update({c["values"]: c["counts"] for c in counts.to_pylist()})
@@ -376,7 +378,7 @@ def read_rows(
             opened = _open(text, file, kind, reading, _required(rules.spec))
             for block in opened.blocks:
                 if len(block.places) or block.malformed:
-                    yield take(block, opened.missing, file.path, rules)
+                    yield take(block, opened.missing, file.path, rules, surveyed=file.surveyed)
         if sha256 is not None:
             read_again(store, file.path, file.etag, sha256)
     except NotFoundError as e:
@@ -520,7 +522,7 @@ class _Refusals:
         refused = [(place, *self._found[row], raw, arrow) for row, place, raw, arrow in found]
         for one in self._block.malformed:
             refused.append((one.place, "malformed", one.reason, one.raw.decode("utf-8", "backslashreplace"), None))
-        refused.sort(key=itemgetter(0))
+        refused.sort(key=operator.itemgetter(0))
         return pa.Table.from_arrays(
             [
                 pa.array([code for _, code, _, _, _ in refused], pa.string()),
@@ -534,9 +536,14 @@ class _Refusals:
         )
 
 
-def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> Rows:
-    """The rows of a block under the spec, each accepted or refused; see `read_rows`. ``missing`` columns refuse all."""
+def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, surveyed: bool = True) -> Rows:
+    """The rows of a block under the spec, each accepted or refused; see `read_rows`. ``missing`` columns refuse all.
+
+    Raises UnplannedColumnError for a column that the spec lacks and, of a file that was not ``surveyed``, where a nested value
+    does not fit: it may have fields that are yet to be planned.
+    """
     spec, count = rules.spec, len(block.places)
+    block = _as_called(block, spec)
     unplanned = set(block.names).difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
     if unplanned:
         # A column must not go lost in silence.
@@ -548,7 +555,11 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> R
         refusals.add("missing_column", np.full(count, True), reason)
         return Rows(_accepted_schema(spec).empty_table(), refusals.table())
 
-    columns, partition_unfit = _columns(block, refusals, rules, _given(path, rules))
+    columns, partition_unfit, grown = _columns(block, refusals, rules, _given(path, rules))
+    if grown and not surveyed:
+        raise UnplannedColumnError(
+            path, f"Column {grown[0]!r} has values that do not fit {spec.schema.field(grown[0]).type}."
+        )
     is_delete = _deletes(block, refusals, spec, path)
     for name in spec.key:
         absent = true(columns[name].is_null())
@@ -573,6 +584,12 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules) -> R
     return Rows(accepted, refusals.table())
 
 
+def _as_called(block: Block, spec: TableSpec) -> Block:
+    """The block with the table's names where the file has them in another case."""
+    own = {spec.called(name): name for name in block.names}
+    return block if all(map(operator.eq, own.keys(), own.values())) else Renamed(block, own)
+
+
 def _accepted_schema(spec: TableSpec) -> Any:
     ours = [pa.field(PARTITION, pa.string(), nullable=False), pa.field(PLACE, pa.int64(), nullable=False)]
     return pa.schema([*spec.appended_schema, *ours])
@@ -580,10 +597,12 @@ def _accepted_schema(spec: TableSpec) -> Any:
 
 def _columns(
     block: Block, refusals: _Refusals, rules: RowRules, given: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Every column in the table's type, and where the partition columns' values have none there."""
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Every column in the table's type, where the partition columns' values have none there, and nested columns with values
+    that do not fit."""
     columns: dict[str, Any] = {}
     partition_unfit = {}
+    grown = []
     made = {one.column for one in rules.spec.partition_from}
     for field in rules.spec.schema:
         name, type_ = field.name, field.type
@@ -603,7 +622,8 @@ def _columns(
             partition_unfit[name] = unfit
         else:
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}")
-    return columns | _made(rules.spec, columns), partition_unfit
+            grown += [name] if pa.types.is_nested(type_) and unfit.any() else []
+    return columns | _made(rules.spec, columns), partition_unfit, grown
 
 
 def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> Any:

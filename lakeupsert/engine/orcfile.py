@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import orc
 
 from lakeupsert.engine import blocks
-from lakeupsert.engine.blocks import ArrowBlock, LandingInput, Opened, UnreadableFileError, check_names
+from lakeupsert.engine.blocks import ArrowBlock, LandingInput, Opened, UnreadableFileError, absent, among, check_names
 from lakeupsert.engine.convert import decoded
 from lakeupsert.table.spec import normal
 
@@ -23,7 +23,7 @@ def open_blocks(
     source: Any, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
 ) -> Opened:
     opened = _open(source, file)
-    return Opened(required - set(opened.schema.names), _blocks(opened, file, only))
+    return Opened(absent(required, opened.schema.names), _blocks(opened, file, only))
 
 
 def _open(source: Any, file: LandingInput) -> Any:
@@ -38,9 +38,10 @@ def _open(source: Any, file: LandingInput) -> Any:
 
 def _blocks(opened: Any, file: LandingInput, only: Collection[str] | None) -> Iterator[ArrowBlock]:
     place = 0
+    wanted = None if only is None else among(opened.schema.names, only)
     for number in range(opened.nstripes):
         with _failures(file):
-            stripe = opened.read_stripe(number, columns=only and list(only))
+            stripe = opened.read_stripe(number, columns=wanted)
         rows = max(1, min(blocks.BLOCK_ROWS, int(blocks.BLOCK_BYTES * stripe.num_rows / max(stripe.nbytes, 1))))
         for begin in range(0, stripe.num_rows, rows):
             part = stripe.slice(begin, rows)

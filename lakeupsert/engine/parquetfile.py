@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert.engine import blocks
-from lakeupsert.engine.blocks import ArrowBlock, LandingInput, Opened, UnreadableFileError, check_names
+from lakeupsert.engine.blocks import ArrowBlock, LandingInput, Opened, UnreadableFileError, absent, among, check_names
 from lakeupsert.engine.convert import decoded
 from lakeupsert.table.spec import normal
 
@@ -28,7 +28,7 @@ def open_blocks(
     source: Any, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
 ) -> Opened:
     opened = _open(source, file)
-    return Opened(required - set(opened.schema_arrow.names), _blocks(opened, file, only))
+    return Opened(absent(required, opened.schema_arrow.names), _blocks(opened, file, only))
 
 
 def _open(source: Any, file: LandingInput) -> Any:
@@ -56,11 +56,12 @@ def _blocks(opened: Any, file: LandingInput, only: Collection[str] | None) -> It
     footer = opened.metadata
     first, last = file.row_groups or (0, footer.num_row_groups)
     place = sum(footer.row_group(i).num_rows for i in range(first))
+    wanted = None if only is None else among(opened.schema_arrow.names, only)
     for i in range(first, last):  # one after another: the reader keeps what it has buffered of all it was asked for
         group = footer.row_group(i)
         row_bytes = group.total_byte_size / max(group.num_rows, 1)
         rows = max(1, min(blocks.BLOCK_ROWS, int(blocks.BLOCK_BYTES / max(row_bytes, 1))))
-        batches = opened.iter_batches(batch_size=rows, row_groups=[i], columns=only and list(only))
+        batches = opened.iter_batches(batch_size=rows, row_groups=[i], columns=wanted)
         while True:
             with _failures(file):
                 batch = next(batches, None)

@@ -20,6 +20,8 @@ from lakeupsert.engine.blocks import (
     Malformed,
     Opened,
     UnreadableFileError,
+    absent,
+    among,
     check_names,
     given_types,
 )
@@ -80,8 +82,8 @@ def schema_of(source: Any, file: LandingInput, dialect: Dialect, known: Any, tex
     pieces = _pieces(source, file, dialect)
     names, first = _columns(pieces, file, dialect)
     given = given_types(known, text_columns)
-    types = {name: given.get(name, pa.null()) for name in names}
-    unknown = [name for name in names if name not in given]
+    types = {name: given(name) or pa.null() for name in names}
+    unknown = [name for name in names if given(name) is None]
     if unknown:
         for block in _blocks(chain(first, pieces), names, unknown, file, dialect):
             for name in unknown:
@@ -95,8 +97,7 @@ def open_blocks(
 ) -> Opened:
     pieces = _pieces(source, file, dialect)
     names, first = _columns(pieces, file, dialect)
-    wanted = [name for name in names if only is None or name in only]
-    return Opened(required - set(names), _blocks(chain(first, pieces), names, wanted, file, dialect))
+    return Opened(absent(required, names), _blocks(chain(first, pieces), names, among(names, only), file, dialect))
 
 
 def line_ends(data: bytes, final: bool) -> Any:

@@ -406,10 +406,11 @@ def _try(
     spec, warnings = plan_spec(table, known, surveys)
     version = -1 if ground.spec_head is None else ground.spec_head.number
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
+    surveyed = {s.path for s in surveys}
     job = AppendJob(
         landing=table.landing,
         store=table.store,
-        inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in given),
+        inputs=tuple(replace(i, row_groups=groups.get(i.path), surveyed=i.path in surveyed) for i in given),
         reading=reading,
         rules=RowRules(spec, ground.received_at),
         batch_id=ground.batch_id,
@@ -464,18 +465,23 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     where = f"[tables.{table.name}.schema]"
     given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
     observed: dict[str, Any] = {}
+    # Names that differ by case alone are one column: as the table calls it, else the configuration, else the first file.
+    names = {name.lower(): name for name in (*table.named_columns, *(known.schema.names if known is not None else ()))}
     for survey in surveys:
         if survey.schema is None:
             continue
         for field in survey.schema:
-            if known is not None and not survey.typed and field.name in known.schema.names:
+            name = names.setdefault(field.name.lower(), field.name)
+            stored = known.schema.field(name).type if known is not None and name in known.schema.names else None
+            if stored is not None and not survey.typed and not pa.types.is_nested(stored):
                 continue  # text has no types of its own: what does not convert is quarantined
-            before = observed.get(field.name)
-            observed[field.name] = field.type if before is None else unify(before, field.type, survey.typed)
+            before = observed.get(name)
+            observed[name] = field.type if before is None else unify(before, field.type, survey.typed)
     fields = []
     for name, type_ in observed.items():
         if known is None or name not in known.schema.names:
-            type_ = given.get(name, without_nulls(type_))
+            type_ = given.get(name, type_)
+        type_ = without_nulls(type_)
         fields.append(pa.field(name, type_))
     if known is not None:
         fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]

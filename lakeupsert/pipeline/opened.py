@@ -130,6 +130,16 @@ class OpenTable:
             and not re.search(r"\s", settings.order_by[0]),
         )
 
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that the configuration names."""
+        settings = self.settings
+        partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
+        names = [name for one in partitions for name in (one.column, one.source)]
+        names += [Ordering.parse(text).column for text in settings.order_by]
+        names += [settings.delete.column if settings.delete else None, *settings.key, *settings.schema]
+        return tuple(name for name in names if name)
+
     def spec(self, version: int) -> TableSpec:
         if version not in self._specs:
             self._specs.update({link.number: link.body for link in self.objects.specs.between(version - 1, version)})

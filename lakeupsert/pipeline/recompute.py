@@ -309,13 +309,14 @@ class _Inputs:
         place: str,
     ) -> None:
         written, shown = self._types(self._table.spec(entry.spec_version)), self._types(self._spec)
+        present = set(map(str.lower, names))  # DuckDB does not tell upper from lower case either
         columns = []
         for name, type_ in shown.items():
             if adopted is not None and name in self._spec.partition_by:
                 value = _text(partition_scalars(self._spec, adopted)[name].as_py())
             elif (given := self._given(entry, file, name, written, text) if adopted is None else None) is not None:
                 value = given
-            elif name not in names or name not in written:
+            elif name.lower() not in present or name not in written:
                 value = "NULL"
             else:
                 value = _landed(name, written, text)
@@ -328,7 +329,7 @@ class _Inputs:
         if delete is not None and adopted is None:
             if delete.file_prefix and file.rpartition("/")[2].startswith(delete.file_prefix):
                 deleted = "true"
-            elif delete.column is not None and delete.column in names:
+            elif delete.column is not None and delete.column.lower() in present:
                 values = ", ".join(map(_text, delete.values))
                 deleted = f"coalesce(CAST({_name(delete.column)} AS VARCHAR) IN ({values}), false)"
         self._db.execute(

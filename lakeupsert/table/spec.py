@@ -172,6 +172,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         place = [pa.field(FILE, pa.int32(), nullable=False), pa.field(PLACE, pa.int64(), nullable=False)]
         return pa.schema([*self.appended_schema, *place])
 
+    def called(self, name: str) -> str:
+        """What the table calls a column of a landing file, whose name may differ by case; itself where it has no such column."""
+        return self._called.get(name) or self._called.get(name.lower(), name)
+
+    @cached_property
+    def _called(self) -> dict[str, str]:
+        names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
+        return {name.lower(): name for name in names} | {name: name for name in names}
+
     @cached_property
     def tombstone_schema(self) -> Any:
         """``pyarrow.Schema`` of tombstone files: key and ordering columns."""
@@ -312,16 +321,18 @@ def evolve(spec: TableSpec, schema: Any) -> TableSpec:
     places = {f.name: i for i, f in enumerate(fields)}
     dropped = {spec.delete.column} if spec.delete and not spec.delete.keep else set()
     for incoming in schema:
-        if incoming.name in dropped:
+        name = spec.called(incoming.name)
+        if name in dropped:
             continue
-        if incoming.name not in places:
-            _refuse_reserved_and_ambiguous([*(f.name for f in fields), incoming.name])
+        if name not in places:
+            _refuse_reserved_and_ambiguous([*(f.name for f in fields), name])
             fields.append(numbered.field(incoming))
             continue
-        place = places[incoming.name]
-        if incoming.name not in (*spec.key, *spec.partition_by):
-            wider = widened(fields[place].type, incoming.type)
+        place = places[name]
+        if name not in (*spec.key, *spec.partition_by):
+            wider = widened(fields[place].type, normal(incoming.type))
             if not wider.equals(fields[place].type):
+                _refuse_ambiguous_within(name, wider)
                 fields[place] = fields[place].with_type(numbered.type(wider))
     if pa.schema(fields).equals(spec.schema):
         return spec
@@ -385,10 +396,23 @@ _UNITS = ["s", "ms", "us"]  # not ns: years beyond 2262 would no longer fit
 
 
 def widened(current: Any, incoming: Any) -> Any:
-    """The smallest type that holds all values of both without changing one, or ``current`` where there is none."""
+    """The smallest type that holds all values of both without changing one, or ``current`` where there is none.
+
+    A struct gets the fields that it lacks behind its own, whose places and ids stay; lists and maps what is in them.
+    """
     t = pa.types
     if t.is_null(current):
         return incoming
+    if t.is_struct(current) and t.is_struct(incoming):
+        types = {f.name: f.type for f in incoming}
+        own = [f.with_type(widened(f.type, types.pop(f.name, f.type))) for f in current]
+        return pa.struct([*own, *(f for f in incoming if f.name in types)])
+    for is_list, list_of in ((t.is_list, pa.list_), (t.is_large_list, pa.large_list)):
+        if is_list(current) and is_list(incoming):
+            return list_of(current.value_field.with_type(widened(current.value_type, incoming.value_type)))
+    if t.is_map(current) and t.is_map(incoming):
+        item = current.item_field.with_type(widened(current.item_type, incoming.item_type))
+        return pa.map_(current.key_field, item, current.keys_sorted)
     for family in (_SIGNED, _UNSIGNED, _FLOATS):
         if current in family and incoming in family:
             return family[max(family.index(current), family.index(incoming))]
@@ -494,8 +518,22 @@ def _refuse_reserved_and_ambiguous(names: Iterable[str]) -> None:
             )
 
 
+def _refuse_ambiguous_within(column: str, type_: Any) -> None:
+    names = [f.name.lower() for f in type_] if pa.types.is_struct(type_) else []
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(
+            "unfit-column-name",
+            f"Column {column!r} would have two fields within it whose names differ by case at most, {twice!r} in small letters; "
+            "engines such as Spark could not tell them apart.",
+            next="rename the field where the landing files are made",
+        )
+    for i in range(type_.num_fields if pa.types.is_nested(type_) else 0):
+        _refuse_ambiguous_within(column, type_.field(i).type)
+
+
 class _Numbered:
-    """Gives ids to fields, depth first; nested fields have ids of their own, as Iceberg's have."""
+    """Gives ids to fields that have none, depth first; nested fields have ids of their own, as Iceberg's have."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -523,7 +561,8 @@ class _Numbered:
         return type_
 
     def _child(self, field: Any) -> Any:
-        return pa.field(field.name, self.type(field.type), field.nullable, {FIELD_ID: str(self._next()).encode()})
+        metadata = field.metadata or {FIELD_ID: str(self._next()).encode()}
+        return pa.field(field.name, self.type(field.type), field.nullable, metadata)
 
 
 def _spec(fields: Sequence[Any], like: TableSpec, last_field_id: int) -> TableSpec:

@@ -177,7 +177,7 @@ def test_file_whose_columns_do_not_fit_is_set_aside_and_the_rest_goes_on(lake: L
     lake.land("1.jsonl", [row("a", 0, 1)])
     lake.run()
     lake.land("2.jsonl", [row("b", 0, 1)])
-    (lake.root / "landing" / "3.csv").write_text("k,l,d,ts,V\nc,0,2020-01-01,2020-01-01T00:00:00,1\n")
+    (lake.root / "landing" / "3.csv").write_text("k,l,d,ts,_lakeupsert_v\nc,0,2020-01-01,2020-01-01T00:00:00,1\n")
     lake.run()
     assert [r["k"] for r in lake.rows()] == ["a", "b"]
     (_, entry) = lake.entries()[-1]

@@ -252,9 +252,14 @@ def test_changed_key_is_refused_for_a_table_that_exists(lake: Path) -> None:
     assert "holds a table whose `key` is ['id']" in error["message"]
 
 
-def test_columns_that_differ_by_case_alone_are_refused(lake: Path) -> None:
+def test_file_with_two_columns_that_differ_by_case_alone_is_set_aside(lake: Path) -> None:
     land("a.csv", "id,transaction_date,Note,note\n1,2020-01-01,a,b\n")
-    assert run(2)["error"]["code"] == "unfit-column-name"
+    error = run(1)["error"]
+    assert error["code"] == "no-readable-file"
+    assert "'Note' and 'note', which differ by case alone" in error["message"]
+    land("b.csv", HEADER + GOOD)
+    assert batch(run())["rows_quarantined"] == 1
+    assert rows("id", "note") == [("1", "fine")]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root; test_cli.py has the message")

@@ -333,6 +333,9 @@ def test_bad_value_is_found_wherever_it_is(where: int) -> None:
     assert out.to_pylist() == [i if i != where else None for i in range(100_000)]
 
 
+_MAP = pa.map_(pa.int64(), pa.int64())
+
+
 @pytest.mark.parametrize(
     ("array", "type_", "expected"),
     [
@@ -352,7 +355,12 @@ def test_bad_value_is_found_wherever_it_is(where: int) -> None:
         (pa.array([10**7], pa.int32()).view(pa.date32()), pa.string(), [BAD]),
         (pa.array(["10:11:12.5", "10:11", "10", "25:00", None]), pa.time32("ms"), [BAD] * 0 or None),
         (pa.array([["a"], None], pa.list_(pa.string_view())), pa.list_(pa.string()), [["a"], None]),
-        (pa.array([["1"]]), pa.list_(pa.int64()), [BAD]),
+        (pa.array([["1"], ["x"]]), pa.list_(pa.int64()), [[1], BAD]),
+        (pa.array([[1], [2, 3], None]).slice(1), pa.list_(pa.int32()), [[2, 3], None]),
+        (pa.array([[1]]), pa.large_list(pa.int64()), [BAD]),
+        (pa.array([{"a": 1, "b": 2}]), pa.struct([("a", pa.int64())]), [BAD]),
+        (pa.array([[(2**40, 1)], [(1, 2)]], _MAP), pa.map_(pa.int32(), pa.int64()), [BAD, [(1, 2)]]),
+        (pa.array([[(1, 1)], None, [(2, 2)]], _MAP).slice(1), pa.map_(pa.int32(), pa.int8()), [None, [(2, 2)]]),
         (pa.array([{"a": 1}, None]), pa.struct([("b", pa.int64())]), [BAD, None]),
         (pa.nulls(2), pa.map_(pa.string(), pa.int8()), [None, None]),
         (pa.array([None, None], pa.duration("s")), pa.int8(), [None, None]),
