@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.buckets import in_bucket, key_hashes
-from lakeupsert.engine.changes import Tally, same_order
+from lakeupsert.engine.changes import Tally, same_content
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
@@ -257,10 +257,8 @@ def _winners(
 def _count(tally: Tally, rows: Any, spec: TableSpec, order: Any, wins: Any, *, again: bool = False) -> None:
     places = order.to_numpy()
     ages, deleted = rows[AGE].to_numpy()[places], true(rows[DELETE_FLAG])[places]
-    by_row = same_order(rows, spec)
-    tally.meet(
-        np.flatnonzero(true(wins)), ages, deleted, lambda one, other: by_row(places[one], places[other]), again=again
-    )
+    same = same_content(rows, spec)
+    tally.meet(true(wins), ages, deleted, same and (lambda one, other: same(places[one], places[other])), again=again)
 
 
 def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally) -> Any:

@@ -27,21 +27,26 @@ class Tally:
         self._met = NO_CHANGES
 
     def meet(
-        self, starts: Any, ages: Any, deleted: Any, same: Callable[[Any, Any], Any], *, again: bool = False
+        self, wins: Any, ages: Any, deleted: Any, same: Callable[[Any, Any], Any] | None = None, *, again: bool = False
     ) -> None:
-        """n rows sorted by key, greatest rank first; ``starts`` (places, ascending) is where each key begins.
+        """n rows sorted by key, greatest rank first; ``wins`` marks the first of each key.
 
-        ``ages``: 0 for a stored row; ``deleted``: it is a delete or tombstone (both numpy, n). ``same`` tells for pairs of places
-        whether both rows have the same ordering values. ``again``: the incoming ones are winners of an earlier call.
+        ``ages``: 0 for a stored row; ``deleted``: it is a delete or tombstone (all numpy, n). ``same`` tells for pairs of places
+        whether their rows have equal values; None: arrival decides, and what comes is another row. ``again``: the incoming rows are
+        winners of an earlier call.
         """
         is_stored = ages == 0
-        came, stored = np.flatnonzero(~is_stored), np.flatnonzero(is_stored)
+        if not is_stored.any():
+            if not again:
+                self._new(deleted[wins], 1)
+            return
         # Of each key that rows came for, the place of the greatest of these, and of the greatest that is stored.
-        keys, first = np.unique(np.searchsorted(starts, came, "right"), return_index=True)
-        begins, ends = starts[keys - 1], np.append(starts[1:], len(ages))[keys - 1]
-        came = came[first]
-        at = np.searchsorted(stored, begins)
-        stored = np.append(stored, len(ages))[at]
+        came, stored, begins = np.flatnonzero(~is_stored), np.flatnonzero(is_stored), np.flatnonzero(wins)
+        keys = np.cumsum(wins)[came] - 1
+        first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+        came, keys = came[first], keys[first]
+        begins, ends = begins[keys], np.append(begins[1:], len(ages))[keys]
+        stored = np.append(stored, len(ages))[np.searchsorted(stored, begins)]
         met = stored < ends
         if not again:
             self._new(deleted[came[~met]], 1)
@@ -51,7 +56,9 @@ class Tally:
         if again:
             self._new(deleted[came], -1)
         before, after = ~deleted[stored], ~deleted[begins]
-        repeated = (before == after) & (~before & (came == begins) | same(stored, came))
+        repeated = ~before & ~after & (came == begins)
+        if same is not None:
+            repeated |= (before == after) & (deleted[came] == deleted[stored]) & same(stored, came)
         late = (stored == begins) & ~repeated
         self._met += Changes(
             inserted=int(np.sum(~before & after)),
@@ -78,12 +85,14 @@ class Tally:
         return self._met + Changes(inserted=self._new_live, unchanged=self._new_dead)
 
 
-def same_order(rows: Any, spec: TableSpec) -> Callable[[Any, Any], Any]:
-    """For `Tally.meet`, of rows (a table with the ordering columns) in its order."""
+def same_content(rows: Any, spec: TableSpec) -> Callable[[Any, Any], Any] | None:
+    """For `Tally.meet`, of rows (a table of what decides) in its order; None where arrival decides."""
+    if spec.ties == "arrival":
+        return None
 
     def same(one: Any, other: Any) -> Any:
         equal = np.ones(len(one), bool)
-        for name in spec.order_by:
+        for name in (*spec.order_by, *spec.content):
             left, right = sortable(rows[name].take(one)), sortable(rows[name].take(other))
             both_null = true(left.is_null()) & true(right.is_null()) if left.null_count and right.null_count else False
             equal &= true(pc.equal(left, right)) | both_null

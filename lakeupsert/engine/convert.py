@@ -93,8 +93,9 @@ def convert(array: Any, type_: Any) -> tuple[Any, Any]:
 
 def true(condition: Any) -> Any:
     """A mask (numpy) of where a boolean array is true; null is not."""
-    known = pc.fill_null(condition, False) if condition.null_count else condition  # of few rows, the call is what it costs
-    return known.to_numpy(zero_copy_only=False)
+    if condition.null_count:  # of few rows, the call is what it costs
+        condition = pc.fill_null(condition, False)
+    return condition.to_numpy(zero_copy_only=False)
 
 
 def plain(array: Any) -> list[Any]:

@@ -215,7 +215,7 @@ class SparkEngine:
                 .withColumn("dead", dead)
                 .withColumn("nth", F.when(F.col("dead"), 0).otherwise(F.row_number().over(newest_first)))
                 .withColumn("known", known)
-                .withColumn("version", F.dense_rank().over(by_key.orderBy(*greatest_first)))
+                .withColumn("version", F.dense_rank().over(by_key.orderBy(*greatest_first, *content)))
                 .repartition(max(1, min(len(tasks), 4 * _parallelism(spark))), "unit")
                 .sortWithinPartitions("unit", *keys, "nth")
                 .select("unit", "source", "row", "deleted", "hash", "nth", "known", "version", *_ARRIVAL)
@@ -498,6 +498,8 @@ def _gather(
             # Rows come file by file; a stable sort by file tells how to put them back into key order.
             by_source = np.argsort(source, kind="stable")
             found = [cursors[s].take(row[source == s]) for s in np.unique(source)]
+            if task.forgets:  # adopted files do not say when
+                found.append(schema.empty_table())
             rows = pa.concat_tables(found, promote_options="default" if task.forgets else "none")
             for name, column in ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place")):
                 rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
@@ -506,16 +508,17 @@ def _gather(
             known = true(batch["known"]) if task.refuses else None
             out.write(rows, pa.array(np.argsort(by_source, kind="stable")), known)
         if met:
-            _count(tally, *(np.concatenate(parts) for parts in zip(*met, strict=True)))
+            _count(spec, tally, *(np.concatenate(parts) for parts in zip(*met, strict=True)))
     positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
     return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
 
 
-def _count(tally: Tally, nth: Any, ages: Any, deleted: Any, versions: Any) -> None:
+def _count(spec: TableSpec, tally: Tally, nth: Any, ages: Any, deleted: Any, versions: Any) -> None:
     dies = nth == 0
     tally.lacking(ages[dies], deleted[dies])
     nth, ages, deleted, versions = (column[~dies] for column in (nth, ages, deleted, versions))
-    tally.meet(np.flatnonzero(nth == 1), ages, deleted, lambda one, other: versions[one] == versions[other])
+    by_content = (lambda one, other: versions[one] == versions[other]) if spec.ties == "content" else None
+    tally.meet(nth == 1, ages, deleted, by_content)
 
 
 class _Cursor:

@@ -127,7 +127,7 @@ def _snapshot_of(
 
 
 def _changes(table: OpenTable, link: Link[Manifest], old: Snapshot | None) -> Changes:
-    """What the merges of a partition changed that ``link`` has and ``old`` did not show."""
+    """What the merges of a partition changed that ``link`` has and ``old`` did not show, since the last restore."""
     shown = old.partitions.get(link.body.partition) if old else None
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
     chain = table.objects.partition(link.body.partition)
@@ -136,10 +136,14 @@ def _changes(table: OpenTable, link: Link[Manifest], old: Snapshot | None) -> Ch
         older = chain.get(link.number - 1) if link.number > version + 1 else None
         if older is None or older.body.merged < link.body.merged:  # else it repeats what the one below says
             total += link.body.changes
-        if older is None:
+        if older is None or _withdrawn(link.body) > _withdrawn(older.body):
             break
         link = older
     return total
+
+
+def _withdrawn(manifest: Manifest) -> int:
+    return sum(bucket.counters.withdrawn for bucket in manifest.buckets)
 
 
 def _version_at(table: OpenTable, partition: str, head: Link[Manifest] | None, wanted: int) -> Link[Manifest] | None:

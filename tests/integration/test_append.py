@@ -89,11 +89,11 @@ def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
         monkeypatch.setattr(engine_landing, "WHOLE_BYTES", 0)
     real = getattr(engine_landing, step)
 
-    def replaced(*given: Any) -> Any:
+    def replaced(*given: Any, **named: Any) -> Any:
         if given[-2 if step == "take" else 1] == name:
             monkeypatch.setattr(engine_landing, step, real)
             land("a", "b")
-        return real(*given)
+        return real(*given, **named)
 
     monkeypatch.setattr(engine_landing, step, replaced)
     lake.land("0.jsonl", [row("z", 0, 1)])

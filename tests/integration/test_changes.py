@@ -74,6 +74,32 @@ def test_after_a_restore_a_batch_is_counted_by_what_was_restored(tmp_path: Path)
     assert changed(lake)[0] == Changes(inserted=1, updated=1)
 
 
+def test_what_a_restore_withdrew_before_it_was_shown_is_not_counted(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.land("0.jsonl", [row("a", 0, 1)])
+    lake.run()
+    lake.land("1.jsonl", [row("x", 0, 2), row("a", 0, 2, op="D"), row("z", 1, 2)])
+    lake.table.append(host="local")
+    dedupe_partitions(lake.table._table, ArrowEngine(), {DAY: 2})  # the other partition is slow
+    lake.table.restore(0, dry=False)
+    lake.run()
+    assert changed(lake)[0] == Changes()
+    lake.finish_and_check()
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_adopted_rows_that_stay_in_a_table_that_forgets(tmp_path: Path, engine: Any, request: Any) -> None:
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    lake = Lake(tmp_path, tombstone_retention="1h")
+    lake.lay("f.parquet", [row("a", 0, 2), row("b", 0, 2)])
+    lake.table.adopt()
+    lake.table.publish()
+    lake.land("0.jsonl", [row("b", 0, 1)])
+    lake.table.run(host="local", engine=engine)
+    assert changed(lake)[0] == Changes(late=1)
+
+
 # ---------------------------------------------------------------- keys in several partitions
 
 

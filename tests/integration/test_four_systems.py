@@ -1,5 +1,5 @@
 """The examples of the systems whose users come here, each with its own data: chombo's bulk mutator, Hive as a database, and the
-data lake of receipts. Each is run again at the end, and changes nothing."""
+data lake of receipts. Files that come again under other names change nothing that readers see."""
 
 from pathlib import Path
 
@@ -26,12 +26,15 @@ def rows(table: Table, *names: str) -> list[tuple[str, ...]]:
     return sorted(tuple(str(row[name]) for name in names) for row in table.to_arrow().read_all().to_pylist())
 
 
-def assert_a_second_run_changes_nothing(table: Table) -> None:
+def assert_files_that_come_again_change_nothing(table: Table, root: Path) -> None:
     before = table.to_arrow().read_all()
-    assert table.run(host="local").append is None
-    table.append(host="local", again=True)
-    table.run(host="local")
-    assert table.to_arrow().read_all() == before
+    landed = [path for path in (root / "landing").rglob("*") if path.is_file()]
+    for path in sorted(landed):
+        path.with_name(f"{path.stem}_again{path.suffix}").write_bytes(path.read_bytes())
+    assert table.run(host="local").append is not None
+    after = table.to_arrow().read_all()
+    names = [name for name in before.schema.names if name != "record_timestamp"]
+    assert after.select(names) == before.select(names)
     assert not table.reconcile(deep=True).unbalanced
 
 
@@ -58,12 +61,10 @@ def test_products_of_chombo(tmp_path: Path, strategy: str) -> None:
     ]
     gone = "K1Q0MB22TL,electronics,zenith,12.00,7,1428415316\nNEVERTHERE,garden,acme,1.00,1,1428415316\n"
     night(table, tmp_path, {"products_1": "\n".join(mixed) + "\n", "del_1": gone})
-    expected = [("9TT3HHW0PX", "140"), ("M4UN1D6RZA", "20"), ("VR8NCNE7DV", "82")]
-    assert rows(table, "_c0", "_c4") == expected
+    assert rows(table, "_c0", "_c4") == [("9TT3HHW0PX", "140"), ("M4UN1D6RZA", "20"), ("VR8NCNE7DV", "82")]
     changes = table.snapshots()[0].body.changes
     assert (changes.inserted, changes.updated, changes.deleted, changes.unchanged, changes.late) == (1, 1, 1, 1, 1)
-    assert_a_second_run_changes_nothing(table)
-    assert rows(table, "_c0", "_c4") == expected
+    assert_files_that_come_again_change_nothing(table, tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
@@ -95,7 +96,7 @@ def test_sales_of_hive(tmp_path: Path, strategy: str) -> None:
         ("4", "2013-06-02", "3", "31.0"),
         ("4", "2013-06-02", "4", "40.0"),
     ]
-    assert_a_second_run_changes_nothing(table)
+    assert_files_that_come_again_change_nothing(table, tmp_path)
 
 
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
@@ -119,3 +120,4 @@ def test_shoes_and_shorts_of_the_data_lake(tmp_path: Path, strategy: str) -> Non
         "transaction_date=2020-01-01",
         "transaction_date=2020-07-07",
     ]
+    assert_files_that_come_again_change_nothing(table, tmp_path)

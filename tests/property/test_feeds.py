@@ -299,13 +299,15 @@ class Memory:
     def change(self, spec: TableSpec, key: int, stored: Record | None, record: Record) -> str:
         if stored is None:
             return "unchanged" if record["deleted"] else "inserted"
-        if compared(spec, stored, record) > 0 and by_order(spec, stored, record):
+        difference = compared(spec, stored, record)
+        if stored["deleted"] and record["deleted"]:
+            difference = by_order(spec, stored, record)  # a tombstone has no content
+        if difference > 0:
             return "late"
-        if (key in self.live) == record["deleted"] and compared(spec, stored, record) <= 0:
+        if (key in self.live) == record["deleted"]:
             return "deleted" if record["deleted"] else "inserted"
-        if record["deleted"] or not by_order(spec, stored, record):
-            return "unchanged"
-        return "updated"
+        again = spec.ties == "content" and difference == 0
+        return "unchanged" if record["deleted"] or again else "updated"
 
     def raise_floor(self, spec: TableSpec, record: Record) -> None:
         if self.floor is None or by_order(spec, self.floor, record) < 0:
