@@ -32,8 +32,8 @@ class Tally:
         """n rows sorted by key, greatest rank first; ``wins`` marks the first of each key.
 
         ``ages``: 0 for a stored row; ``deleted``: it is a delete or tombstone (all numpy, n). ``same`` tells for pairs of places
-        whether their rows have equal values; None: arrival decides, and what comes is another row. ``again``: the incoming rows are
-        winners of an earlier call.
+        whether their rows have equal values; None: arrival decides, and what comes is another row. ``again``: the incoming
+        rows are winners of an earlier call.
         """
         is_stored = ages == 0
         if not is_stored.any():
