@@ -1,8 +1,8 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-others lint lint-infra servers test-crash test-chaos test-feeds test-big bench bench-peers peers bench-latency \
-    bench-kernels bench-scale month lock
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-cloud test-others lint lint-infra servers test-crash test-chaos test-feeds test-big bench bench-peers peers bench-latency \
+    bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -43,10 +43,13 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
-	@$(MAKE) --jobs 2 --no-print-directory test-spark test-others
+	@$(MAKE) --jobs 3 --no-print-directory test-spark test-cloud test-others
 
-test-spark test-others:
-	@$(BIN)/pytest -m "not crash and not big and $(if $(filter %-others,$@),not )spark"
+test-spark: MARKED := spark
+test-cloud: MARKED := cloud
+test-others: MARKED := not spark and not cloud
+test-spark test-cloud test-others:
+	@$(BIN)/pytest -m "not crash and not big and $(MARKED)"
 
 lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check
@@ -88,6 +91,9 @@ bench-latency: setup servers ## a night with 30 ms added to every request to S3 
 
 bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
 	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)
+
+bench-columns: setup ## what records cost that bring some of the columns only; COLUMNS_ARGS="--partitions 200 --rows 8000"
+	@$(BIN)/python -m benchmarks.columns $(COLUMNS_ARGS)
 
 bench-scale: setup ## what a night costs as the table, its workers and its partitions grow, up to 15 TB on paper; SCALE_ARGS="rows --millions 1 5"
 	@$(BIN)/python -m benchmarks.scale $(SCALE_ARGS)

@@ -37,11 +37,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.memory import WORDS, peak_bytes
 from lakeupsert.engine import datafiles
-from lakeupsert.engine.arrow import ArrowEngine, _tagged, _winners
+from lakeupsert.engine.arrow import ArrowEngine, _tagged
 from lakeupsert.engine.buckets import key_hashes
+from lakeupsert.engine.changes import Tally
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, read_file, stream_file
-from lakeupsert.engine.merge import MergeTask, MergeWriter
-from lakeupsert.engine.rank import rows_up_to, sortable
+from lakeupsert.engine.merge import AGE, MergeTask, MergeWriter
+from lakeupsert.engine.rank import latest, rows_up_to, sortable
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec, create
@@ -224,9 +225,9 @@ def floor(given: Given) -> Any:
 def beaten(candidates: Any, at: Any, came: Any, given: Given) -> Any:
     """Those of the positions ``at`` whose stored row has the key of an incoming one that is not older."""
     both = pa.concat_tables([_tagged(candidates, 0, False), _tagged(came, 1, False)])
-    lost: list[Any] = []
+    order, first = latest(both, given.spec, (AGE, FILE, PLACE))
     wins = np.zeros(both.num_rows, bool)
-    wins[_winners(both, given.spec, lost)] = True
+    wins[order.filter(first)] = True
     return at[~wins[: len(at)]]
 
 
@@ -394,12 +395,12 @@ def rewritten_by_search(given: Given) -> None:
     """As the engine does it, but incoming rows are looked up in the block and put in their places: nothing is sorted."""
     store, task = _Store(given), _task(given)
     rest = read_file(store, task.batches[0][0], given.spec.stored_schema)
-    with MergeWriter(store, given.spec, 0, task) as out:
+    with MergeWriter(store, given.spec, 0, task, Tally()) as out:
         for stored in stream_file(store, given.base, given.spec.stored_schema):
             met = rows_up_to(rest, given.key, [stored[name][-1] for name in given.key])
             came, rest = rest.slice(0, met), rest.slice(met)
             if not met:
-                out.base.write(stored)
+                out.live.write(stored)
                 continue
             at, same = searched(stored, came, given.key)
             wins = ~same
@@ -407,8 +408,8 @@ def rewritten_by_search(given: Given) -> None:
             index = np.arange(stored.num_rows)
             index[at[same & wins]] = stored.num_rows + np.flatnonzero(same & wins)
             index = np.insert(index, at[~same], stored.num_rows + np.flatnonzero(~same))
-            out.base.write(pa.concat_tables([stored, came]).take(pa.array(index)))
-        out.base.write(rest)
+            out.live.write(pa.concat_tables([stored, came]).take(pa.array(index)))
+        out.live.write(rest)
 
 
 def rewritten_by_duckdb(given: Given) -> None:
@@ -442,9 +443,9 @@ def rewritten_by_polars(given: Given) -> None:
 
 def copied(given: Given) -> None:
     """Reading and writing every row with Arrow, and nothing else."""
-    with MergeWriter(_Store(given), given.spec, 0, _task(given)) as out:
+    with MergeWriter(_Store(given), given.spec, 0, _task(given), Tally()) as out:
         for stored in stream_file(given.store, given.base, given.spec.stored_schema):
-            out.base.write(stored)
+            out.live.write(stored)
 
 
 REWRITE = {

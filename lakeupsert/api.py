@@ -31,6 +31,7 @@ from lakeupsert.pipeline.redrive import RedriveResult, redrive
 from lakeupsert.pipeline.replay import replay
 from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
+from lakeupsert.pipeline.schema import Column, SchemaChange, change, columns
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import worth_compacting
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
@@ -45,6 +46,7 @@ from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import Scope
 from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import drop, rename
 from lakeupsert.table.work import Source
 
 HostName = Literal["spark", "local"]
@@ -382,6 +384,27 @@ class Table:
         if link is not None:  # the one that `snapshots` lists, where several show the same
             number = min([link.number, *(s.number for s in self.snapshots() if s.body.shows(link.body))])
         return tag(self._table, name, number)
+
+    def columns(self) -> list[Column]:
+        """The table's columns as the next batch is written under them."""
+        return columns(self._table.existing_spec())
+
+    def rename_column(self, column: str, name: str, *, dry: bool = False) -> SchemaChange:
+        """Call a column ``name`` from the next ledger number on; no file is rewritten. Publish shows it to readers.
+
+        Raises ConfigurationError where there is no such column, there is one of that name, or settings name it.
+        """
+        return change(self._table, lambda spec: rename(spec, column, name), dry=dry)
+
+    def drop_column(self, column: str, *, dry: bool = False) -> SchemaChange:
+        """Take a column away from the next ledger number on, as `rename_column` renames one. One that comes under its name
+        later is another one."""
+        return change(self._table, lambda spec: drop(spec, column), dry=dry)
+
+    def shows(self, change: SchemaChange) -> bool:
+        """Whether readers see the columns as a rename or drop left them."""
+        snapshot = self._table.last_snapshot()
+        return snapshot is not None and snapshot.body.spec_version >= change.version
 
     def status(self) -> Status:
         """Counts from the newest snapshot, the ledger and the queue."""

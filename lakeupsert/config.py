@@ -70,6 +70,13 @@ class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the names of files begin that hold nothing but deletes."""
 
 
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME.groups.GROUP]``, with mode columns: columns that another source brings, ordered by columns of its own."""
+
+    order_by: Names
+    columns: Names
+
+
 class LargeSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[tables.NAME.large]``: partitions whose merge reads more than ``bytes`` go to a queue of their own, for Spark."""
 
@@ -95,6 +102,13 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Pattern whose group finds the ordering column's value in the names of landing files, such as ``_(\\d+)\\.``."""
     ties: Literal["arrival", "content"] = "arrival"
     """What decides between rows with equal ordering values: the later one, or their other columns, whatever came first."""
+    mode: Literal["rows", "columns"] = "rows"
+    """``columns``: a record changes the columns that it brings, the others keep their values."""
+    nulls: Literal["overwrite", "keep"] = "overwrite"
+    """Whether a null that a record brings, with mode columns, takes the place of a value."""
+    groups: dict[str, GroupSettings] = {}
+    key_scope: Literal["partition", "table"] = "partition"
+    """Where a key has one row: in each partition, or in the whole table, where a record for another partition moves it."""
     format: Format = "auto"
     read: ReadSettings = ReadSettings()
     landing_dates: str = ""
@@ -296,6 +310,11 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
         for key in _part(path, name, given, part) if part else given:
             if key not in known:
                 raise _unknown(path, f"[tables.{name}{'.' + part if part else ''}]", key, known)
+    known = {f.name for f in msgspec.structs.fields(GroupSettings)}
+    for group, of_it in _part(path, name, given, "groups").items():
+        for key in of_it if isinstance(of_it, dict) else ():
+            if key not in known:
+                raise _unknown(path, f"[tables.{name}.groups.{group}]", key, known)
     missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in given]
     if missing:
         raise ConfigurationError(
@@ -361,6 +380,14 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         expected = 'with superseded_retention = "0s" no older snapshot could be read; expected 1'
         refuse("keep_snapshots", settings.keep_snapshots, expected)
     _check_order_in_name(settings, refuse)
+    if settings.key_scope == "table":
+        alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
+        for setting, only in alone.items():
+            if getattr(settings, setting) != only:
+                expected = "leave it out" if only is None else f"expected {only!r}"
+                refuse(
+                    setting, getattr(settings, setting), f'with key_scope = "table" that is not to be had; {expected}'
+                )
     if settings.delete:
         if not (settings.delete.column and settings.delete.values) and not settings.delete.file_prefix:
             refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three")
@@ -372,7 +399,24 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         names = getattr(settings, setting)
         if len(set(names)) < len(names):
             refuse(setting, list(names), "a column is named twice")
+    _check_mode(settings, refuse)
     _check_read(settings.reading, refuse)
+
+
+def _check_mode(settings: TableSettings, refuse: Callable[[str, object, str], None]) -> None:
+    if settings.mode == "rows":
+        for setting, value in (("nulls", settings.nulls), ("groups", list(settings.groups))):
+            if value not in ("overwrite", []):
+                refuse(setting, value, 'it is for mode = "columns"')
+        return
+    for setting in ("ties", "tombstone_retention"):
+        value = getattr(settings, setting)
+        if value not in ("arrival", None):
+            refuse(setting, value, 'with mode = "columns" that is not to be had yet; leave it out')
+    if settings.groups and settings.delete:
+        refuse(
+            "groups", list(settings.groups), "a table with [delete] can't have them: the order of a delete is the row's"
+        )
 
 
 _MEANT_FOR: dict[str, tuple[Format, ...]] = {

@@ -19,11 +19,18 @@ os.environ.setdefault(
 )  # asks Google by gRPC, which its emulator does not speak
 
 
+CLOUDS = {"elasticmq", "moto", "versitygw", "azurite", "azure", "gcs", "s3_server", "store_server"}
+"""Fixtures that are servers."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if any("spark" in name for name in (item.nodeid, *getattr(item, "fixturenames", ()))):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if any("spark" in name for name in (item.nodeid, *fixtures)):
             item.add_marker(pytest.mark.spark)
+        elif fixtures & CLOUDS:
+            item.add_marker(pytest.mark.cloud)
 
 
 @pytest.fixture(scope="session")

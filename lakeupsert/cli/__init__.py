@@ -1,7 +1,7 @@
 """The command line. `main` is the program: call it without arguments, or run it with click's test runner."""
 
 # Each of these registers its commands.
-from lakeupsert.cli import doctor, explain, init, plan, reconcile, redrive, report, reprocess, upkeep  # noqa: F401
+from lakeupsert.cli import doctor, explain, init, plan, reconcile, redrive, report, reprocess, schema, upkeep  # noqa: F401
 from lakeupsert.cli.commands import main
 
 __all__ = ["main"]

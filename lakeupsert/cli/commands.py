@@ -475,12 +475,22 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
             raise no_files()
         view = table.view(snapshot)
         names = ("partition", "path", "rows", "superseded", "bytes")
-        found = [{name: getattr(file, name) for name in names} for file in view.files(where)]
+        listed = list(view.files(where))
+        found = [{name: getattr(file, name) for name in names} for file in listed]
         result = {"snapshot": view.number, "files": found}
         superseded = sum(bool(file["superseded"]) for file in found)
         if superseded:
             return Answer(result, "", error=_superseded(table.name, superseded, len(found)))
-        return Answer(result, "\n".join(str(file["path"]) for file in found))
+        older = sum(bool(view.spec.renamed_since(file.file.renames)) for file in listed)
+        warnings = (
+            (
+                f"{older:,} of {len(found):,} files have columns that were renamed or dropped since under their old names; "
+                "`lakeupsert reprocess` writes them anew",
+            )
+            if older
+            else ()
+        )
+        return Answer(result, "\n".join(str(file["path"]) for file in found), warnings)
 
 
 def _superseded(table: str, files: int, of: int) -> RefusedError:

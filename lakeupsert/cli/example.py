@@ -18,6 +18,9 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 #                                 # also "priority asc", "version desc nulls first"
 # order_in_name       = '_(\\d+)\\.'  # where that column's value stands in the names of the files; not set by default
 # ties                = "arrival"  # between equal ordering values the later row wins; "content": whatever came first
+# mode                = "rows"     # "columns": a record changes the columns that it brings, the others keep their values
+# nulls               = "overwrite"  # with mode columns "keep": a null that a record brings changes nothing
+# key_scope           = "partition"  # of a key one row in each partition; "table": one in all, which moves with its records
 # format              = "auto"     # by file name; or "parquet", "csv", "delimited", "jsonl", "avro", "orc"
 # landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
 # queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE
@@ -48,6 +51,10 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 # keep   = false                   # keep that column in the table
 # upserts = ["I", "U"]             # all other values go to quarantine; not set by default
 # file_prefix = "del"              # or: files called so hold deletes alone; not set by default
+
+# [tables.sales.groups.shipping]   # optional, with mode columns: columns of another source, with an order of their own
+# order_by = ["shipped_at"]
+# columns  = ["carrier", "state"]
 
 # [tables.sales.large]             # optional: partitions whose merge reads more bytes go to workers of engine spark
 # queue = "sqs://sales-large"

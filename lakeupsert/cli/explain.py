@@ -56,8 +56,11 @@ def _facts(found: "ExplainedPartition") -> list[output.Fact]:
         facts.append(("since", f"snapshot {found.since}"))
     for version in found.versions:
         label = "won" if version.outcome == "won, not published" else version.outcome
-        order = f"{_pairs(version.order)}{', a delete' if version.delete else ''}"
+        what = f", moved to {version.moved_to}" if version.moved_to else ", a delete" if version.delete else ""
+        order = f"{_pairs(version.order)}{what}"
         facts += [(label, _origin(version)), ("", f"{order}, in {version.object}")]
+        if version.columns is not None:
+            facts.append(("", f"gives {', '.join(version.columns)}"))
     for batch, rows in found.settled.items():
         facts.append(("not in files", f"{output.count(rows, 'row')} of this partition that lost within batch {batch}"))
     if found.gone:

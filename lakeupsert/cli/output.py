@@ -46,6 +46,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, Any]:
                 "rows_superseded": entry.rows_superseded,
                 "rows_quarantined": entry.rows_quarantined,
                 "keys_in_several_partitions": appended.scattered,
+                "keys_moved": entry.keys_moved,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),
             }
@@ -156,14 +157,17 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
     source = (
         f"replay of {count(entry.rows_read, 'quarantined row')}" if entry.replayed else count(len(entry.files), "file")
     )
+    by = "in the batch" if settings.key_scope == "partition" else "in the batch or by what other partitions have"
     facts = [
         (
             "appended",
             f"batch {appended.number}: {source}, {count(entry.rows_appended, 'row')}"
-            + (f", {entry.rows_superseded:,} of them superseded in the batch" if entry.rows_superseded else ""),
+            + (f", {entry.rows_superseded:,} of them superseded {by}" if entry.rows_superseded else ""),
         ),
         ("", f"touching {count(len(entry.touched), 'partition')}: {named(list(entry.touched)) or 'none'}"),
     ]
+    if entry.keys_moved:
+        facts.append(("", f"{count(entry.keys_moved, 'key')} moved from one partition to another"))
     if appended.scattered:
         keys = f"{count(appended.scattered, 'key')} came for more than one of them"
         facts.append(("", f"{keys}: a key is one row in each partition"))

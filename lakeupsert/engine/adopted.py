@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from lakeupsert.engine.blocks import LandingInput
-from lakeupsert.engine.datafiles import read_file
+from lakeupsert.engine.columns import with_brought
+from lakeupsert.engine.datafiles import opened, read_file
 from lakeupsert.engine.parquetfile import schema_of
 from lakeupsert.errors import RefusedError
 from lakeupsert.storage import ObjectInfo, ObjectStore
@@ -41,13 +44,22 @@ def footing(store: ObjectStore, found: ObjectInfo, columns: Sequence[str]) -> Fo
 
 
 def adopted_rows(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Any:
-    """All rows of an adopted file as a table of the spec's `stored_schema`; refuses those without a key."""
-    rows = read_file(store, file, spec.stored_schema)
+    """All rows of an adopted file as a table of the spec's `base_schema`; refuses those without a key."""
+    rows = read_file(store, file, spec.base_schema, spec)
+    if spec.mode == "columns":
+        with opened(store, file.name) as source:
+            there = pq.read_schema(source).names
+        then = spec.names_in(file.renames)
+        rows = with_brought(rows, spec, [name for name in spec.stored_schema.names if then.get(name, name) in there])
+    refuse_null_keys(store, file, spec, rows, partition)
+    return rows
+
+
+def refuse_null_keys(store: ObjectStore, file: DataFile, spec: TableSpec, rows: Any, partition: str) -> None:
     for name in spec.stored_key:
         nulls = rows[name].null_count
         if nulls:
             raise null_keys(store, file, name, nulls, partition)
-    return rows
 
 
 def null_keys(store: ObjectStore, file: DataFile, column: str, nulls: int, partition: str) -> RefusedError:

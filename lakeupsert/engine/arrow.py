@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.buckets import in_bucket, key_hashes
-from lakeupsert.engine.changes import Tally, same_content
+from lakeupsert.engine.changes import Tally, of_keys, same_content
+from lakeupsert.engine.columns import combined
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
@@ -51,6 +52,7 @@ _KNOWN = "_lakeupsert_known"
 """Boolean column of incoming rows that were settled: something is stored of the key. Null for what is stored itself."""
 _PRESENT = "_lakeupsert_present"
 """Boolean column of incoming rows where there is a full extract: the last one has the key. Null for what is stored."""
+_TIES = (AGE, FILE, PLACE)
 _RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
 
 
@@ -75,7 +77,7 @@ class ArrowEngine:
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
         stored, adopted = ((*task.kept, *task.base), ()) if task.settled else ((), task.base)
         incoming = [f for files in (adopted, task.deltas, task.tombstones, *task.batches) for f in files]
-        width = sum(_width(type_) for type_ in (*spec.stored_schema.types, *_RANKS.types))
+        width = sum(_width(type_) for type_ in (*spec.base_schema.types, *_RANKS.types))
 
         def whole(file: DataFile) -> int:
             return max(EXPANSION * file.bytes, width * file.rows)
@@ -83,7 +85,11 @@ class ArrowEngine:
         def decoded(files: Sequence[DataFile]) -> float:
             return sum(whole(f) * share(f, task) for f in files)
 
-        sorting = int(PEAK * decoded(incoming))
+        met = 0.0
+        if spec.mode == "columns" and task.kept:  # of each incoming row the whole row that it meets
+            rows = sum(f.rows * share(f, task) for f in incoming)
+            met = rows * decoded(task.kept) / max(1, sum(f.rows * share(f, task) for f in task.kept))
+        sorting = int(PEAK * (decoded(incoming) + met))
         blocks = min(BLOCKS_BYTES, int(PEAK * decoded(stored)))
         read_ahead = max((f.bytes for f in stored), default=0)
         # Rows of other buckets are there until their file is read.
@@ -109,14 +115,14 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     incoming = _incoming(store, spec, task, adopted)
     if task.full:
         incoming = _without_lacking(incoming, spec, task, lost, tally)
-    winners, known = _winners(incoming, spec, task, lost, tally)
-    rest = incoming.take(winners)
+    settled, winners, known = _winners(incoming, spec, task, lost, tally)
+    rest = settled.take(winners)
     if known is not None:
         rest = rest.append_column(_KNOWN, pa.array(known))
-    del incoming
+    del incoming, settled
     with MergeWriter(store, spec, spec_version, task, tally) as out:
         for file in task.base if task.settled else ():
-            for block in stream_file(store, file, spec.stored_schema):
+            for block in stream_file(store, file, spec.base_schema, spec=spec):
                 stored = in_bucket(block, file, task, spec)
                 if not stored.num_rows:
                     continue
@@ -129,7 +135,7 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                 rest = rest.slice(met)
                 if task.full:
                     both = _without_lacking(both, spec, task, lost, tally)
-                out.write(both, *_winners(both, spec, task, lost, tally, again=True))
+                out.write(*_winners(both, spec, task, lost, tally, again=True))
         if known is not None or pc.any(rest[DELETE_FLAG]).as_py():
             out.write(rest, *_all(rest, known is not None))
         else:
@@ -143,18 +149,25 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
     begins = np.cumsum([0, *(file.rows for file in task.kept)])
     met, number = _met(store, spec, task.kept, begins, incoming)
     both = pa.concat_tables([met, incoming.select(met.schema.names)])
-    order, wins = latest(both, spec, (AGE, FILE, PLACE))
-    tally = Tally()
-    _count(tally, both, spec, order, wins)
+    order, wins = latest(both, spec, _TIES)
     losers = order.filter(pc.invert(wins))
     lost.append(both.select(spec.tombstone_schema.names).take(losers))
-    superseded = losers.to_numpy()
-    superseded = superseded[superseded < met.num_rows]
     winners = order.filter(wins)
-    is_new = pc.greater_equal(winners, met.num_rows)
-    known = _known(both, order, wins)[true(is_new)] if task.refuses else None
+    is_new = true(pc.greater_equal(winners, met.num_rows))
+    tally = Tally()
+    if spec.mode == "columns":
+        rows, chosen, uses = combined(both, spec, order, wins, _TIES)
+        _count(tally, both, spec, order, wins, uses)
+        is_new = of_keys(true(wins), (uses & (np.arange(both.num_rows) >= met.num_rows))[order.to_numpy()])
+        superseded, chosen = order.to_numpy()[is_new[np.cumsum(true(wins)) - 1]], chosen.filter(pa.array(is_new))
+    else:
+        rows = incoming
+        _count(tally, both, spec, order, wins)
+        superseded, chosen = losers.to_numpy(), pc.subtract(winners.filter(pa.array(is_new)), met.num_rows)
+    superseded = superseded[superseded < met.num_rows]
+    known = _known(both, order, wins)[is_new] if task.refuses else None
     with MergeWriter(store, spec, spec_version, task, tally) as out:
-        out.write(incoming, pc.subtract(winners.filter(is_new), met.num_rows), known)
+        out.write(rows, chosen, known)
     dead = np.sort(number[superseded])
     ends = np.searchsorted(dead, begins)
     positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
@@ -168,7 +181,9 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins:
     key column has a value that an incoming row has there, and of keys of several columns, whose values may all be there in
     other rows, the hash of an incoming key.
     """
-    schema = spec.deciding_schema.append(pa.field(POSITION, pa.int64()))
+    schema = (spec.base_schema if spec.mode == "columns" else spec.deciding_schema).append(
+        pa.field(POSITION, pa.int64())
+    )
     keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
     near = next(iter(keys.items()))
     hashes = key_hashes(incoming, spec) if len(keys) > 1 else None
@@ -177,7 +192,7 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins:
     dead = pa.array(np.concatenate(superseded))
     tables = [schema.empty_table()]
     streams = (
-        stream_file(store, msgspec.structs.replace(file, deleted=None), schema, near, begin)
+        stream_file(store, msgspec.structs.replace(file, deleted=None), schema, near, begin, spec)
         for file, begin in zip(files, begins, strict=False)
     )
     for rows in _together(itertools.chain.from_iterable(streams)):
@@ -215,13 +230,13 @@ def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Dig
         add(rows.append_column(_FILE, columns[0]).append_column(_PLACE, columns[1]), file, age=0, deleted=False)
         adopted.add(tables[-1])
     for delta in task.deltas:
-        add(read_file(store, delta, spec.stored_schema), delta, age=0, deleted=False)
-    stored = spec.stored_schema.append(DELETED_AT) if task.forgets else spec.stored_schema
+        add(read_file(store, delta, spec.base_schema, spec), delta, age=0, deleted=False)
+    stored = spec.base_schema.append(DELETED_AT) if task.forgets else spec.base_schema
     for tombstones in task.tombstones:
         add(read_file(store, tombstones, stored), tombstones, age=0, deleted=True)
     for age, files in enumerate(task.batches, start=1):
         for file in files:
-            add(read_file(store, file, spec.ranked_schema), file, age, deleted=False)
+            add(read_file(store, file, spec.arriving_schema, spec), file, age, deleted=False)
     if not task.forgets:
         return pa.concat_tables(tables or [_tagged(stored.empty_table(), age=0, deleted=False)])
     tables.append(_tagged(stored.empty_table(), age=0, deleted=False))
@@ -243,27 +258,41 @@ def _tagged(rows: Any, age: int, deleted: bool) -> Any:
 
 def _winners(
     rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally, *, again: bool = False
-) -> tuple[Any, Any]:
-    """Index of the row of greatest rank of every key, in key order; the others are put into ``lost``. And where the task
+) -> tuple[Any, Any, Any]:
+    """Rows, and indices of what each key comes to, in key order; those that lost are put into ``lost``. And where the task
     refuses rows, of whose keys something is stored."""
-    order, wins = latest(rows, spec, (AGE, FILE, PLACE))
-    _count(tally, rows, spec, order, wins, again=again)
+    order, wins = latest(rows, spec, _TIES)
     winners = order.filter(wins)
     if len(winners) < rows.num_rows:
         lost.append(rows.select(spec.tombstone_schema.names).take(order.filter(pc.invert(wins))))
-    return winners, _known(rows, order, wins) if task.refuses else None
+    if spec.mode == "columns":
+        settled, found, uses = combined(rows, spec, order, wins, _TIES)
+        _count(tally, rows, spec, order, wins, uses, again=again)
+        return settled, found, None
+    _count(tally, rows, spec, order, wins, again=again)
+    return rows, winners, _known(rows, order, wins) if task.refuses else None
 
 
-def _count(tally: Tally, rows: Any, spec: TableSpec, order: Any, wins: Any, *, again: bool = False) -> None:
+def _count(
+    tally: Tally, rows: Any, spec: TableSpec, order: Any, wins: Any, uses: Any = None, *, again: bool = False
+) -> None:
+    """``uses`` (numpy, a boolean for each row) tells which are in what their key comes to; None: those that win."""
     places = order.to_numpy()
     ages, deleted = rows[AGE].to_numpy()[places], true(rows[DELETE_FLAG])[places]
     same = same_content(rows, spec)
-    tally.meet(true(wins), ages, deleted, same and (lambda one, other: same(places[one], places[other])), again=again)
+    tally.meet(
+        true(wins),
+        ages,
+        deleted,
+        same and (lambda one, other: same(places[one], places[other])),
+        None if uses is None else uses[places],
+        again=again,
+    )
 
 
 def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally) -> Any:
     """``rows`` without those that a full extract deletes, which are put into ``lost``; with `_PRESENT`."""
-    order, wins = latest(rows, spec, (AGE, FILE, PLACE))
+    order, wins = latest(rows, spec, _TIES)
     key = np.empty(rows.num_rows, np.int64)
     key[order.to_numpy()] = np.cumsum(true(wins)) - 1
     ages, last = rows[AGE].to_numpy(), task.full[-1][0]

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from lakeupsert.config import Reading
 from lakeupsert.engine.buckets import buckets, key_hashes
 from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack
+from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack, write_into
 from lakeupsert.engine.digest import Digest, as_text, hashed_columns, row_hashes
 from lakeupsert.engine.floor import greatest, is_among
 from lakeupsert.engine.landing import (
@@ -321,7 +321,7 @@ class Held:
     def settle(self) -> None:
         """Drop the rows that lost to another one here, where they are many."""
         rows = pa.concat_tables(self.tables)
-        if not _repeats(rows, self._job.spec):
+        if self._job.spec.mode == "columns" or not _repeats(rows, self._job.spec):
             return
         ranked = _Ranked(self._job.spec, rows)
         losers = ranked.order.filter(pc.invert(ranked.wins))
@@ -427,40 +427,37 @@ def _slices(rows: Any, numbers: Any) -> Iterator[tuple[int, Any]]:
 def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]:
     """A file (more where it grows large) for each partition in ``tables``, or range of one, all in one object (ADR 0008).
 
-    In each there is one row per key, sorted by key.
+    In each there is one row per key, sorted by key; in mode columns all rows, since each may have what its key comes to.
     """
     spec = job.spec
     rows = pa.concat_tables(tables)
     if rows.num_rows == 0:
         return
     ranked = _Ranked(spec, rows)
-    winners = rows.take(ranked.order.filter(ranked.wins))
-    wins = ranked.wins.to_numpy(zero_copy_only=False)
+    places, wins = ranked.order.to_numpy(), true(ranked.wins)
+    stays = wins if spec.mode == "rows" else np.ones(len(wins), bool)
+    winners = rows.take(ranked.order.filter(pa.array(stays)))
     n = len(ranked.partitions)
     came = np.bincount(ranked.codes, minlength=n)
-    stayed = np.bincount(ranked.codes[ranked.order.to_numpy()[wins]], minlength=n)
-    hashes = row_hashes(rows, hashed_columns(spec))[ranked.order.to_numpy()]
+    codes = ranked.codes[places[stays]]
+    stayed = np.bincount(codes, minlength=n)
+    hashes = row_hashes(rows, hashed_columns(spec))[places]
     digests = _sums(hashes, came)
-    hashes[wins] = 0
+    hashes[stays] = 0
     lost = _sums(hashes, came)
     files: dict[str, list[DataFile]] = defaultdict(list)
     order = greatest((), winners, spec) if job.full else None
-    codes = ranked.codes[ranked.order.filter(ranked.wins).to_numpy()]
-    alive = ~true(winners[DELETE_FLAG]) if spec.delete else np.ones(winners.num_rows, bool)
+    alive = ~true(winners[DELETE_FLAG]) if spec.has_deletes else np.ones(winners.num_rows, bool)
     live = np.bincount(codes[alive], minlength=n).tolist()
-    keys = _compared_keys(job, winners.select(spec.stored_key).filter(pa.array(alive)))
+    keys = _compared_keys(job, winners.select(spec.stored_key).filter(pa.array(alive & wins[stays])))
     partitions, most, ranges = _ranges(job, winners)
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
         for number, kept in _slices(winners, ranges):
             partition, bucket = partitions[number >> most], number & ((1 << most) - 1)
             bits = job.bits.get(partition, 0)
-            footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version, partition, bucket, bits)
-            at = pack.bytes
-            with DataFileWriter(pack, lambda: pack.name, spec.ranked_schema, footer, spec.stored_key) as out:
-                out.write(kept)
-            for file in out.files:
-                files[partition].append(msgspec.structs.replace(file, at=at))
-                at += file.bytes
+            renames = len(spec.renames)
+            footer = Footer(spec.table_id, "appended", job.batch_id, job.spec_version, partition, bucket, bits, renames)
+            files[partition] += write_into(pack, kept, spec.ranked_schema, footer, spec.stored_key)
     for i, partition in enumerate(ranked.partitions):
         digest, lost_digest = as_text(digests[i]), as_text(lost[i])
         lost_rows = int(came[i] - stayed[i])
@@ -470,7 +467,7 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
 
 
 def _compared_keys(job: AppendJob, rows: Any) -> bytes:
-    if set(job.spec.key) & set(job.spec.partition_by):
+    if job.spec.key_scope == "table" or set(job.spec.key) & set(job.spec.partition_by):
         return b""
     hashes = key_hashes(rows, job.spec)
     return bytes(hashes[hashes <= 2.0**64 * job.compared])

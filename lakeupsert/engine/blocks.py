@@ -94,7 +94,10 @@ class Block(Protocol):
         """See `engine.convert.convert`. A column that a row lacks is null in it."""
 
     def brings(self, name: str) -> Any:
-        """A mask of the rows that have this column, by name alone where the file has a header or a schema."""
+        """A mask of the rows that have a value in this column; of all where the file has a header or a schema that names it."""
+
+    def has(self, name: str) -> Any:
+        """A mask of the rows that have this column, and be it null."""
 
     def found(self, name: str, rows: Sequence[int]) -> list[Any]:
         """The values as they came, for a reason that a person reads."""
@@ -140,6 +143,8 @@ class ArrowBlock:
 
     def brings(self, name: str) -> Any:
         return np.full(len(self.places), name in self.columns)
+
+    has = brings
 
     def found(self, name: str, rows: Sequence[int]) -> list[Any]:
         return plain(self.columns[name].take(pa.array(rows, pa.int64())))
@@ -188,6 +193,9 @@ class Renamed:
 
     def brings(self, name: str) -> Any:
         return self.block.brings(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
+
+    def has(self, name: str) -> Any:
+        return self.block.has(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
 
     def found(self, name: str, rows: Sequence[int]) -> list[Any]:
         return self.block.found(self.own[name], rows)

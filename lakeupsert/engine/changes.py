@@ -27,13 +27,20 @@ class Tally:
         self._met = NO_CHANGES
 
     def meet(
-        self, wins: Any, ages: Any, deleted: Any, same: Callable[[Any, Any], Any] | None = None, *, again: bool = False
+        self,
+        wins: Any,
+        ages: Any,
+        deleted: Any,
+        same: Callable[[Any, Any], Any] | None = None,
+        uses: Any = None,
+        *,
+        again: bool = False,
     ) -> None:
         """n rows sorted by key, greatest rank first; ``wins`` marks the first of each key.
 
         ``ages``: 0 for a stored row; ``deleted``: it is a delete or tombstone (all numpy, n). ``same`` tells for pairs of places
-        whether their rows have equal values; None: arrival decides, and what comes is another row. ``again``: the incoming
-        rows are winners of an earlier call.
+        whether their rows have equal values; None: arrival decides, and what comes is another row. ``uses`` marks rows that are
+        in what their key comes to; None: those that win. ``again``: the incoming rows are winners of an earlier call.
         """
         is_stored = ages == 0
         if not is_stored.any():
@@ -60,6 +67,8 @@ class Tally:
         if same is not None:
             repeated |= (before == after) & (deleted[came] == deleted[stored]) & same(stored, came)
         late = (stored == begins) & ~repeated
+        if uses is not None:
+            late &= ~of_keys(wins, uses & ~is_stored)[keys[met]]
         self._met += Changes(
             inserted=int(np.sum(~before & after)),
             updated=int(np.sum(before & after & ~late & ~repeated)),
@@ -83,6 +92,11 @@ class Tally:
 
     def changes(self) -> Changes:
         return self._met + Changes(inserted=self._new_live, unchanged=self._new_dead)
+
+
+def of_keys(wins: Any, marked: Any) -> Any:
+    """For each key whether one of its rows is marked; n rows sorted by key, ``wins`` marks the first of each (all numpy)."""
+    return np.logical_or.reduceat(marked, np.flatnonzero(wins))
 
 
 def same_content(rows: Any, spec: TableSpec) -> Callable[[Any, Any], Any] | None:

@@ -4,12 +4,13 @@ import errno
 import io
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table.layout import HOME, made_anew, partition_of
 from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.spec import TableSpec
 
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes of a row group, and of what is held of a base file while it streams through a merge."""
@@ -50,6 +52,7 @@ class Footer:
     partition: str | None = None
     bucket: int = 0
     bits: int = 0
+    renames: int = 0
 
     def metadata(self, name: str) -> dict[str, str]:
         values = {
@@ -60,6 +63,7 @@ class Footer:
             "bucket": str(self.bucket),
             "bits": str(self.bits),
             "spec": str(self.spec_version),
+            "renames": str(self.renames) if self.renames else None,
             "partition": self.partition,
         }
         return {FOOTER + k: v for k, v in values.items() if v is not None}
@@ -167,6 +171,7 @@ class DataFileWriter:
                 write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
                 write_page_index=first.nbytes > PAGE_BYTES,  # of one page it would say what the column's statistics say
                 sorting_columns=self._sorting or None,
+                write_page_checksum=self._footer.kind == "keys",  # a wrong bit there puts a key in two partitions
             )
         )
         self._open = name, stack, sink, writer
@@ -180,9 +185,21 @@ class DataFileWriter:
         with stack:
             writer.close()
             size = sink.tell()
-        bucket, bits = self._footer.bucket, self._footer.bits
-        self.files.append(DataFile(name=name, rows=self._rows, bytes=size, bucket=bucket, bits=bits))
+        footer = self._footer
+        file = DataFile(name=name, rows=self._rows, bytes=size, bucket=footer.bucket, bits=footer.bits)
+        self.files.append(msgspec.structs.replace(file, renames=footer.renames))
         self._rows = 0
+
+
+def write_into(pack: Pack, rows: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]) -> list[DataFile]:
+    """``rows``, in key order, as a file in the pack, or as several where they are many."""
+    at, files = pack.bytes, []
+    with DataFileWriter(pack, lambda: pack.name, schema, footer, sorted_by) as out:
+        out.write(rows)
+    for file in out.files:
+        files.append(msgspec.structs.replace(file, at=at))
+        at += file.bytes
+    return files
 
 
 def _worth_a_dictionary(first: Any) -> list[str] | bool:
@@ -208,21 +225,30 @@ def from_bytes(data: Any) -> Any:
         return reader.read_all()
 
 
-def read_file(store: ObjectStore, file: DataFile, schema: Any) -> Any:
-    """All rows of one of our files as a table of ``schema`` (see `aligned`)."""
-    return pa.concat_tables(list(stream_file(store, file, schema)) or [schema.empty_table()])
+def read_file(store: ObjectStore, file: DataFile, schema: Any, spec: TableSpec | None = None) -> Any:
+    """All rows of one of our files as a table of ``schema`` (see `stream_file`, `aligned`)."""
+    return pa.concat_tables(list(stream_file(store, file, schema, spec=spec)) or [schema.empty_table()])
 
 
 def stream_file(
-    store: ObjectStore, file: DataFile, schema: Any, near: tuple[str, Any] | None = None, first: int = 0
+    store: ObjectStore,
+    file: DataFile,
+    schema: Any,
+    near: tuple[str, Any] | None = None,
+    first: int = 0,
+    spec: TableSpec | None = None,
 ) -> Iterator[Any]:
     """The rows of one of our files that live, in their order, in tables of about ``ROW_GROUP_BYTES``.
 
     A column `POSITION` in ``schema`` gets each row's place in the file, counted from ``first``. With ``near``, a column and
-    values of it, row groups may be left out that hold none of these.
+    values of it, or a slice from the least to the greatest, row groups may be left out that hold none of these. ``spec`` tells
+    what columns are called in the file; keys and what else decides between rows are never renamed, so who reads these alone
+    needs none.
     """
     deleted = deleted_positions(store, file)
-    for at, rows in _decoded(store, file, schema, near):
+    names = spec.names_in(file.renames) if spec else {}
+    for at, rows in _decoded(store, file, [names.get(name, name) for name in schema.names], near):
+        rows = renamed(rows, names)
         if POSITION in schema.names:
             places = np.arange(first + at, first + at + rows.num_rows)
             rows = rows.append_column(schema.field(POSITION), pa.array(places))
@@ -230,7 +256,7 @@ def stream_file(
 
 
 def _decoded(
-    store: ObjectStore, file: DataFile, schema: Any, near: tuple[str, Any] | None
+    store: ObjectStore, file: DataFile, columns: list[str], near: tuple[str, Any] | None
 ) -> Iterator[tuple[int, Any]]:
     """The rows of a file as they are there, each table with the place of its first row."""
     if isinstance(file, TombstoneFile) and file.inline:
@@ -241,14 +267,17 @@ def _decoded(
         opened(store, file.name, part) as source,
         # Adopted files have INT96. Buffered first, a row group is one request to an object store; what is at hand needs none.
         pq.ParquetFile(
-            source, coerce_int96_timestamp_unit="us", pre_buffer=not isinstance(source, pa.OSFile | pa.BufferReader)
+            source,
+            coerce_int96_timestamp_unit="us",
+            pre_buffer=not isinstance(source, pa.OSFile | pa.BufferReader),
+            page_checksum_verification=True,
         ) as parquet,
     ):
         # Of a few rows, to look at the columns one by one takes longer than to read them.
         few = parquet.metadata.num_rows <= FEW_ROWS
-        rows, runs = (FEW_ROWS, [(0, None)]) if few else _runs(parquet.metadata, schema.names, near)
+        rows, runs = (FEW_ROWS, [(0, None)]) if few else _runs(parquet.metadata, columns, near)
         for at, run in runs:
-            for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=schema.names, use_threads=False):
+            for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
                 yield at, pa.Table.from_batches([batch])
                 at += batch.num_rows
 
@@ -275,12 +304,14 @@ def _bytes_of(groups: list[Any], columns: set[str]) -> int:
 def _may_hold(group: Any, near: tuple[str, Any]) -> bool:
     """Whether a row group may hold one of the values of a column, by its statistics."""
     name, values = near
-    if not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
+    if not isinstance(values, slice) and not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
         return True
     column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == name)
     found = column.statistics
     if found is None or not found.has_min_max:
         return True
+    if isinstance(values, slice):
+        return bool(found.min <= values.stop and found.max >= values.start)
     low, high = (pa.scalar(value, values.type) for value in (found.min, found.max))
     return bool(pc.any(pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))).as_py())
 
@@ -324,6 +355,12 @@ def opened(
             next=advice,
             partition=partition or stored,
         ) from e
+
+
+def renamed(table: Any, names: Mapping[str, str]) -> Any:
+    """``table``, as a file has it, with the columns' names of now (see `TableSpec.names_in`)."""
+    now = {then: name for name, then in names.items()}
+    return table.rename_columns([now.get(name, name) for name in table.schema.names]) if names else table
 
 
 def aligned(table: Any, schema: Any) -> Any:

@@ -73,6 +73,9 @@ class JsonBlock:
     def brings(self, name: str) -> Any:
         return ~nulls(self.values(name))
 
+    def has(self, name: str) -> Any:
+        return np.fromiter((name in row for row in self.rows), bool, len(self.rows))
+
     def found(self, name: str, rows: Sequence[int]) -> list[Any]:
         return [self.rows[i].get(name) for i in rows]
 

@@ -38,13 +38,14 @@ from lakeupsert.engine.blocks import (
     UnplannedColumnError,
     UnreadableFileError,
 )
+from lakeupsert.engine.columns import brought
 from lakeupsert.engine.convert import convert, true
 from lakeupsert.engine.floor import PARTITION
 from lakeupsert.engine.inference import unify, without_nulls
 from lakeupsert.engine.unpacked import ReadAhead, is_plain, unpacked, without_compression
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import folder_name
-from lakeupsert.table.spec import DELETE_FLAG, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
 
 __all__ = [
     "PARTITION",
@@ -423,7 +424,7 @@ def _check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
 
 
 def _required(spec: TableSpec) -> frozenset[str]:
-    in_files = () if spec.stamped or spec.order_in_name else spec.order_by
+    in_files = () if spec.stamped or spec.order_in_name or spec.groups else spec.order_by
     absent = {one.column for one in spec.partition_from} | set(() if in_files else spec.order_by)
     return frozenset((*spec.key, *_partition_sources(spec), *in_files)) - absent
 
@@ -573,8 +574,12 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         refusals.add_values("bad_partition", true(of_name.is_null()), sources.get(name) or name, what)
     names = _joined(folders)
     _check_order(columns, is_delete, refusals, rules)
+    if spec.mode == "columns":
+        columns[HAS], unordered = brought(columns, block.has, spec)
+        for reason, rows in unordered.items():
+            refusals.add("order_missing", rows, reason)
 
-    if spec.delete:
+    if spec.has_deletes:
         columns[DELETE_FLAG] = pa.array(is_delete)
     columns |= {PARTITION: names, PLACE: pa.array(block.places, pa.int64())}
     schema = _accepted_schema(spec)
@@ -655,7 +660,7 @@ def _check_order(columns: dict[str, Any], is_delete: Any, refusals: _Refusals, r
         refusals.add("order_missing", is_delete & absent, reason)
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
     what = f"is more than a day after its receipt, {received.isoformat()}"
-    for name in (o.column for o in spec.ordering if not o.ascending):
+    for name in (o.column for ordering, _ in spec.columns_of for o in ordering if not o.ascending):
         refusals.add_values("future_order", _is_after(columns[name], rules.received_at + _DAY), name, what)
 
 

@@ -164,6 +164,7 @@ class MergeWriter:
             partition=task.partition,
             bucket=task.bucket,
             bits=task.bits,
+            renames=len(spec.renames),
         )
         self._store, self._spec, self._task, self._tally = store, spec, task, tally
         self._dropped, self._refused = Digest(spec), Digest(spec)
@@ -177,7 +178,7 @@ class MergeWriter:
         self.live = DataFileWriter(
             store,
             partial(new_name, task.partition, task.start),
-            spec.stored_schema,
+            spec.base_schema,
             footer(kind=kind),
             spec.stored_key,
         )

@@ -7,7 +7,7 @@ A row is made of what its quarantine file keeps of it, never of its landing file
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, settle_and_write, without_refused
-from lakeupsert.engine.blocks import ArrowBlock, Block
+from lakeupsert.engine.blocks import ArrowBlock, Block, Renamed
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import from_bytes, opened
 from lakeupsert.engine.jsonlines import block_of_some
@@ -30,8 +30,12 @@ UNTRIED = ("unreadable_file", "malformed", "missing_column")
 """Reasons that nothing mends but another landing file: the row has no columns, or not all that it needs."""
 
 
-def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replayed, ...], list[Report]]:
+def replay_rows(
+    job: AppendJob, files: Sequence[Replayed], renames_of: Callable[[str], int]
+) -> tuple[tuple[Replayed, ...], list[Report]]:
     """Try the rows of quarantine files again: those of ``files`` of which a row passes, and reports of all their rows.
+
+    ``renames_of``: how many renames there had been when a batch, by its id, read them from its landing files.
 
     A row's rank in the batch is its file's place in what is returned, and its own place in that file. Of a file of
     which none passes nothing is written.
@@ -49,7 +53,7 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
             if "arrow" not in rows.schema.names:
                 log.warning("%s is of an earlier lakeupsert, which kept rows for people alone: not tried", file.name)
                 continue
-            accepted, staying = _tried(rows, job.rules)
+            accepted, staying = _tried(rows, job.rules, renames_of)
             for table in accepted:
                 table, left_out = without_refused(job, table)
                 reports += left_out
@@ -67,13 +71,13 @@ def replay_rows(job: AppendJob, files: Sequence[Replayed]) -> tuple[tuple[Replay
     return tuple(replayed), reports
 
 
-def _tried(rows: Any, rules: RowRules) -> tuple[list[Any], Any]:
+def _tried(rows: Any, rules: RowRules, renames_of: Callable[[str], int]) -> tuple[list[Any], Any]:
     """The rows of one quarantine file: tables of those accepted, see `landing.read_rows`; and those that stay, in order."""
     columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason", "arrow")}
     stays = np.ones(rows.num_rows, bool)
     accepted = []
-    for block, landed in _blocks(rows):
-        taken = take(block, frozenset(), landed, rules)
+    for block, landed, batch in _blocks(rows):
+        taken = take(_as_called_now(block, rules.spec.renamed_since(renames_of(batch))), frozenset(), landed, rules)
         stays[taken.accepted[PLACE].to_numpy()] = False
         if taken.accepted.num_rows:
             accepted.append(taken.accepted)
@@ -87,20 +91,28 @@ def _tried(rows: Any, rules: RowRules) -> tuple[list[Any], Any]:
     return accepted, rows.filter(pa.array(stays))
 
 
-def _blocks(rows: Any) -> Iterator[tuple[Block, str]]:
-    """The rows that have columns, as they came, and the landing file that they came in; a row's place in its block is its
-    place in the quarantine file."""
+def _as_called_now(block: Block, names: Mapping[str, str | None]) -> Block:
+    """The block with the names of now, without columns that were dropped; see `TableSpec.renamed_since`."""
+    now = {then.lower(): name for then, name in names.items()}
+    own = {now.get(name.lower(), name): name for name in block.names} if now else {}
+    return Renamed(block, {name: its for name, its in own.items() if name is not None}) if now else block
+
+
+def _blocks(rows: Any) -> Iterator[tuple[Block, str, str]]:
+    """The rows that have columns, as they came, the landing file that they came in and the batch that read it; a row's place in
+    its block is its place in the quarantine file."""
     places = np.flatnonzero(~true(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
-    streams, lines, files = (rows[column].to_pylist() for column in ("arrow", "raw", "file"))
+    streams, lines = (rows[column].to_pylist() for column in ("arrow", "raw"))
+    origins = list(zip(rows["file"].to_pylist(), rows["batch"].to_pylist(), strict=True))
     at = 0
     while at < len(places):
-        stream, file = streams[places[at]], files[places[at]]
+        stream, origin = streams[places[at]], origins[places[at]]
         if stream is None:
-            others = (i for i, p in enumerate(places[at:], at) if streams[p] is not None or files[p] != file)
+            others = (i for i, p in enumerate(places[at:], at) if streams[p] is not None or origins[p] != origin)
             end = next(others, len(places))
-            yield block_of_some([lines[place].encode() for place in places[at:end]], places[at:end]), file
+            yield block_of_some([lines[place].encode() for place in places[at:end]], places[at:end]), *origin
         else:
             table = from_bytes(stream)
             end = at + table.num_rows
-            yield ArrowBlock({n: table[n].combine_chunks() for n in table.schema.names}, places[at:end]), file
+            yield ArrowBlock({n: table[n].combine_chunks() for n in table.schema.names}, places[at:end]), *origin
         at = end

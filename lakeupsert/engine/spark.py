@@ -38,7 +38,8 @@ from lakeupsert.engine.batch import (
     with_ranges,
 )
 from lakeupsert.engine.buckets import in_bucket
-from lakeupsert.engine.changes import Tally
+from lakeupsert.engine.changes import Tally, of_keys
+from lakeupsert.engine.columns import combined
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
@@ -342,6 +343,7 @@ def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
 
 
 _ARRIVAL = ("age", "file", "place")
+_TIES = (AGE, FILE, PLACE)
 
 
 def _window_order(name: str, ordering: Ordering) -> Any:
@@ -371,7 +373,7 @@ def _ranks(
     """The columns that decide, and the position, of each row of one file that is in the task's bucket; ``lacking``: and which
     full extracts delete it where they lack its key."""
     appended = spec.ranked_schema if age else None
-    extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.delete else []))] if appended else []
+    extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.has_deletes else []))] if appended else []
     position = pa.field(POSITION, pa.int64())
     schema = pa.schema([*spec.deciding_schema, *extra, position])
     for block in stream_file(store, file, schema):
@@ -386,7 +388,7 @@ def _ranks(
             if age
             else np.full(n, source, np.int32),  # between stored rows only adopted ones can tie
             "place": rows[PLACE] if age else rows[POSITION],
-            "deleted": rows[DELETE_FLAG] if age and spec.delete else np.full(n, isinstance(file, TombstoneFile)),
+            "deleted": rows[DELETE_FLAG] if age and spec.has_deletes else np.full(n, isinstance(file, TombstoneFile)),
             "hash": row_hashes(rows, hashed_columns(spec)).view(np.int64),
         }
         columns |= {f"k{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.stored_key)}
@@ -468,11 +470,13 @@ def _gather(
 ) -> MergeOutput:
     """Write the winning rows, in key order, but those in files that are kept; add up the others.
 
-    Files are sorted by key too, so each is read forward once; but adopted ones.
+    Files are sorted by key too, so each is read forward once; but adopted ones. In mode columns all rows of a key are read, and
+    those in files that are kept are written anew where a record of the batches is part of what they come to.
     """
-    schema = spec.stored_schema.append(DELETED_AT) if task.forgets else spec.stored_schema
+    by_columns = spec.mode == "columns"
+    schema = spec.base_schema.append(DELETED_AT) if task.forgets else spec.base_schema
     cursors = [
-        _Cursor(stream_file(store, msgspec.structs.replace(file, deleted=None), schema))
+        _Cursor(stream_file(store, msgspec.structs.replace(file, deleted=None), schema, spec=spec))
         if age or task.settled
         else adopted_rows(store, file, spec, task.partition)
         for file, age in sources
@@ -482,43 +486,70 @@ def _gather(
     tally = Tally()
     met: list[list[Any]] = []
     with MergeWriter(store, spec, spec_version, task, tally) as out:
-        for batch in ranked:
+        for batch in _whole_keys(ranked) if by_columns else ranked:
             met.append([batch[name].to_numpy(zero_copy_only=False) for name in ("nth", "age", "deleted", "version")])
             wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
             lost += int(np.count_nonzero(~wins))
             lost_sum += int(hashes[~wins].sum())
             source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
             adopted_sum += int(hashes[source < len(task.base)].sum())
+            is_kept = source < len(task.kept)
+            if by_columns:
+                rows, order = _read(batch, cursors, schema, task)
+                rows, chosen, uses = combined(rows, spec, order, pa.array(wins), _TIES)
+                uses = uses[order]
+                met[-1].append(uses)
+                changed = of_keys(wins, uses & ~is_kept)
+                out.write(rows, chosen.filter(pa.array(changed)))
+                goes = changed[np.cumsum(wins) - 1]
+            else:
+                won = batch.filter(pa.array(wins & ~is_kept))
+                if won.num_rows:
+                    rows, order = _read(won, cursors, schema, task)
+                    out.write(rows, order, true(won["known"]) if task.refuses else None)
+                goes = ~wins
             for number, positions in enumerate(superseded):
-                positions.append(row[~wins & (source == number)])
-            batch = batch.filter(pa.array(wins & (source >= len(task.kept))))
-            if not batch.num_rows:
-                continue
-            source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
-            # Rows come file by file; a stable sort by file tells how to put them back into key order.
-            by_source = np.argsort(source, kind="stable")
-            found = [cursors[s].take(row[source == s]) for s in np.unique(source)]
-            if task.forgets:  # adopted files do not say when
-                found.append(schema.empty_table())
-            rows = pa.concat_tables(found, promote_options="default" if task.forgets else "none")
-            for name, column in ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place")):
-                rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
-            if task.forgets:
-                rows = since(rows, rows[AGE], task.forgets)
-            known = true(batch["known"]) if task.refuses else None
-            out.write(rows, pa.array(np.argsort(by_source, kind="stable")), known)
+                positions.append(row[goes & (source == number)])
         if met:
             _count(spec, tally, *(np.concatenate(parts) for parts in zip(*met, strict=True)))
     positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
     return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
 
 
-def _count(spec: TableSpec, tally: Tally, nth: Any, ages: Any, deleted: Any, versions: Any) -> None:
+def _whole_keys(ranked: Iterator[Any]) -> Iterator[Any]:
+    """The same rows, those of a key in one batch."""
+    held: list[Any] = []
+    for batch in ranked:
+        begins = np.flatnonzero(batch["nth"].to_numpy() == 1)
+        if len(begins) and (held or begins[-1]):
+            yield pa.Table.from_batches([*held, batch.slice(0, begins[-1])]).combine_chunks()
+            held = []
+        held.append(batch.slice(begins[-1]) if len(begins) else batch)
+    if held:
+        yield pa.Table.from_batches(held).combine_chunks()
+
+
+def _read(batch: Any, cursors: Sequence[Any], schema: Any, task: MergeTask) -> tuple[Any, Any]:
+    """The rows that a batch names, file by file, with what ranks them; and indices that put them into its order."""
+    source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
+    by_source = np.lexsort((row, source))
+    found = [cursors[s].take(np.sort(row[source == s])) for s in np.unique(source)]
+    if task.forgets:  # adopted files do not say when
+        found.append(schema.empty_table())
+    rows = pa.concat_tables(found, promote_options="default" if task.forgets else "none")
+    for name, column in ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place")):
+        rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
+    if task.forgets:
+        rows = since(rows, rows[AGE], task.forgets)
+    return rows, pa.array(np.argsort(by_source, kind="stable"))
+
+
+def _count(spec: TableSpec, tally: Tally, nth: Any, ages: Any, deleted: Any, versions: Any, uses: Any = None) -> None:
     dies = nth == 0
     tally.lacking(ages[dies], deleted[dies])
     nth, ages, deleted, versions = (column[~dies] for column in (nth, ages, deleted, versions))
     by_content = (lambda one, other: versions[one] == versions[other]) if spec.ties == "content" else None
-    tally.meet(nth == 1, ages, deleted, by_content)
+    tally.meet(nth == 1, ages, deleted, by_content, uses)
 
 
 class _Cursor:

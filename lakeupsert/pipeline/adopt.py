@@ -23,6 +23,7 @@ from lakeupsert.engine.blocks import UnreadableFileError
 from lakeupsert.engine.inference import inferred, unify, without_nulls
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.append import is_landing_file
+from lakeupsert.pipeline.keyindex import adopted_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.storage import NotFoundError, ObjectInfo
@@ -58,6 +59,12 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     """
     if table.objects.ledger.head() is not None:
         raise _already(table)
+    if table.settings.groups:
+        raise ConfigurationError(
+            "bad-setting",
+            f"[tables.{table.name}] has `groups`, and adopted rows do not say which of them brought which. Nothing was changed.",
+            next="land the rows instead, or leave out `groups`",
+        )
     folders, left = _listed(table)
     progress(f"reading the footers of {sum(map(len, folders.values()))} files")
     footings = _footings(table, [found for files in folders.values() for found in files])
@@ -72,16 +79,6 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
                 "Nothing was changed.",
                 next=f"give the partition column the type string under [tables.{table.name}.schema], or rename the folder",
             )
-    table.objects.specs.append(spec, None)
-    known = table.head_spec()  # perhaps of an attempt that came this far and no further, or of one beside this
-    if table.objects.ledger.head() is not None:
-        raise _already(table)
-    if known is None or known.body.arrow_schema != spec.arrow_schema:
-        raise DamagedTableError(
-            "spec-in-the-way",
-            f"{table.store.uri(HOME)} holds a spec without a ledger, which an attempt left that found other columns.",
-            next=f"delete the folder {table.store.uri(HOME)}, which holds no data, and run `lakeupsert adopt` again",
-        )
     touched: dict[str, Touched] = {}
     by_name = {f.file.name: f.file for f in footings}
     for folder, found in folders.items():
@@ -94,6 +91,20 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
             files=(*before.files, *files),
             rows=before.rows + sum(f.rows for f in files),
             bytes=before.bytes + sum(f.bytes for f in files),
+        )
+    index = None
+    if spec.key_scope == "table":
+        progress("making the key index")
+        index = adopted_index(table, spec, touched)
+    table.objects.specs.append(spec, None)
+    known = table.head_spec()  # perhaps of an attempt that came this far and no further, or of one beside this
+    if table.objects.ledger.head() is not None:
+        raise _already(table)
+    if known is None or known.body.arrow_schema != spec.arrow_schema:
+        raise DamagedTableError(
+            "spec-in-the-way",
+            f"{table.store.uri(HOME)} holds a spec without a ledger, which an attempt left that found other columns.",
+            next=f"delete the folder {table.store.uri(HOME)}, which holds no data, and run `lakeupsert adopt` again",
         )
     progress(f"writing the manifests of {len(touched)} partitions")
 
@@ -114,6 +125,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         spec_version=0,
         touched=touched,
         rows_read=sum(t.rows for t in touched.values()),
+        index=index,
     )
     if table.objects.ledger.append(entry, None).result != "won":
         raise _already(table)

@@ -12,7 +12,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -47,6 +47,7 @@ from lakeupsert.engine.landing import (
     without_nulls,
 )
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
+from lakeupsert.pipeline.keyindex import placed
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, ObjectInfo, open_store
@@ -63,7 +64,7 @@ from lakeupsert.table.ledger import (
     next_stamp,
     taken,
 )
-from lakeupsert.table.spec import TableSpec, evolve
+from lakeupsert.table.spec import TableSpec, evolve, field_id, same_key_bytes
 from lakeupsert.table.types import named_type
 
 log = logging.getLogger(__name__)
@@ -145,6 +146,13 @@ def append(
         ConfigurationError: the batch id belongs to other files; the landing zone is missing.
         TryAgainError: races or a silent store; nothing is lost, what was committed shows in the next call.
     """
+    if full and table.settings.key_scope == "table":
+        raise ConfigurationError(
+            "full-extract-of-keys",
+            f'Table {table.name!r} has `key_scope = "table"`, and full extracts of such tables are not to be had: what an '
+            "extract lacks would stay in the key index. Nothing was done.",
+            next="append the files without --full, and send deletes for what is gone",
+        )
     changed: list[str] = []
     unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
     wider: set[str] = set()
@@ -155,6 +163,7 @@ def append(
                 log.warning(warning)
             return None
         if full:
+            _refuse_extract_of_columns(table)
             _refuse_part_of_extract(table, ground, changed)
         elif again:
             _refuse_extract_again(table, ground)
@@ -179,6 +188,16 @@ def append(
 
 
 _NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
+
+
+def _refuse_extract_of_columns(table: OpenTable) -> None:
+    if table.settings.mode == "columns":
+        raise ConfigurationError(
+            "full-extract-of-columns",
+            f"Full extract for table {table.name!r}: its mode is columns, and what an extract lacks can't be deleted there yet. "
+            "Nothing was committed.",
+            next="append without --full, and send deletes for the keys that are gone",
+        )
 
 
 def _refuse_part_of_extract(table: OpenTable, ground: _Ground, changed: Sequence[str]) -> None:
@@ -255,8 +274,28 @@ def _look(
             "Nothing was committed.",
             next="give the new files a --batch-id of their own, or none",
         )
+    if spec_head is not None and withdrawn is not None:
+        _refuse_renamed(table, spec_head.body, entries, {i.path: i.etag for i in inputs})
     stamp = next_stamp(head.body if head else None)
     return _Ground(head, spec_head, inputs, seen, batch_id or clock.new_id(), stamp, warnings)
+
+
+def _refuse_renamed(
+    table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry], inputs: Mapping[str, str]
+) -> None:
+    """Withdrawn files have the names of their time: under those of now their values would be in other columns."""
+    if not spec.renames:
+        return
+    for entry in entries:
+        then = spec.renamed_since(len(table.spec(entry.spec_version).renames))
+        same = [file.path for file in entry.files if inputs.get(file.path) == file.etag]
+        if then and same:
+            raise ConfigurationError(
+                "renamed-since",
+                f"{same[0]} was read before columns were renamed or dropped ({', '.join(then)}), and would be read under the "
+                "names of now: its values would be in other columns. Nothing was committed.",
+                next="land these rows in a file of another name, with the columns' names of now",
+            )
 
 
 def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
@@ -431,6 +470,12 @@ def _try(
         _refuse_above_limit(table, entry)
         if ground.full:
             entry = _full(table, spec, ground, entry, reports)
+        if spec.key_scope == "table":
+            in_table = placed(table, spec, ground.head, entry, progress)
+            if in_table is None:
+                raise _BeginAgain(discard=True)
+            entry = in_table.entry
+            written += in_table.objects
         progress("committing")
         link = _commit(table, ground, job, entry)
     except RefusedError:
@@ -464,6 +509,8 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     settings = table.settings
     where = f"[tables.{table.name}.schema]"
     given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
+    if known is not None:
+        _refuse_other_keys(table, known, given)
     observed: dict[str, Any] = {}
     # Names that differ by case alone are one column: as the table calls it, else the configuration, else the first file.
     names = {name.lower(): name for name in (*table.named_columns, *(known.schema.names if known is not None else ()))}
@@ -485,7 +532,15 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
         fields.append(pa.field(name, type_))
     if known is not None:
         fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
-        return evolve(known, pa.schema(fields)), []
+        now = {field_id(f): f.name for f in known.schema}
+        once = {one.name.lower(): now[one.id] for one in known.renames if one.id in now}
+        warnings = [
+            f"column {n!r} is new and has no values of before: what was called so is {once[n.lower()]!r} since a rename, and "
+            "rows that bring the old name leave it null"
+            for n in observed
+            if n.lower() in once and n not in known.schema.names
+        ]
+        return evolve(known, pa.schema(fields)), warnings
     fields += [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     spec = table.new_spec(pa.schema(fields))
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
@@ -499,6 +554,18 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
         if n in text - {one.column for one in spec.partition_from} and not all(s.typed for s in surveys)
     ]
     return spec, warnings
+
+
+def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Mapping[str, Any]) -> None:
+    for name in known.stored_key:  # a partition column is no part of a key's bytes
+        type_, where = known.schema.field(name).type, f"[tables.{table.name}.schema]"
+        if name in given and not same_key_bytes(type_, given[name]):
+            raise ConfigurationError(
+                "key-type-fixed",
+                f"The key column {name!r} is {type_} in table {table.name!r}, and {where} says {given[name]}. A key's type is "
+                "fixed when a table is created: the same key would be another one. Nothing was committed.",
+                next=f"take {name!r} out of {where}, or give a table of another name its own `processed`",
+            )
 
 
 def _text_columns(table: OpenTable) -> frozenset[str]:
@@ -625,6 +692,8 @@ def _rebased(
     table: OpenTable, job: AppendJob, entry: LedgerEntry, head: Link[LedgerEntry], newer: Link[LedgerEntry]
 ) -> LedgerEntry:
     """The same batch behind a newer head, where nothing that it stands on has changed."""
+    if job.spec.key_scope == "table":  # the winner may have moved the same keys
+        raise _BeginAgain(discard=True)
     won = [link.body for link in table.entries(head.number, newer.number)]
     paths = {f.path for f in entry.files}
     if any(f.path in paths for e in won for f in e.files) or any(e.batch_id == entry.batch_id for e in won):

@@ -6,36 +6,49 @@ Writes    nothing
 Repeat    safe, also while a night is at work
 
 Nothing is decided here: `engine.rank` orders the versions, and what counts is what the manifests' files hold. Rows that
-lost to another row of their own batch are in no file, so that they were there is all that can be told.
+lost to another row of their own batch are in no file, so that they were there is all that can be told. Where keys are unique in
+the whole table, they are in its files, marked, as are those that lost to what lies in another partition.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from operator import and_
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from lakeupsert.engine.columns import given, with_brought
 from lakeupsert.engine.convert import convert, plain
-from lakeupsert.engine.datafiles import aligned, opened, stream_file
+from lakeupsert.engine.datafiles import POSITION, aligned, opened, renamed, stream_file
 from lakeupsert.engine.floor import PARTITION, is_among, refused_by_merges, up_to
 from lakeupsert.engine.rank import latest, sortable
+from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, parse_partition, partition_scalars
-from lakeupsert.table.ledger import NOTHING, LedgerEntry
+from lakeupsert.table.ledger import NOTHING, LedgerEntry, counting
 from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
 
 Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
 Outcome = Literal[
-    "shown", "deletes", "won, not published", "pending", "superseded", "withdrawn", "refused", "forgotten", "lacking"
+    "shown",
+    "deletes",
+    "won, not published",
+    "pending",
+    "superseded",
+    "withdrawn",
+    "refused",
+    "forgotten",
+    "lacking",
+    "in part",
 ]
 
 _AGE = pa.field("_lakeupsert_age", pa.int64())
@@ -55,7 +68,10 @@ class Version:
         object: what it lies in, relative to the table.
         outcome: *shown* to readers; it *deletes* what they would see; it *won, not published*; *pending*: its batch is not
             merged; *superseded*; *withdrawn*: of greater rank than what is stored, and does not count; *refused*: below the
-            floor, in quarantine; *forgotten*: a delete, whose tombstone was dropped; *lacking*: a full extract lacked the key.
+            floor, in quarantine; *forgotten*: a delete, whose tombstone was dropped; *lacking*: a full extract lacked the key;
+            *in part*: of mode columns, some columns that readers see are its own.
+        columns: of mode columns, those.
+        moved_to: of a delete that `append` made, the partition that the record came for which took the key away.
     """
 
     source: Source
@@ -68,6 +84,8 @@ class Version:
     delete: bool
     object: str
     outcome: Outcome
+    columns: tuple[str, ...] | None = None
+    moved_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +198,8 @@ class _Row:
     source: Source
     object: str
     link: Link[LedgerEntry] | None = None
+    moved_to: str | None = None
+    lost_in_append: bool = False
 
     def value(self, column: str) -> Any:
         return self.values[column][0].as_py()
@@ -200,7 +220,7 @@ class _Row:
         return self.link.body.sources[self.value(FILE)] if self.link and self.source == "appended" else None
 
     def __str__(self) -> str:
-        what = "delete" if self.deletes else "row"
+        what = f"record of {self.moved_to}" if self.moved_to else "delete" if self.deletes else "row"
         if self.link is None:
             return f"the stored {what}"
         return f"the adopted {what}" if self.source == "adopted" else f"batch {self.link.number}'s {what} ({self.file})"
@@ -229,11 +249,17 @@ class _Search:
                 partition, published.version, f"Snapshot {self.snapshot.number}", lost=lost
             )
         merged = head.body.merged if head else -1
+        entries = self.table.entries(-1, max(self.last, merged))
+        newest = self.table.spec(
+            max(entries[-1].body.spec_version if entries else 0, head.body.spec_version if head else 0)
+        )
+        if len(newest.renames) > len(self.spec.renames):  # since the search began
+            self.spec = newest
 
         rows: list[_Row] = []
         settled: dict[int, int] = {}
         gone: list[tuple[int, str]] = []
-        for link in self.table.entries(-1, max(self.last, merged)):
+        for link in entries:
             touched = link.body.touched.get(partition, NOTHING)
             source: Source = "adopted" if link.body.kind == "create" else "appended"
             for number, file in enumerate(touched.files):
@@ -245,8 +271,9 @@ class _Search:
                     gone.append((link.number, file.name))
                     continue
                 rows += found
-                if found and touched.superseded:
-                    settled[link.number] = touched.superseded
+                unseen = touched.superseded - sum(f.deleted.rows for f in touched.files if f.deleted)
+                if found and unseen:
+                    settled[link.number] = unseen
         self.gone += len(gone)
 
         # Readers' version first: where the newest one holds the same row in another file, that file is nobody's news.
@@ -265,6 +292,8 @@ class _Search:
         lowest = max((rows.index(row) for row in (*won, *([forgotten] if forgotten else []))), default=len(rows))
 
         def outcome(rank: int, row: _Row) -> Outcome:
+            if row.lost_in_append:
+                return "superseded"
             if row in shown:
                 return "deletes" if row.deletes else "shown"
             if row in won:
@@ -280,16 +309,18 @@ class _Search:
             return "withdrawn" if rank < lowest else "superseded"  # above what is stored: its batch was taken back
 
         outcomes = {row: outcome(rank, row) for rank, row in enumerate(rows)}
+        columns = self._columns([row for row in rows if outcomes[row] in ("shown", "superseded")], shown)
+        outcomes |= {row: "in part" for row in columns if outcomes[row] == "superseded"}
         versions: list[Version] = []
         for row in rows:
-            versions.append(self._version(row, row, outcomes[row]))
+            versions.append(self._version(row, row, outcomes[row], columns.get(row)))
             if row in copies and copies[row].object != row.object:
                 versions.append(self._version(row, copies[row], outcomes[row]))
         seen = next((row for row in rows if outcomes[row] == "shown"), None)
         return ExplainedPartition(
             partition=partition,
             versions=tuple(versions),
-            shown=self._row_of(partition, seen) if seen else None,
+            shown=self._as_shown(partition, shown.get(seen, seen), readers) if seen else None,
             why=self._why(rows, outcomes, head),
             version=published.version if published else None,
             since=self._since(partition, next(iter(shown), None)),
@@ -310,22 +341,40 @@ class _Search:
         """The rows of the key in a file; those that bring no rank columns are ranked by their file and place in it."""
         self.files += 1
         condition = reduce(and_, [ds.field(name) == self.key[name][0] for name in self.spec.stored_key])
-        if file.deleted or (isinstance(file, TombstoneFile) and file.inline):
-            schema = self.spec.tombstone_schema if isinstance(file, TombstoneFile) else self.spec.stored_schema
-            found = [rows.filter(condition) for rows in stream_file(self.table.store, file, schema)]
+        lost: Any = np.empty(0, np.uint64)
+        if file.deleted and source == "appended":
+            lost = deleted_positions(self.table.store, file)
+            whole = msgspec.structs.replace(file, deleted=None)
+            schema = self.spec.ranked_schema.append(pa.field(POSITION, pa.int64()))
+            blocks = stream_file(self.table.store, whole, schema, spec=self.spec)
+            rows = pa.concat_tables([block.filter(condition) for block in blocks])
+        elif file.deleted or (isinstance(file, TombstoneFile) and file.inline):
+            schema = self.spec.tombstone_schema if isinstance(file, TombstoneFile) else self.spec.base_schema
+            found = [r.filter(condition) for r in stream_file(self.table.store, file, schema, spec=self.spec)]
             rows = pa.concat_tables([schema.empty_table(), *found])
         else:
             part = None if file.at is None else (file.at, file.bytes)
             with opened(self.table.store, file.name, part, partition) as opened_file:
                 parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files
-                rows = parquet.make_fragment(opened_file).to_table(filter=condition)
+                fragment, names = parquet.make_fragment(opened_file), self.spec.names_in(file.renames)
+                ours = (*(field.name for field in _RANK), MOVED_TO)
+                asked = [names.get(n, n) for n in (*self.spec.base_schema.names, *ours)]
+                there = set(fragment.physical_schema.names)
+                rows = renamed(fragment.to_table(columns=[n for n in asked if n in there], filter=condition), names)
         n = rows.num_rows
         given = (np.full(n, source == "tombstone"), np.full(n, number), np.arange(n), np.full(n, age))
         for field, values in zip(_RANK, given, strict=True):
             if field.name not in rows.schema.names:
                 rows = rows.append_column(field, pa.array(values, field.type))
-        rows = aligned(rows, pa.schema([*self.spec.stored_schema, *_RANK]))
-        return [_Row(rows.slice(i, 1), source, file.name or manifest, link) for i in range(n)]
+        names_there = rows.schema.names
+        moved_to = rows[MOVED_TO].to_pylist() if MOVED_TO in names_there else [None] * n
+        is_lost = np.isin(rows[POSITION].to_numpy(), lost) if POSITION in names_there else np.zeros(n, bool)
+        rows = aligned(rows, pa.schema([*self.spec.base_schema, *_RANK]))
+        if self.spec.mode == "columns" and source == "adopted":
+            rows = with_brought(rows, self.spec, names_there)
+        return [
+            _Row(rows.slice(i, 1), source, file.name or manifest, link, moved_to[i], bool(is_lost[i])) for i in range(n)
+        ]
 
     def _standing(
         self, rows: list[_Row], partition: str, version: Link[Manifest] | None
@@ -345,8 +394,9 @@ class _Search:
         rows = self._ranked(rows)
         standing: dict[_Row, _Row] = {}
         for copy in stored:
-            same = (self.spec.tombstone_schema if copy.deletes else self.spec.stored_schema).names
-            before = (row for row in rows if row not in standing and row.age <= copy.age)
+            by_order = copy.deletes or self.spec.mode == "columns"
+            same = (self.spec.tombstone_schema if by_order else self.spec.stored_schema).names
+            before = (row for row in rows if row not in standing and row.age <= copy.age and not row.lost_in_append)
             equal = (row for row in before if row.deletes == copy.deletes and row.texts(same) == copy.texts(same))
             standing[next(equal, copy)] = copy
         return self._ranked([*rows, *(row for row in standing if row not in rows)]), standing
@@ -383,7 +433,18 @@ class _Search:
         order, _ = latest(table, self.spec, (_AGE.name, FILE, PLACE))
         return [rows[i] for i in order.to_pylist()]
 
-    def _version(self, origin: _Row, row: _Row, outcome: Outcome) -> Version:
+    def _columns(self, rows: Sequence[_Row], shown: Mapping[_Row, _Row]) -> dict[_Row, tuple[str, ...]]:
+        """Of mode columns: what each of these rows has given to the one that readers see."""
+        seen = next(iter(shown), None)
+        if self.spec.mode == "rows" or seen is None or seen not in rows:
+            return {}
+        merged = shown[seen].age
+        counts = {0, *counting((link.number, link.body) for link in self.table.entries(-1, merged))}
+        rows = [row for row in rows if row.age <= merged and (row.link is None or row.link.number in counts)]
+        names = given(pa.concat_tables([row.values for row in rows]), self.spec, (_AGE.name, FILE, PLACE))
+        return {row: tuple(of_it) for row, of_it in zip(rows, names, strict=True) if of_it}
+
+    def _version(self, origin: _Row, row: _Row, outcome: Outcome, columns: tuple[str, ...] | None = None) -> Version:
         link = origin.link
         return Version(
             source=row.source,
@@ -392,11 +453,23 @@ class _Search:
             received_at=_moment(link.body.received_at) if link else None,
             file=origin.file,
             place=origin.value(PLACE) if origin.file else None,
-            order=row.texts(self.spec.order_by),
+            order=row.texts(self.spec.all_orders),
             delete=row.deletes,
             object=row.object,
             outcome=outcome,
+            columns=columns,
+            moved_to=origin.moved_to,
         )
+
+    def _as_shown(self, partition: str, row: _Row, readers: Link[Manifest] | None) -> dict[str, Any]:
+        """The row under the names that readers see, which may be those of before a rename that is not published."""
+        assert self.snapshot is not None, "readers see the row"
+        then = self.table.spec(self.snapshot.body.spec_version)
+        if then.renames == self.spec.renames:
+            return self._row_of(partition, row)
+        search = replace(self, spec=then)
+        rows, _ = search._standing([], partition, readers)
+        return search._row_of(partition, rows[0])
 
     def _row_of(self, partition: str, row: _Row) -> dict[str, Any]:
         folders = partition_scalars(self.spec, partition)
@@ -420,11 +493,14 @@ class _Search:
         uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
         aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
         winner = next(
-            (row for row in rows if outcomes[row] not in ("withdrawn", "superseded", "refused", "lacking")), None
+            (row for row in rows if outcomes[row] not in ("withdrawn", "superseded", "refused", "lacking", "in part")),
+            None,
         )
         if winner is None:
-            lacks = any(outcome == "lacking" for outcome in outcomes.values())
-            return f"{'A full extract lacked the key.' if lacks else 'No version counts.'}{aside}"
+            if any(outcome == "lacking" for outcome in outcomes.values()):
+                return f"A full extract lacked the key.{aside}"
+            elsewhere = any(row.lost_in_append for row in rows)
+            return f"{'What came lost to a record in another partition.' if elsewhere else 'No version counts.'}{aside}"
         seen = [row for row in rows if outcomes[row] == "shown"]
         still = f"and readers still see {seen[0] if seen else 'no row'}."
         reason = self._reason(winner, rows[rows.index(winner) + 1 :])
@@ -432,6 +508,8 @@ class _Search:
         match outcomes[winner]:
             case "forgotten":
                 return f"Deleted by {winner}, which the table has forgotten; what comes below it goes to quarantine.{aside}"
+            case "deletes" if winner.moved_to:
+                return f"Moved to {winner.moved_to} by {winner}: {reason}.{aside}"
             case "deletes":
                 return f"Deleted by {winner}: {reason}.{aside}"
             case "won, not published":

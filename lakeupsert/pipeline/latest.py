@@ -91,7 +91,7 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where))
     shown = {p: heads.snapshot.partitions[p] for p in wanted if p not in heads.touched}
     # All are planned before one is merged: a version that is gone is found out early.
-    heads_of = {p: _head(table, heads, p) for p in wanted if p in heads.touched}
+    heads_of = {p: _head(table, heads, p, spec_version) for p in wanted if p in heads.touched}
     steps = {p: _step(table, heads, p, head) for p, head in heads_of.items()}
     pinned: dict[str, list[DataFile]] = {}
     overlay = OverlayStore(table.store) if any(step.tasks for step in steps.values()) else None
@@ -119,13 +119,17 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     return View(TableObjects(overlay) if overlay else table.objects, spec, snapshot, None, pinned)
 
 
-def _head(table: OpenTable, heads: _Heads, partition: str) -> Link[Manifest] | None:
-    """The newest version up to the batch."""
+def _head(table: OpenTable, heads: _Heads, partition: str, spec_version: int) -> Link[Manifest] | None:
+    """The newest version up to the batch whose files its spec describes: after a rename that was published since, one may have
+    been written anew under the names of later."""
     chain, version = table.objects.partition(partition), heads.newest.get(partition)
     if heads.snapshot.lost(partition, version):
         shown = heads.snapshot.partitions[partition].version
         raise table.objects.missing(partition, shown, f"Snapshot {heads.number}", lost=True)
-    while version is not None and version.body.merged > heads.batch:
+    renames = len(table.spec(spec_version).renames)
+    while version is not None and (
+        version.body.merged > heads.batch or len(table.spec(version.body.spec_version).renames) > renames
+    ):
         version = next(chain.between(version.number - 2, version.number - 1)) if version.number else None
     return version
 

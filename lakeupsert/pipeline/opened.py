@@ -20,12 +20,12 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertE
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
-from lakeupsert.table.chain import FORMAT, Link, newer_format
+from lakeupsert.table.chain import PLAIN, Link, newer_format
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import DeleteRule, Ordering, PartitionColumn, TableSpec, create
+from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec, create, refuse_unknown
 from lakeupsert.table.work import Work, read_work
 
 log = logging.getLogger(__name__)
@@ -107,6 +107,7 @@ class OpenTable:
         """The newest spec, or None where the table does not exist yet; refuses another table's."""
         head = self.objects.specs.head()
         if head is not None:
+            refuse_unknown(head.body, self.settings.processed)
             self._refuse_other(head.body)
             self._specs[head.number] = head.body
         return head
@@ -121,10 +122,16 @@ class OpenTable:
             order_by=settings.order_by,
             order_in_name=settings.order_in_name,
             ties=settings.ties,
+            mode=settings.mode,
+            nulls=settings.nulls,
+            groups=_groups(settings),
+            key_scope=settings.key_scope,
             partition_by=settings.partition_by,
             delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
             stamped=settings.order_in_name is None
             and len(settings.order_by) == 1
+            # With groups a batch may bring these alone: then only the default says that arrival is the order.
+            and (not settings.groups or settings.order_by == ("record_timestamp",))
             # Only a bare name: whoever gives a direction means a column that is there, and may have mistyped it.
             and settings.order_by[0] not in schema.names
             and not re.search(r"\s", settings.order_by[0]),
@@ -138,6 +145,7 @@ class OpenTable:
         names = [name for one in partitions for name in (one.column, one.source)]
         names += [Ordering.parse(text).column for text in settings.order_by]
         names += [settings.delete.column if settings.delete else None, *settings.key, *settings.schema]
+        names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
         return tuple(name for name in names if name)
 
     def spec(self, version: int) -> TableSpec:
@@ -149,12 +157,15 @@ class OpenTable:
         """The newest spec; an error where nothing was ever appended."""
         head = self.head_spec()
         if head is None:
-            raise ConfigurationError(
-                "no-table-yet",
-                f"Table {self.name!r} does not exist yet: nothing was ever appended to {self.settings.processed}.",
-                next="put files into the landing zone and run `lakeupsert run`",
-            )
+            raise self.no_table_yet()
         return head.body
+
+    def no_table_yet(self) -> ConfigurationError:
+        return ConfigurationError(
+            "no-table-yet",
+            f"Table {self.name!r} does not exist yet: nothing was ever appended to {self.settings.processed}.",
+            next="put files into the landing zone and run `lakeupsert run`",
+        )
 
     def entry(self, number: int) -> Link[LedgerEntry] | None:
         """One ledger entry, or None where there is none of that number."""
@@ -203,7 +214,7 @@ class OpenTable:
             name = TableObjects.ledger_headers(first)
             try:
                 found = msgspec.json.decode(self.store.get(name), type=Headers)
-                if found.format > FORMAT:
+                if found.format > PLAIN:
                     raise newer_format(self.store.uri(name), found.format)
             except (msgspec.DecodeError, msgspec.ValidationError) as e:
                 raise DamagedTableError(
@@ -213,7 +224,7 @@ class OpenTable:
                 ) from e
             except NotFoundError:
                 entries = tuple(header(link.body) for link in self.entries(first - 1, last))
-                found = Headers(format=FORMAT, first=first, entries=entries)
+                found = Headers(format=PLAIN, first=first, entries=entries)
                 if write:
                     with suppress(UnknownOutcomeError):  # the next append finds it, or makes it
                         self.store.create(name, msgspec.json.encode(found))
@@ -361,6 +372,10 @@ class OpenTable:
             "order_by": tuple(str(Ordering.parse(text)) for text in given.order_by),
             "order_in_name": given.order_in_name,
             "ties": given.ties,
+            "mode": given.mode,
+            "nulls": given.nulls,
+            "groups": _groups(given),
+            "key_scope": given.key_scope,
             "partition_by": tuple(str(PartitionColumn.parse(text)) for text in given.partition_by),
             "delete": given.delete and msgspec.structs.asdict(given.delete),
         }
@@ -370,19 +385,34 @@ class OpenTable:
             "order_by": tuple(map(str, spec.ordering)),
             "order_in_name": spec.order_in_name,
             "ties": spec.ties,
+            "mode": spec.mode,
+            "nulls": spec.nulls,
+            "groups": spec.groups,
+            "key_scope": spec.key_scope,
             "partition_by": tuple(made.get(column, column) for column in spec.partition_by),
             "delete": spec.delete and msgspec.structs.asdict(spec.delete),
         }
         for setting, value in configured.items():
             if stored[setting] != value:
-                stored_text = json.dumps(stored[setting], ensure_ascii=False)
-                mend = f"correct `{setting}`" if setting == "delete" else f"set `{setting} = {stored_text}`"
+                tables = setting in ("delete", "groups")
+                stored_text = "" if tables else json.dumps(stored[setting], ensure_ascii=False)
+                mend = f"correct `{setting}`" if tables else f"set `{setting} = {stored_text}`"
                 raise ConfigurationError(
                     "another-table",
                     f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
                     f"[tables.{self.name}] says {_text(value)}. These are fixed when a table is created.",
                     next=f"{mend}, or give [tables.{self.name}] a processed path of its own",
                 )
+
+
+def _groups(settings: TableSettings) -> tuple[ColumnGroup, ...]:
+    """In the order of their names, as tables of TOML have none."""
+    return tuple(
+        ColumnGroup(
+            name=name, order_by=tuple(str(Ordering.parse(text)) for text in group.order_by), columns=group.columns
+        )
+        for name, group in sorted(settings.groups.items())
+    )
 
 
 def _last_touches(links: Iterable[Link[LedgerEntry]]) -> dict[str, int]:

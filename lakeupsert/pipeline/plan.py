@@ -39,7 +39,7 @@ from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.prices import Prices, load_prices
 from lakeupsert.pipeline.steps import next_step
-from lakeupsert.pipeline.strategy import SMALL_BYTES, in_place
+from lakeupsert.pipeline.strategy import SMALL_BYTES, as_whole_rows, in_place
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
@@ -550,7 +550,10 @@ def _merges(
             read += sum(f.bytes for f in stored) + round(next_one.bytes)
             objects += next_one.files + sum(len(b.data) for b in buckets)
             limit = table.settings.bucket_bytes
-            kept = [in_place(table.strategy, b, next_one.bytes * 0.5**b.bits, limit)[0] for b in buckets]
+            comes = {b: next_one.bytes * 0.5**b.bits for b in buckets}
+            if table.settings.mode == "columns":
+                comes = {b: as_whole_rows(b, size, rows * 0.5**b.bits) for b, size in comes.items()}
+            kept = [in_place(table.strategy, b, size, limit)[0] for b, size in comes.items()]
             buckets, wrote = _merged(buckets, kept, rows * sizes.kept, sizes)
             written, versions = written + wrote, versions + 1
         if versions:

@@ -47,14 +47,15 @@ from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry, counting
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import Ordering, TableSpec
 
 BLOCK_ROWS = 50_000
 """Rows of a text file that go to DuckDB at once."""
 COPIED_BYTES = 16 << 20
 _MARKED = "\ue000{}\ue000"
 """A number of JSON, as it was written: Python's own would lose digits, also within lists and objects."""
-_DELETED, _NTH, _PLACE, _BATCH = (f"_lakeupsert_{name}" for name in ("delete", "nth", "place", "batch"))
+_DELETED, _NTH, _PLACE, _BATCH, _HAS = (f"_lakeupsert_{name}" for name in ("delete", "nth", "place", "batch", "has"))
+"""The last is of mode columns: the names of the columns that a row brings, in small letters."""
 
 _MADE = {
     "year": "year({})",
@@ -68,11 +69,7 @@ _MADE = {
 _COMPARED = """
 SELECT {partition}, count(*) FILTER (p.{nth} IS NULL), count(*) FILTER (e.{nth} IS NULL),
        count(*) FILTER (p.{nth} = e.{nth} AND row({expected}) IS DISTINCT FROM row({published}))
-FROM (
-    SELECT * FROM (
-        SELECT *, row_number() OVER (PARTITION BY {key} ORDER BY {order}, rowid DESC) AS {nth} FROM landed
-    ) WHERE {nth} = 1 AND NOT {deleted}
-) e FULL JOIN (SELECT *, row_number() OVER (PARTITION BY {key}) AS {nth} FROM published) p USING ({key}, {nth})
+FROM ({winners}) e FULL JOIN (SELECT *, row_number() OVER (PARTITION BY {key}) AS {nth} FROM published) p USING ({key}, {nth})
 GROUP BY {partition}
 """
 
@@ -107,14 +104,17 @@ def recompute(
     """Compare these partitions of a snapshot with what the batches that count in them brought.
 
     A partition that is still as it was adopted has nothing to be compared with, and is left out; so are those that a batch
-    touches whose landing files are gone or changed. Raises ConfigurationError where DuckDB has no type for a column.
+    touches whose landing files are gone or changed. Where keys are unique in the whole table, every partition says which of
+    them has a key, so all are compared, or none. Raises ConfigurationError where DuckDB has no type for a column.
     """
     view = View.open(table.objects, table.existing_spec(), snapshot.number)
+    asked, partitions = partitions, sorted(snapshot.body.partitions) if view.spec.key_scope == "table" else partitions
     entries = table.entries(-1, snapshot.body.batch)
     shown = {
         p: table.version(p, snapshot.body.partitions[p].version) for p in partitions if p in snapshot.body.partitions
     }
-    batches = _counted(entries, {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)})
+    settled = {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)}
+    batches = _counted(entries, shown if view.spec.key_scope == "table" else settled)
     with _connected() as db:
         inputs = _Inputs(table, view.spec, db, refused_by_merges(table.store, shown.values(), view.spec))
         gone: dict[int, str] = {}
@@ -124,6 +124,8 @@ def recompute(
             if found is not None:
                 gone[number] = found
                 unknown.update(touched)
+        if unknown and view.spec.key_scope == "table":
+            unknown.update(shown)
         compared = sorted({p for touched in batches.values() for p in touched} - unknown)
         inputs.create_tables()
         for number, touched in batches.items():
@@ -136,7 +138,9 @@ def recompute(
         progress("comparing")
         differing = inputs.compared()
     values = {p: tuple(v.as_py() for v in partition_scalars(view.spec, p).values()) for p in compared}
-    return Recomputed({p: differing.get(values[p], Comparison()) for p in compared}, gone)
+    return Recomputed(
+        {p: differing.get(values[p], Comparison()) for p in compared if p in asked and p in settled}, gone
+    )
 
 
 def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -> dict[int, list[str]]:
@@ -185,7 +189,8 @@ class _Inputs:
     def create_tables(self) -> None:
         columns = [f"{_name(name)} {type_}" for name, type_ in self._types(self._spec).items()]
         self._db.execute(f"CREATE TABLE published ({', '.join(columns)})")
-        self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, f'{_DELETED} BOOLEAN', f'{_BATCH} BIGINT'])})")
+        ours = [f"{_DELETED} BOOLEAN", f"{_BATCH} BIGINT", f"{_HAS} VARCHAR[]"]
+        self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, *ours])})")
 
     def load(self, number: int, entry: LedgerEntry, partitions: Sequence[str]) -> None:
         """Put the accepted rows of these partitions that a batch brought behind those that are there, and of what it is a full
@@ -253,7 +258,9 @@ class _Inputs:
         while block := list(islice(rows, BLOCK_ROWS)):
             names = list(dict.fromkeys(name for row in block for name in row))
             came = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
-            self._db.register("came", pa.table({**came, _PLACE: pa.array(range(len(block)))}))
+            now = self._names_now(entry)
+            has = pa.array([[now.get(name.lower(), name.lower()) for name in row] for row in block])
+            self._db.register("came", pa.table({**came, _PLACE: pa.array(range(len(block))), _HAS: has}))
             self._insert(entry, "came", landed.path, names, None, text=True, place=_PLACE)
 
     def _load_typed(
@@ -308,10 +315,13 @@ class _Inputs:
         text: bool,
         place: str,
     ) -> None:
-        written, shown = self._types(self._table.spec(entry.spec_version)), self._types(self._spec)
+        spec = self._table.spec(entry.spec_version)
+        then = self._spec.names_in(len(spec.renames))
+        written, shown = self._types(spec), self._types(self._spec)
         present = set(map(str.lower, names))  # DuckDB does not tell upper from lower case either
         columns = []
-        for name, type_ in shown.items():
+        for shown_name, type_ in shown.items():
+            name = then.get(shown_name, shown_name)
             if adopted is not None and name in self._spec.partition_by:
                 value = _text(partition_scalars(self._spec, adopted)[name].as_py())
             elif (given := self._given(entry, file, name, written, text) if adopted is None else None) is not None:
@@ -323,7 +333,7 @@ class _Inputs:
             first = written.get(
                 name, type_
             )  # a value that was narrower when it came, such as a FLOAT, is what it was then
-            columns.append(f"TRY_CAST(TRY_CAST({value} AS {first}) AS {type_}) AS {_name(name)}")
+            columns.append(f"TRY_CAST(TRY_CAST({value} AS {first}) AS {type_}) AS {_name(shown_name)}")
         delete = self._spec.delete
         deleted = "false"
         if delete is not None and adopted is None:
@@ -332,12 +342,23 @@ class _Inputs:
             elif delete.column is not None and delete.column.lower() in present:
                 values = ", ".join(map(_text, delete.values))
                 deleted = f"coalesce(CAST({_name(delete.column)} AS VARCHAR) IN ({values}), false)"
+        now = self._names_now(entry)
+        has = (
+            _HAS
+            if text
+            else f"CAST([{', '.join(_text(now.get(name, name)) for name in sorted(present))}] AS VARCHAR[])"
+        )
         self._db.execute(
             f"INSERT INTO landed SELECT * EXCLUDE ({_PLACE}) FROM "
-            f"(SELECT {', '.join(columns)}, {deleted} AS {_DELETED}, {self._number} AS {_BATCH}, {place} AS {_PLACE} "
-            f"FROM {source}) landed "
+            f"(SELECT {', '.join(columns)}, {deleted} AS {_DELETED}, {self._number} AS {_BATCH}, {has} AS {_HAS}, "
+            f"{place} AS {_PLACE} FROM {source}) landed "
             f"WHERE {self._is_wanted()} ORDER BY {_PLACE}"
         )
+
+    def _names_now(self, entry: LedgerEntry) -> dict[str, str]:
+        """By their names in a batch, what columns are called that were renamed since, in small letters; dropped ones nothing."""
+        renamed = self._spec.renamed_since(len(self._table.spec(entry.spec_version).renames))
+        return {then.lower(): (name or "").lower() for then, name in renamed.items()}
 
     def _given(self, entry: LedgerEntry, file: str, name: str, written: dict[str, str], text: bool) -> str | None:
         """The value of a column that no row brings, in SQL; None where it is none of these."""
@@ -381,15 +402,14 @@ class _Inputs:
     def compared(self) -> dict[Any, Comparison]:
         """By the values of the partition columns."""
         spec = self._spec
-        key = ", ".join(_name(n) for n in dict.fromkeys((*spec.partition_by, *spec.key)))
+        key = ", ".join(map(_name, self._key))
         columns = spec.schema.names
         found = self._db.execute(
             _COMPARED.format(
                 partition=", ".join(map(_name, spec.partition_by)),
                 nth=_NTH,
-                deleted=_DELETED,
+                winners=_winners(spec, key),
                 key=key,
-                order=", ".join(_order(spec)),
                 expected=", ".join(f"e.{_name(n)}" for n in columns),
                 published=", ".join(f"p.{_name(n)}" for n in columns),
             )
@@ -551,11 +571,40 @@ def _from_text(value: str, type_: str) -> str:
     return value
 
 
-def _order(spec: TableSpec) -> Iterator[str]:
-    for o in spec.ordering:
+def _winners(spec: TableSpec, key: str) -> str:
+    """What the rows that landed come to, a row for each ``key``, in SQL."""
+    ties = [_DELETED, *spec.content] if spec.ties == "content" else []
+    order = ", ".join([*_order(spec.ordering), *(f"{_name(column)} DESC NULLS LAST" for column in ties), "rowid DESC"])
+    if spec.mode == "rows":
+        unique = ", ".join(map(_name, spec.key)) if spec.key_scope == "table" else key
+        return (
+            f"SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {unique} ORDER BY {order}) AS {_NTH} FROM landed) "
+            f"WHERE {_NTH} = 1 AND NOT {_DELETED}"
+        )
+    columns, ranks = [f"1 AS {_NTH}"], []
+    for number, (ordering, ids) in enumerate(spec.columns_of):
+        nth = f"{_NTH}_{number}"
+        by_rank = ", ".join([*_order(ordering), "rowid DESC"])
+        ranks.append(f"row_number() OVER (PARTITION BY {key} ORDER BY {by_rank}) AS {nth}")
+        orders = [o.column for o in ordering]
+        ordered = " OR ".join(f"{_name(name)} IS NOT NULL" for name in orders) if spec.groups else "true"
+        for name in ids:
+            brings = "true" if name in orders else f"list_contains({_HAS}, {_text(name.lower())})"
+            if spec.nulls == "keep" and name not in orders:
+                brings += f" AND {_name(name)} IS NOT NULL"
+            # In a struct, as arg_min passes over nulls.
+            value = f"struct_pack(v := CASE WHEN NOT {_DELETED} THEN {_name(name)} END)"
+            brought = f"arg_min({value}, {nth}) FILTER ({_DELETED} OR (({ordered}) AND {brings}))"
+            columns.append(f"({brought}).v AS {_name(name)}")
+    return (
+        f"SELECT {key}, {', '.join(columns)} FROM (SELECT *, {', '.join(ranks)} FROM landed) "
+        f"GROUP BY {key} HAVING NOT arg_min({_DELETED}, {_NTH}_0)"
+    )
+
+
+def _order(ordering: Sequence[Ordering]) -> Iterator[str]:
+    for o in ordering:
         yield f"{_name(o.column)} {'ASC' if o.ascending else 'DESC'} NULLS {'FIRST' if o.nulls_first else 'LAST'}"
-    for column in [_DELETED, *spec.content] if spec.ties == "content" else ():
-        yield f"{_name(column)} DESC NULLS LAST"
 
 
 def _compared_schema(spec: TableSpec) -> Any:

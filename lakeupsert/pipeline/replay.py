@@ -22,9 +22,11 @@ from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, plan_spec
+from lakeupsert.pipeline.keyindex import placed
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, Replayed, next_stamp, still_quarantined
+from lakeupsert.table.spec import TableSpec
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ def replay(
         )
         rows = sum(f.rows for f in files)
         progress(f"trying {rows} quarantined rows again")
-        replayed, reports = replay_rows(job, files)
+        replayed, reports = replay_rows(job, files, renames_of(table, spec, head.number))
         if not replayed:
             if files:
                 log.warning("none of the %d quarantined rows passes now", rows)
@@ -77,6 +79,12 @@ def replay(
                 f"Batch id {batch_id!r} is that of another batch. Nothing was committed.",
                 next="give the replay a --batch-id of its own, or none",
             )
+        if spec.key_scope == "table":
+            in_table = placed(table, spec, head, entry, progress)
+            if in_table is None:
+                table.discard(names)
+                continue
+            entry, names = in_table.entry, names | in_table.objects
         progress("committing")
         if planned and table.objects.specs.append(spec, spec_head).result != "won":
             table.discard(names)
@@ -90,6 +98,14 @@ def replay(
                 table.discard(names)
         clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
     raise races_exhausted(table.store.uri(), ATTEMPTS)
+
+
+def renames_of(table: OpenTable, spec: TableSpec, last: int) -> Callable[[str], int]:
+    """How many of the spec's renames there had been when a batch, by its id, was written: its rows have the names of then."""
+    if not spec.renames:
+        return lambda batch_id: 0
+    versions = {entry.batch_id: entry.spec_version for entry in table.headers(last)}
+    return lambda batch_id: len(table.spec(versions[batch_id]).renames)
 
 
 def _entry(job: AppendJob, replayed: tuple[Replayed, ...], reports: Sequence[Report]) -> LedgerEntry:

@@ -22,11 +22,13 @@ from lakeupsert.engine.landing import ChangedFileError, LandingInput, RowRules, 
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.replay import renames_of
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, LandingFile, Touched, counting
 from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Rebuilt, Source, Work, write_work
 
 AT_ONCE = 16
@@ -107,13 +109,20 @@ def reprocess(
     Raises:
         RefusedError: a landing or adopted file is gone or is another one than the ledger says. Nothing was written then.
     """
+    if host is not None and table.settings.key_scope == "table":
+        raise RefusedError(
+            "keys-of-the-table",
+            f'Table {table.name!r} has `key_scope = "table"`: its landing files do not tell which keys went to other '
+            "partitions, so no partition can be made anew of them. No partition was changed.",
+            next=_WITHOUT_LANDING,
+        )
     snapshot = table.last_snapshot()
     newest = {p: table.newest(p, snapshot, from_landing=host is not None) for p in filter(selected, _partitions(table))}
     heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
     if host is None:
         stored = [head.body for head in heads.values()]
         plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
-        return plan if dry or not heads else _begun(table, plan, {}, start=None)
+        return plan if dry or not heads else _begun(table, plan, snapshot, {}, start=None)
     needed = _needed(table, {p: head.body.merged for p, head in heads.items()})
     adopted = [f for p in heads for f in _adopted(table, p)]
     progress(f"checking the landing files of {len(needed)} batches")
@@ -132,12 +141,13 @@ def reprocess(
             progress(f"reading batch {number} again, {len(inputs[number])} landing files")
             job = _job(table, host, number, inputs[number], partitions, start, below)
             replayed = table.entries(number - 1, number)[0].body.replayed
-            reports = replay_rows(job, replayed)[1] if replayed else host.run(job)
+            renames = renames_of(table, job.spec, number) if replayed else None
+            reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
             found = touched_by(reports)
             for partition in partitions:  # a full extract touches also those that it has nothing of
                 made[partition][number] = found.get(partition, NOTHING)
             _verify(table, number, reports, {p: made[p].get(number) for p in partitions})
-        return _begun(table, plan, made, start)
+        return _begun(table, plan, snapshot, made, start)
     except (RefusedError, FencedError):  # nothing names these files
         table.discard({f.name for of_partition in made.values() for t in of_partition.values() for f in t.files})
         raise
@@ -157,14 +167,19 @@ class FencedError(TryAgainError):
 
 
 def _begun(
-    table: OpenTable, plan: ReprocessPlan, made: Mapping[str, dict[int, Touched]], start: int | None
+    table: OpenTable,
+    plan: ReprocessPlan,
+    snapshot: Link[Snapshot] | None,
+    made: Mapping[str, dict[int, Touched]],
+    start: int | None,
 ) -> ReprocessPlan:
     name = TableObjects.new_work()
     rebuilt = {
         p: Rebuilt(merged=head.body.merged, batches=made.get(p, {}), refused=head.body.quarantine)
         for p, head in plan.heads.items()
     }
-    write_work(table.store, name, Work(source=plan.source, partitions=rebuilt))
+    spec_version = snapshot.body.spec_version if snapshot else 0
+    write_work(table.store, name, Work(source=plan.source, partitions=rebuilt, spec_version=spec_version))
     head = table.objects.ledger.head()
     # Asked after the work object is there: a vacuum whose fence comes later finds it and keeps what it names.
     if start is not None and head and any(e.body.kind == "fence" for e in table.entries(start - 1, head.number)):

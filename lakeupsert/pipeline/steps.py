@@ -13,7 +13,7 @@ from lakeupsert.engine.floor import Forgetting
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.strategy import Strategy, bits_more, in_place
+from lakeupsert.pipeline.strategy import Strategy, as_whole_rows, bits_more, in_place
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
@@ -31,6 +31,7 @@ class Step:
         counting: numbers of those among them whose rows are merged; the others are withdrawn.
         tasks: one for each bucket that rows are written into. Buckets that have none stay; a restore alone has none at all.
         work: the work object that asks for it, where the partition is written anew at the `merged` that it has.
+        asked: the work object's spec version.
     """
 
     head: Link[Manifest] | None
@@ -40,6 +41,7 @@ class Step:
     up_to: int
     tasks: tuple[MergeTask, ...]
     work: str | None = None
+    asked: int = 0
 
     @property
     def partition(self) -> str:
@@ -58,9 +60,9 @@ class Step:
     @property
     def spec_version(self) -> int:
         """A version is written under its own batch's spec: under a newer one, readers of that batch would meet files that
-        their spec does not describe."""
+        their spec does not describe. What is written anew is for the readers of a later snapshot than the work object's."""
         last = self.pending[-1].body.spec_version if self.pending else 0
-        return max(last, self.base.spec_version, self.head.body.spec_version if self.head else 0)
+        return max(last, self.base.spec_version, self.head.body.spec_version if self.head else 0, self.asked)
 
     @property
     def strategy(self) -> str:
@@ -165,7 +167,7 @@ def _step(
     number: int,
     work: str | None = None,
 ) -> Step:
-    step = Step(head, base, pending, counts, number, (), work)
+    step = Step(head, base, pending, counts, number, (), work, table.work(work).spec_version if work else 0)
     batches = tuple(link.body.touched[base.partition].files for link in pending if link.number in counts)
     if not batches and (work is None or not base.buckets):
         return step
@@ -181,6 +183,8 @@ def _tasks(
 ) -> Iterator[MergeTask]:
     """What makes a bucket anew: one task, or one for each that it is split into; none where nothing comes for it."""
     incoming = sum(f.bytes * share(f, bucket) for files in batches for f in files)
+    if table.spec(step.spec_version).mode == "columns":
+        incoming = as_whole_rows(bucket, incoming, sum(f.rows * share(f, bucket) for files in batches for f in files))
     counted = [link for link in step.pending if link.number in step.counting]
     full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
     forgets = _forgets(table, step, counted)

@@ -61,6 +61,12 @@ def bits_more(bucket: BucketEntry, incoming_bytes: float, bucket_bytes: int) -> 
     return max(0, ceil(log2(max(1, _live_bytes(bucket) + incoming_bytes) / bucket_bytes)))
 
 
+def as_whole_rows(bucket: BucketEntry, incoming_bytes: float, rows: float) -> float:
+    """Bytes of so many incoming rows where each may bring some columns only, and is written as a whole row."""
+    stored = sum(file.live for file in bucket.data)
+    return max(incoming_bytes, rows * _live_bytes(bucket) / max(1, stored))
+
+
 def _live_bytes(bucket: BucketEntry) -> float:
     return sum(file.bytes * file.live / max(1, file.rows) for file in bucket.data)
 

@@ -22,10 +22,11 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.keyindex import named_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
-from lakeupsert.table.layout import HOME, TableObjects
+from lakeupsert.table.layout import HOME, KEYS, TableObjects
 from lakeupsert.table.ledger import LedgerEntry, Restored, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -187,6 +188,7 @@ class _Look:
         for partition in sorted(chains | touched | self._newest.partitions.keys()):  # other folders are somebody else's
             self._look_at_partition(partition)
         self._look_at_packs(packs)
+        self._look_at_keys(ledger.number)
         self._look_at_snapshots()
         for found in table.store.list(f"{SCRATCH}/"):
             if self._is_older(found, UNFINISHED_KEPT):
@@ -311,11 +313,11 @@ class _Look:
 
     def _look_at_packs(self, packs: dict[str, int]) -> None:
         rebuilt = [t for work in self._works for p in work.partitions.values() for t in p.batches.values()]
-        named = {f.name for touched in rebuilt for f in touched.files}
+        named = {name for touched in rebuilt for f in touched.files for name in f.objects}
         needed = set(named)
         for link in self._entries:
             for partition, touched in link.body.touched.items():
-                names = {f.name for f in touched.files}
+                names = {name for f in touched.files for name in f.objects}
                 named |= names
                 if names and self._needs(partition, link.number):
                     needed |= names
@@ -325,6 +327,19 @@ class _Look:
                 self._add(found, "merged, and every kept snapshot has it", None, None)
             elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, start)
+
+    def _look_at_keys(self, number: int) -> None:
+        """Objects of the key index: who appends needs those of the ledger's head, and who loses that place looks again."""
+        if not self._objects[KEYS]:
+            return
+        entries = self._table.headers(number)
+        named = {f.name for e in entries for f in (*e.keys, *(e.index.files if e.index else ()))}
+        needed = {f.name for files in named_index(entries) or () for f in files}
+        for name, found in self._objects[KEYS].items():
+            if name in named - needed:
+                self._add(found, "a part of the key index that was written anew since", None, None)
+            elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
+                self._add(found, "its writer did not commit it", None, TableObjects.start_of(name))
 
     def _needs(self, partition: str, batch: int) -> bool:
         """Whether somebody may still merge what the batch brought for the partition."""

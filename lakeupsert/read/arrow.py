@@ -1,7 +1,9 @@
 """Reading a view with Arrow; Polars and DuckDB take the reader as it is."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import pyarrow as pa
@@ -34,27 +36,49 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
     Raises ConfigurationError for a filter that can't be used; DamagedTableError, while it is consumed, where a file is
     missing or not readable; StoreUnavailableError where the disk or mount failed.
     """
-    schema = reader_schema(view.spec)
-    conjuncts = parse_where(where, schema, ArrowTerms())
-    pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
+    scan = cache(partial(_scan, view.spec, where))
+    scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
     files = view.files(where, partition)
-    return pa.RecordBatchReader.from_batches(schema, _batches(view, files, schema, pushed, rest))
+    return pa.RecordBatchReader.from_batches(reader_schema(view.spec), _batches(view, files, scan))
 
 
-def _batches(view: View, files: Iterator[ViewFile], schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:
+@dataclass(frozen=True)
+class _Scan:
+    """How the files that have as many renames behind them are read, whose names ``schema`` and the filters have.
+
+    Attributes:
+        pushed, rest: the filter, what statistics may decide of it and what they may not; None for none.
+        names: what readers call the columns, where that differs.
+    """
+
+    schema: Any
+    pushed: Any
+    rest: Any
+    names: list[str] | None
+
+
+def _scan(spec: TableSpec, where: str | None, renames: int) -> _Scan:
+    schema, names = reader_schema(spec), spec.names_in(renames)
+    conjuncts = parse_where(where, schema, ArrowTerms(names))
+    pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
+    in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema]) if names else schema
+    return _Scan(in_file, pushed, rest, schema.names if names else None)
+
+
+def _batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], _Scan]) -> Iterator[Any]:
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
         # The files of a bucket are in key order, one after the other.
         base: dict[tuple[int, int], list[Iterator[Any]]] = {}
         deltas: list[Iterator[Any]] = []
         for file in of_partition:
-            rows = _rows(view, file, schema, pushed, rest)
+            rows = _rows(view, file, scan(file.file.renames))
             is_delta = file.name.startswith(f"{DATA}/")
             (deltas if is_delta else base.setdefault((file.file.bucket, file.file.bits), [])).append(rows)
         of_buckets = map(itertools.chain.from_iterable, base.values())
         yield from in_key_order([*of_buckets, *deltas], view.spec.stored_key)
 
 
-def _rows(view: View, file: ViewFile, schema: Any, pushed: Any, rest: Any) -> Iterator[Any]:
+def _rows(view: View, file: ViewFile, scan: _Scan) -> Iterator[Any]:
     """The rows of one file that live and that the filter takes, in record batches."""
     store = view.objects.store
     deleted = deleted_positions(store, file.file)
@@ -63,17 +87,17 @@ def _rows(view: View, file: ViewFile, schema: Any, pushed: Any, rest: Any) -> It
         whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=expression)
         begins = [0, *itertools.accumulate(group.num_rows for group in whole.row_groups)] if len(deleted) else []
         # By row group: the scanner keeps what it has read of a fragment until it is through with it.
-        for group in whole.split_by_row_group(pushed, schema):
+        for group in whole.split_by_row_group(scan.pushed, scan.schema):
             # With positions to leave out, the filter comes after them: what a scanner has filtered has none any more.
-            in_scan, after = (None, (pushed, rest)) if len(deleted) else (pushed, (rest,))
+            in_scan, after = (None, (scan.pushed, scan.rest)) if len(deleted) else (scan.pushed, (scan.rest,))
             at = begins[group.row_groups[0].id] if len(deleted) else 0
-            scanner = group.scanner(schema=schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
+            scanner = group.scanner(schema=scan.schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
             for batch in scanner.to_batches():
                 rows = without(batch, deleted, at)
                 at += batch.num_rows
                 for condition in after:
                     rows = rows if condition is None else rows.filter(condition)
-                yield rows
+                yield rows.rename_columns(scan.names) if scan.names else rows
 
 
 def in_key_order(streams: Sequence[Iterator[Any]], key: Sequence[str]) -> Iterator[Any]:

@@ -46,14 +46,16 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
 
     Raises ConfigurationError naming the column and type where Spark can't hold one, and for a filter that can't be used.
     """
-    schema = s.StructType([s.StructField(field.name, spark_type(field.type, field.name)) for field in view.spec.schema])
-    roots: dict[str, list[ViewFile]] = {}
+    types = {field.name: spark_type(field.type, field.name) for field in view.spec.schema}
+    together: dict[tuple[str, int], list[ViewFile]] = {}
     for file in view.files(where):
-        roots.setdefault(_hadoop_path(file.uri).removesuffix(file.name), []).append(file)
-    if not roots:
-        return spark.createDataFrame([], schema)
+        root = _hadoop_path(file.uri).removesuffix(file.name)
+        together.setdefault((root, file.file.renames), []).append(file)
+    if not together:
+        return spark.createDataFrame([], s.StructType([s.StructField(name, type_) for name, type_ in types.items()]))
     home = _hadoop_path(view.objects.store.uri()) + "/"
-    if roots.keys() - {home}:
+    roots = {root for root, _ in together}
+    if roots - {home}:
         _keep(spark, view)
     options = {
         "datetimeRebaseMode": "CORRECTED",  # our files hold the calendar of today, also before 1582
@@ -64,14 +66,22 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
     }
     if home in roots:
         options |= _hadoop_options(spark, home)
-    reader = spark.read.schema(schema).options(**options)
-    # More than one root only where `latest` has files on this machine.
+
+    def scan(root: str, renames: int, files: Sequence[ViewFile]) -> DataFrame:
+        names = view.spec.names_in(renames)
+        schema = s.StructType([s.StructField(names.get(name, name), type_) for name, type_ in types.items()])
+        found = _scan(spark, view, spark.read.schema(schema).options(**options, basePath=root), files)
+        # In the spec's order, as a union needs it, partition columns inside.
+        columns = {name: f.col(_quoted(names.get(name, name))) for name in types}
+        return found.select(*[column.alias(name) if name in names else column for name, column in columns.items()])
+
+    # More than one root only where `latest` has files on this machine; and files whose columns have other names.
     with _jars_may_be_missing(spark), _files_looked_at_here(spark, local=home.startswith("file:")):
-        scans = [_scan(spark, view, reader.option("basePath", root), files) for root, files in roots.items()]
+        scans = [scan(root, renames, files) for (root, renames), files in together.items()]
     frame = reduce(DataFrame.union, scans)
     for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
         frame = frame.where(conjunct.expression)
-    return frame.select(*[_quoted(name) for name in schema.names])
+    return frame
 
 
 def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile]) -> DataFrame:

@@ -8,7 +8,7 @@ can't hold it; timestamps without a zone are UTC. As in G1, NaN is greatest and 
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Protocol
@@ -61,10 +61,13 @@ class Terms(Protocol):
 
 
 class ArrowTerms:
-    """``pyarrow.compute.Expression``."""
+    """``pyarrow.compute.Expression``. ``names``: of columns that go by other names there."""
+
+    def __init__(self, names: Mapping[str, str] | None = None) -> None:
+        self._names = names or {}
 
     def column(self, field: Any) -> Any:
-        return self._comparable(pc.field(field.name), field.type)
+        return self._comparable(pc.field(self._names.get(field.name, field.name)), field.type)
 
     def literal(self, value: Any) -> Any:
         return self._comparable(pc.scalar(value), value.type)

@@ -21,8 +21,10 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 
-FORMAT = 1
-"""Version of the format of every object of a table. A reader refuses a greater one."""
+FORMAT = 2
+"""The greatest version of the format of a table's objects that is read. A reader refuses a greater one."""
+PLAIN = 1
+"""The version of all objects but those that `format_of` says need another."""
 
 LARGEST = 10**20 - 1
 FRESH_SECONDS = 3600.0
@@ -71,6 +73,7 @@ class Chain(Generic[Body]):
         kind: what the versions are, such as ``ledger``; written into each and checked on reading.
         body_type: a msgspec struct.
         check: raises where the new body may not follow the old one (None: there is none); runs on every append.
+        format_of: the version of the format that a body needs.
     """
 
     def __init__(
@@ -80,12 +83,14 @@ class Chain(Generic[Body]):
         kind: str,
         body_type: type[Body],
         check: Callable[[Body | None, Body], None],
+        format_of: Callable[[Body], int] = lambda body: PLAIN,
     ) -> None:
         self._store = store
         self._folder = folder
         self._kind = kind
         self._body_type = body_type
         self._check = check
+        self._format_of = format_of
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
         """The newest version, or None where the chain is empty; where that still is ``known``, it is not read again."""
@@ -201,7 +206,7 @@ class Chain(Generic[Body]):
     def _send(self, link: Link[Body]) -> Literal["won", "lost", "unknown"]:
         data = msgspec.json.encode(
             _Envelope(
-                format=FORMAT,
+                format=self._format_of(link.body),
                 kind=self._kind,
                 number=link.number,
                 write_id=link.write_id,

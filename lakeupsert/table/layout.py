@@ -16,7 +16,7 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.chain import Chain
+from lakeupsert.table.chain import FORMAT, PLAIN, Chain
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
 from lakeupsert.table.snapshot import Snapshot, check_snapshot
@@ -25,6 +25,8 @@ from lakeupsert.table.spec import TableSpec, check_spec
 HOME = "_lakeupsert"
 DATA = f"{HOME}/data"
 """What is in no base file: appended rows, and below a folder for each partition its deltas, vectors and tombstones."""
+KEYS = f"{HOME}/keys"
+"""The key index of a table whose keys are unique in the whole of it."""
 LONGEST_PARTITION = 200
 """Bytes of a partition's folder name; file systems end at 255, and temporary names need room."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
@@ -38,6 +40,8 @@ _OURS = re.compile(
         for kind, ending in {
             "base": "parquet",
             "appended": "pack",
+            "moved": "pack",
+            "keys": r"parquet\.keys",
             "delta": r"parquet\.delta",
             "vectors": "roaring",
             "tombstones": r"parquet\.keys",
@@ -54,7 +58,10 @@ class TableObjects:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        self.specs: Chain[TableSpec] = Chain(store, f"{HOME}/spec", "spec", TableSpec, check_spec)
+        # Who does not know `requires` must not go on as if it were not there.
+        self.specs: Chain[TableSpec] = Chain(
+            store, f"{HOME}/spec", "spec", TableSpec, check_spec, lambda spec: FORMAT if spec.requires else PLAIN
+        )
         self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
 
@@ -90,6 +97,24 @@ class TableObjects:
     def new_appended(start: int) -> str:
         # Here and below no `.parquet` at the end: DuckDB and Polars would read these rows as if they were merged.
         return f"{DATA}/appended-{start}-{clock.new_id()}.pack"
+
+    @staticmethod
+    def new_moved(start: int) -> str:
+        return f"{DATA}/moved-{start}-{clock.new_id()}.pack"
+
+    @staticmethod
+    def is_moved(name: str) -> bool:
+        """Whether it is a pack of deletes that `append` made of keys whose records came for other partitions."""
+        return name.startswith(f"{DATA}/moved-")
+
+    @staticmethod
+    def new_late(start: int) -> str:
+        """Deletion vectors of appended files."""
+        return f"{DATA}/vectors-{start}-{clock.new_id()}.roaring"
+
+    @staticmethod
+    def new_keys(start: int) -> str:
+        return f"{KEYS}/keys-{start}-{clock.new_id()}.parquet.keys"
 
     @staticmethod
     def new_delta(partition: str, start: int) -> str:

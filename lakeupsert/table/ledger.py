@@ -30,9 +30,10 @@ class LandingFile(SeenFile, frozen=True, kw_only=True):
 class Touched(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch brought for one partition.
 
-    ``rows`` were accepted; ``superseded`` of them lost to another row of the same batch and are in no file. In each file
-    there is one row per key, sorted by key. ``digest`` is of all these rows, ``superseded_digest`` of those that lost;
-    None: not known, as of adopted files, which nobody has read yet.
+    ``rows`` were accepted; ``superseded`` of them lost to another row of the same batch, or where keys are unique in the whole
+    table to what another partition has, and nobody reads them. ``moved`` of them are deletes that did not land: `append` made
+    them, as their keys' records came for other partitions. In each file there is one row per key, sorted by key. ``digest`` is
+    of all these rows, ``superseded_digest`` of those that lost; None: not known, as of adopted files, which nobody has read yet.
     """
 
     files: tuple[DataFile, ...]
@@ -41,6 +42,7 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     digest: str | None = None
     superseded_digest: str | None = None
+    moved: int = 0
 
     def as_adopted(self) -> BucketEntry:
         """The bucket of a partition that begins with these files, of batch 0, as others wrote them."""
@@ -71,6 +73,13 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, int]
 
 
+class KeyIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the record of greatest rank of every key is, and its order, when the ledger ended with ``up_to``."""
+
+    up_to: int
+    files: tuple[DataFile, ...]
+
+
 Scope = Literal["table", "partitions"]
 
 
@@ -90,7 +99,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One number of the ledger.
 
     Attributes:
-        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``, ``fence``.
+        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``, ``fence``, ``schema``: from here on columns
+            are called, or dropped, as ``spec_version`` says.
         batch_id: what the client calls it; a second batch of the same id is refused or is this one.
         received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
         files: the landing files, in the order that ranks their rows.
@@ -102,6 +112,9 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         fence: behind a fence no append commits that began when the ledger had this many entries, or fewer: a vacuum deleted
             what those left. A restore gives up at any fence: the snapshot that it chose may have expired.
         full: set where the batch was declared to be a full extract.
+        keys: where keys are unique in the whole table, what the batch changes in the key index.
+        index: that index as it was before the batch, where the batch wrote it anew; otherwise it is that of the last entry which
+            has one, with the ``keys`` of what came since. A restore is not in it: who appends next makes it anew.
     """
 
     kind: str
@@ -119,6 +132,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[SeenFile, ...] = ()
     full: FullExtract | None = None
     reading: Reading | None = None
+    keys: tuple[DataFile, ...] = ()
+    index: KeyIndex | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -127,7 +142,13 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows_appended(self) -> int:
-        return sum(t.rows for t in self.touched.values())
+        """Rows that landed and were accepted."""
+        return sum(t.rows - t.moved for t in self.touched.values())
+
+    @property
+    def keys_moved(self) -> int:
+        """Keys whose record came for another partition than the one where their row was."""
+        return sum(t.moved for t in self.touched.values())
 
     @property
     def rows_superseded(self) -> int:
@@ -153,6 +174,8 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         )
     if new.restored is not None and new.touched.keys() != new.restored.versions.keys():
         wrong.append("it touches other partitions than it restores")
+    if new.kind == "schema" and (new.touched or new.rows_read):
+        wrong.append(f"kind schema touches {len(new.touched)} partitions and has {new.rows_read} rows")
     if (new.kind == "fence") != (new.fence is not None):
         wrong.append(f"kind {new.kind} with fence {new.fence}")
     if new.replayed and (new.kind != "batch" or new.files):
@@ -164,7 +187,7 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
     if new.rows_read != new.rows_appended + new.rows_quarantined:
         wrong.append(f"{new.rows_read} rows read, {new.rows_appended} appended + {new.rows_quarantined} quarantined")
     for partition, touched in new.touched.items():
-        if touched.rows != touched.superseded + sum(f.rows for f in touched.files):
+        if touched.rows != touched.superseded + sum(f.live for f in touched.files):
             wrong.append(
                 f"{partition}: {touched.rows} rows are not {touched.superseded} superseded + those in its files"
             )

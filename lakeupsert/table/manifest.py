@@ -53,6 +53,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         at: where it begins in that object, which has ``bytes`` bytes of it and other files; None: it is the whole object.
         deleted: the rows that nobody is to see any more; None: they all live.
         bucket, bits: see `Bucketed`.
+        renames: how many renames and drops of columns its spec has; its columns are called as then (`TableSpec.names_in`).
     """
 
     name: str
@@ -62,6 +63,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deleted: DeletionVector | None = None
     bucket: int = 0
     bits: int = 0
+    renames: int = 0
 
     @property
     def live(self) -> int:

@@ -1,26 +1,39 @@
 """What a table is: columns with field ids, key, order and partition columns, the delete rule. A chain; never trimmed.
 
-A field keeps its id for life; ids are in every Parquet file we write, so that files of any age can be told apart by id.
+A field keeps its id for life, and its name until `rename` or `drop`, which the spec remembers: so a file of any age is read by
+the names of its time, and a name that is used anew never shows what another column held (ADR 0020).
 """
 
 import base64
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 import pyarrow as pa
 
-from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 
 FIELD_ID = b"PARQUET:field_id"
+RESERVED = "_lakeupsert"
+"""How no column of a landing file begins, in any case."""
 DELETE_FLAG = "_lakeupsert_delete"
-"""Boolean column of appended files: the row is a delete. Only there where the table has a delete rule."""
+"""Boolean column of appended files: the row is a delete. Only there where the table has a delete rule, or its keys are unique in
+the whole table."""
 FILE = "_lakeupsert_file"
 """Integer column of appended files: the landing file's place in its batch. With `PLACE` it ends G1's rank."""
 PLACE = "_lakeupsert_place"
 """Integer column of appended files: the row's place in its landing file."""
+HAS = "_lakeupsert_has"
+"""Binary column of all files of tables in mode columns: which columns the row brings by its order, a bit for each field id."""
+OLDER = "_lakeupsert_older"
+"""List column of base and delta files of such tables: which columns the row has from records of lower orders, and these."""
+MOVED_TO = "_lakeupsert_moved_to"
+"""Text column of appended files with deletes that `append` made: the partition that the key's record came for."""
+FEATURES = frozenset({"columns", "renames", "key_scope"})
+"""What a spec may require of those who read or write its table."""
 
 
 class DeleteRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +79,18 @@ class Ordering(msgspec.Struct, frozen=True):
         return f"{column}{' asc' if self.ascending else ''}{' nulls first' if self.nulls_first else ''}"
 
 
+class ColumnGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns that have an order of their own, as another source brings them; ``order_by`` is as in `Ordering.parse`."""
+
+    name: str
+    order_by: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def ordering(self) -> tuple[Ordering, ...]:
+        return tuple(map(Ordering.parse, self.order_by))
+
+
 _EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\((.+?)\)(?:\s+as\s+(.+))?")
 
 
@@ -105,6 +130,14 @@ class FieldText(msgspec.Struct, frozen=True, kw_only=True):
     type: str
 
 
+class Renamed(msgspec.Struct, frozen=True, kw_only=True):
+    """A rename or drop: until then field ``id`` was called ``name``, and no field had an id above ``last_field_id``."""
+
+    id: int
+    name: str
+    last_field_id: int
+
+
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One version of the spec.
 
@@ -114,7 +147,12 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         stamped: the ordering column is not in the landing files; each batch's receipt stamp is its value.
         order_in_name: the ordering column is not in the landing files: this pattern's group finds its value in their names.
         ties: what decides between rows of a key with equal ordering values: the later ``arrival``, or ``content`` alone.
+        mode: whether the record of greatest rank is the row, or each column is that of the one that brings it (`engine.columns`).
+        nulls: whether a null is a value that a record brings. Of mode columns alone, as are ``groups``.
+        key_scope: where a key has one row: in each ``partition``, or in the ``table`` (`engine.keyindex`).
+        requires: features of the format that who does not know them must not touch the table without.
         arrow_schema: the schema as Arrow IPC in base64, field ids in the fields' metadata, partition columns included.
+        renames: every rename and drop that there was, the oldest first.
         bucket_count: hash buckets of a partition; 1 until buckets land.
     """
 
@@ -129,9 +167,15 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     order_in_name: str | None = None
     ties: Literal["arrival", "content"] = "arrival"
     delete: DeleteRule | None = None
+    mode: Literal["rows", "columns"] = "rows"
+    nulls: Literal["overwrite", "keep"] = "overwrite"
+    groups: tuple[ColumnGroup, ...] = ()
+    key_scope: Literal["partition", "table"] = "partition"
+    requires: tuple[str, ...] = ()
     fields: tuple[FieldText, ...]
     arrow_schema: str
     last_field_id: int
+    renames: tuple[Renamed, ...] = ()
     bucket_count: int = 1
 
     @cached_property
@@ -141,8 +185,32 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def stored_schema(self) -> Any:
-        """``pyarrow.Schema`` of base files: without the partition columns, which the folder's name holds."""
+        """``pyarrow.Schema`` of rows in a partition: without the partition columns, which the folder's name holds."""
         return pa.schema([f for f in self.schema if f.name not in self.partition_by])
+
+    @cached_property
+    def base_schema(self) -> Any:
+        """``pyarrow.Schema`` of base and delta files."""
+        if self.mode == "rows":
+            return self.stored_schema
+        orders = [pa.field(f"o{i}", self.schema.field(name).type) for i, name in enumerate(self.all_orders)]
+        parts = pa.list_(pa.struct([pa.field("has", pa.binary()), *orders]))
+        return pa.schema([*self.stored_schema, pa.field(HAS, pa.binary()), pa.field(OLDER, parts)])
+
+    @cached_property
+    def all_orders(self) -> tuple[str, ...]:
+        """The ordering columns of the row and of all groups."""
+        return (*self.order_by, *(o.column for group in self.groups for o in group.ordering))
+
+    @cached_property
+    def columns_of(self) -> tuple[tuple[tuple[Ordering, ...], dict[str, int]], ...]:
+        """Of mode columns: the ordering and the columns, with their field ids, of all that is in no group, then of each group."""
+        ids = {f.name: field_id(f) for f in self.stored_schema if f.name not in self.stored_key}
+        grouped = [(g.ordering, {n: ids.pop(n) for n in self._in_group(g) if n in ids}) for g in self.groups]
+        return ((self.ordering, ids), *grouped)
+
+    def _in_group(self, group: ColumnGroup) -> tuple[str, ...]:
+        return (*(o.column for o in group.ordering), *group.columns)
 
     @cached_property
     def ordering(self) -> tuple[Ordering, ...]:
@@ -162,15 +230,26 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def appended_schema(self) -> Any:
-        """``pyarrow.Schema`` of appended files: a base file's, and the delete flag where the table has a delete rule."""
-        flag = [pa.field(DELETE_FLAG, pa.bool_(), nullable=False)] if self.delete else []
-        return pa.schema([*self.stored_schema, *flag])
+        """``pyarrow.Schema`` of appended files: a row's, in mode columns what it brings, and where rows delete the flag."""
+        has = [pa.field(HAS, pa.binary())] if self.mode == "columns" else []
+        flag = [pa.field(DELETE_FLAG, pa.bool_(), nullable=False)] if self.has_deletes else []
+        return pa.schema([*self.stored_schema, *has, *flag])
+
+    @property
+    def has_deletes(self) -> bool:
+        """Whether an appended row may be a delete: one that landed, or that of a key whose record went to another partition."""
+        return self.delete is not None or self.key_scope == "table"
 
     @cached_property
     def ranked_schema(self) -> Any:
         """``pyarrow.Schema`` of appended files as they are stored: where each row came from, too."""
         place = [pa.field(FILE, pa.int32(), nullable=False), pa.field(PLACE, pa.int64(), nullable=False)]
         return pa.schema([*self.appended_schema, *place])
+
+    @cached_property
+    def arriving_schema(self) -> Any:
+        """``pyarrow.Schema`` of appended files as a merge reads them: with all columns of base files, too."""
+        return pa.unify_schemas([self.ranked_schema, self.base_schema])
 
     def called(self, name: str) -> str:
         """What the table calls a column of a landing file, whose name may differ by case; itself where it has no such column."""
@@ -180,6 +259,37 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _called(self) -> dict[str, str]:
         names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
         return {name.lower(): name for name in names} | {name: name for name in names}
+
+    def renamed_since(self, renames: int) -> dict[str, str | None]:
+        """Of a spec or a file from when there had been so many ``renames``, the columns that are called otherwise now, by their
+        names of then; None: dropped."""
+        later = self.renames[renames:]
+        then: dict[int, str] = {}
+        for one in later:
+            if one.id <= later[0].last_field_id:  # else it came when the names had changed already
+                then.setdefault(one.id, one.name)
+        if not then:
+            return {}
+        now = {field.id: field.name for field in self.fields}
+        return {name: now.get(id_) for id_, name in then.items()}
+
+    def names_in(self, renames: int) -> dict[str, str]:
+        """What columns are called in a file from when there had been so many ``renames``, where that is not as they are called
+        now; those whose name another column had then get one that is in no file. Nothing in tables without renames."""
+        if renames > len(self.renames):  # else its columns would be taken for others, without a word
+            raise TryAgainError(
+                "columns-renamed",
+                f"Columns were renamed while they were looked for: a file has the names of after {renames} renames, and "
+                f"{len(self.renames)} were known here. Nothing was changed.",
+                next="run the same command again",
+            )
+        then = self.renamed_since(renames)
+        if not then:
+            return {}
+        own = {now: name for name, now in then.items() if now is not None}
+        taken = {name.lower() for name in then}  # Spark tells no case
+        others = {f.name: f"{RESERVED}_{f.id}" for f in self.fields if f.name.lower() in taken and f.name not in own}
+        return own | others
 
     @cached_property
     def tombstone_schema(self) -> Any:
@@ -209,6 +319,10 @@ def create(
     stamped: bool,
     order_in_name: str | None = None,
     ties: Literal["arrival", "content"] = "arrival",
+    mode: Literal["rows", "columns"] = "rows",
+    nulls: Literal["overwrite", "keep"] = "overwrite",
+    groups: Sequence[ColumnGroup] = (),
+    key_scope: Literal["partition", "table"] = "partition",
 ) -> TableSpec:
     """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
 
@@ -287,6 +401,14 @@ def create(
                 f"`ties` is content, and arrival is the only order: no row has a column {order_by[0]!r}, so each gets its stamp.",
                 next='set `ties = "arrival"`, or name a column of the files in `order_by`',
             )
+    if groups:
+        _refuse_groups(schema, groups, ordering, [*key, *partition_by, *order_by], made)
+    if key_scope == "table" and (named := sorted(set(key) & set(partition_by))):
+        raise ConfigurationError(
+            "bad-setting",
+            f"`key_scope` is table, and `key` names the partition column {named[0]!r}: such a key can't change its partition.",
+            next=f'leave {named[0]!r} out of `key`, or set `key_scope = "partition"`',
+        )
     numbered = _Numbered(0)
     return _spec(
         [numbered.field(f) for f in schema],
@@ -298,6 +420,11 @@ def create(
             nulls_first=tuple(o.column for o in ordering if o.nulls_first),
             order_in_name=order_in_name,
             ties=ties,
+            mode=mode,
+            nulls=nulls,
+            groups=tuple(groups),
+            key_scope=key_scope,
+            requires=(*(["columns"] if mode == "columns" else []), *(["key_scope"] if key_scope == "table" else [])),
             partition_by=tuple(partition_by),
             partition_from=tuple(made),
             stamped=stamped,
@@ -341,18 +468,113 @@ def evolve(spec: TableSpec, schema: Any) -> TableSpec:
     return _spec(fields, spec, numbered.last)
 
 
+def refuse_unknown(spec: TableSpec, where: str) -> None:
+    """Raise ConfigurationError where the table at ``where`` needs what this lakeupsert does not know."""
+    unknown = set(spec.requires) - FEATURES
+    if unknown:
+        raise ConfigurationError(
+            "newer-format",
+            f"The table at {where} needs {', '.join(sorted(unknown))}, which this lakeupsert does not know.",
+            next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
+        )
+
+
+def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
+    """The spec in which a column is called ``name``. Raises ConfigurationError where it can't be."""
+    field = _own(spec, column, f"be called {name!r}")
+    clash = next((own for own in (*spec.schema.names, _operation(spec)) if own.lower() == name.lower()), None)
+    if clash not in (None, field.name) or name == field.name:
+        raise ConfigurationError(
+            "column-exists",
+            f"The column {field.name!r} can't be called {name!r}: the table has a column {clash!r}, and names that differ by "
+            "case alone are the same. Nothing was changed.",
+            next="choose another name, or rename or drop that column first",
+        )
+    if not name.strip() or name.lower().startswith(RESERVED) or not name.isprintable():
+        raise ConfigurationError(
+            "unfit-column-name",
+            f"No column can be called {name!r}: it is blank, begins with {RESERVED}, or has characters that can't be printed. "
+            "Nothing was changed.",
+            next="choose another name",
+        )
+    fields = [f.with_name(name) if f.name == field.name else f for f in spec.schema]
+    return _renamed(spec, field, fields)
+
+
+def drop(spec: TableSpec, column: str) -> TableSpec:
+    """The spec without a column. Raises ConfigurationError where it can't do without."""
+    field = _own(spec, column, "be dropped")
+    return _renamed(spec, field, [f for f in spec.schema if f.name != field.name])
+
+
+def roles(spec: TableSpec) -> dict[str, str]:
+    """What the configuration names columns for, each by the first such thing."""
+    sources = [one.source for one in spec.partition_from if one.source]
+    named = {"key": spec.key, "order_by": spec.order_by, "partition_by": (*spec.partition_by, *sources)}
+    named |= {f"groups.{g.name}": (*(o.column for o in g.ordering), *g.columns) for g in spec.groups}
+    found = {column: role for role in reversed(named) for column in named[role]}
+    return ({_operation(spec): "delete"} if _operation(spec) else {}) | found
+
+
+def _operation(spec: TableSpec) -> str:
+    return spec.delete.column or "" if spec.delete else ""
+
+
+def _own(spec: TableSpec, column: str, what: str) -> Any:
+    """The field (``pyarrow.Field``) of a column whose name may change."""
+    name = spec.called(column)
+    role = roles(spec).get(name)
+    if role is not None:
+        raise ConfigurationError(
+            "column-in-use",
+            f"The column {name!r} can't {what}: `{role}` names it. Nothing was changed.",
+            next="these columns are fixed when a table is created; a table of another name and `processed` can have others",
+        )
+    if name not in spec.schema.names:
+        close = difflib.get_close_matches(name, spec.schema.names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(
+            "unknown-column",
+            f"The table has no column {column!r}.{hint} Its columns: {', '.join(spec.schema.names)}. Nothing was changed.",
+            next="`lakeupsert schema` lists the columns",
+        )
+    if spec.ties == "content":
+        raise ConfigurationError(
+            "content-decides",
+            f"The column {name!r} can't {what}: `ties` is content, so between equal ordering values all columns decide, in the "
+            "order of their names. Nothing was changed.",
+            next="leave it as it is, or give readers a view under other names",
+        )
+    return spec.schema.field(name)
+
+
+def _renamed(spec: TableSpec, field: Any, fields: Sequence[Any]) -> TableSpec:
+    one = Renamed(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
+    requires = tuple(sorted({*spec.requires, "renames"}))  # by name alone such a table would be misread
+    return msgspec.structs.replace(
+        _spec(fields, spec, spec.last_field_id), renames=(*spec.renames, one), requires=requires
+    )
+
+
+def field_id(field: Any) -> int:
+    return int(field.metadata[FIELD_ID])
+
+
 def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     """Invariants of the chain of specs."""
     if old is None:
         return
     kept = {f.id: f.name for f in new.fields}
+    renamed = new.renamed_since(len(old.renames))
     fixed = (
         "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
-        "partition_from", "stamped",
+        "partition_from", "stamped", "mode", "nulls", "groups", "key_scope",
         "delete", "bucket_count",
     )  # fmt: skip
     broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]
-    broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != f.name]
+    broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != renamed.get(f.name, f.name)]
+    broken += ["renames"] if new.renames[: len(old.renames)] != old.renames else []
+    broken += ["requires"] if set(old.requires) - set(new.requires) else []
     if broken or new.last_field_id < old.last_field_id:
         raise DamagedTableError(
             "broken-invariant",
@@ -446,6 +668,23 @@ def widened(current: Any, incoming: Any) -> Any:
     return current
 
 
+def same_key_bytes(one: Any, other: Any) -> bool:
+    """Whether a key's canonical bytes are the same under both types (docs/FORMAT.md, "Buckets")."""
+    p = pa.types
+    if p.is_timestamp(one) and p.is_timestamp(other):
+        return bool((one.unit == "ns") == (other.unit == "ns"))
+    if p.is_decimal(one) and p.is_decimal(other):
+        return bool(one.scale == other.scale and (one.precision > 38) == (other.precision > 38))
+    alike = (
+        (p.is_integer,),
+        (p.is_string, p.is_large_string),
+        (p.is_binary, p.is_large_binary, p.is_fixed_size_binary),
+    )
+    return bool(one.equals(other)) or any(
+        any(is_one(one) for is_one in kind) and any(is_one(other) for is_one in kind) for kind in alike
+    )
+
+
 def is_key_type(t: Any) -> bool:
     p = pa.types
     return bool(
@@ -474,6 +713,50 @@ def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> 
         f"Column {name!r} is {type_} and can't be in `{role}`, which takes {names}.",
         next=f"name another column in `{role}`, or give {name!r} another type under [tables.….schema]{hint}",
     )
+
+
+def _refuse_groups(
+    schema: Any,
+    groups: Sequence[ColumnGroup],
+    ordering: Sequence[Ordering],
+    of_row: Sequence[str],
+    made: Sequence[PartitionColumn],
+) -> None:
+    def refuse(what: str, instead: str) -> NoReturn:
+        raise ConfigurationError("bad-setting", what, next=instead)
+
+    if made:
+        refuse(
+            f"`partition_by` makes {made[0].column!r} of {made[0].source!r}, which every record has to bring, and with `groups` "
+            "no record need bring a column of another source.",
+            "partition by a column that is there",
+        )
+    for where, orders in (("order_by", ordering), *((f"groups.{g.name}.order_by", g.ordering) for g in groups)):
+        for o in orders:
+            if o.nulls_first:
+                refuse(
+                    f"`{where}` has {str(o)!r}; with `groups` null says that a record does not bring them.",
+                    "leave it out",
+                )
+    taken = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
+    for group in groups:
+        order_by = [o.column for o in group.ordering]
+        for name in (*order_by, *group.columns):
+            if name in taken:
+                refuse(
+                    f"`groups.{group.name}` names {name!r}, which is {taken[name]}.", "name each column in one place"
+                )
+            taken[name] = f"in `groups.{group.name}` already"
+            if name not in schema.names:
+                raise ConfigurationError(
+                    "missing-column",
+                    f"`groups.{group.name}` names the column {name!r}, which no readable landing file has. Found: "
+                    f"{', '.join(schema.names)}.",
+                    next=f'correct it, or give a column that comes later its type under [tables.….schema]: `{name} = "…"`',
+                )
+        for name in order_by:
+            what = "numbers, text, dates, times, timestamps, booleans, binary"
+            _refuse_type(f"groups.{group.name}.order_by", name, schema.field(name).type, _is_order_type, what)
 
 
 def _with_made(schema: Any, made: PartitionColumn) -> Any:
@@ -509,7 +792,7 @@ def _refuse_reserved_and_ambiguous(names: Iterable[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
         other = seen.setdefault(name.lower(), name)
-        if name.lower().startswith("_lakeupsert") or other is not name:
+        if name.lower().startswith(RESERVED) or other is not name:
             what = "is reserved for lakeupsert" if other is name else f"differs from {other!r} by case at most"
             raise ConfigurationError(
                 "unfit-column-name",
@@ -569,7 +852,7 @@ def _spec(fields: Sequence[Any], like: TableSpec, last_field_id: int) -> TableSp
     schema = pa.schema(fields)
     return msgspec.structs.replace(
         like,
-        fields=tuple(FieldText(id=int(f.metadata[FIELD_ID]), name=f.name, type=str(f.type)) for f in schema),
+        fields=tuple(FieldText(id=field_id(f), name=f.name, type=str(f.type)) for f in schema),
         arrow_schema=base64.b64encode(schema.serialize()).decode(),
         last_field_id=last_field_id,
     )

@@ -24,9 +24,12 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """``spec_version``: that of a snapshot which was published; partitions are written under it, or a newer one."""
+
     format: int = 1
     source: Source
     partitions: dict[str, Rebuilt]
+    spec_version: int = 0
 
 
 def write_work(store: ObjectStore, name: str, work: Work) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +73,7 @@ class Lake:
         }
         zones = {"landing": str(root / "landing"), "processed": str(root / "processed")}
         self.settings = TableSettings(**{**zones, **usual, **settings})
+        self.rules = replace(type(self).rules, in_table=self.settings.key_scope == "table")
         self.landed: dict[str, list[Row]] = {}
         self.refused: dict[str, list[Row]] = {}
         self.adopted: dict[str, list[Row]] = {}
@@ -166,7 +168,8 @@ class Lake:
     def unsettled_in(self, view: View) -> set[str]:
         """Partitions of which it shows the very files that were adopted; a batch that counts must have settled the others."""
         entries = dict(self.entries())
-        merged = {p for n in counts_at(entries, view.snapshot.batch) for p in entries[n].touched}
+        batches = counts_at(entries, view.snapshot.batch)
+        merged = {p for n in batches for p, touched in entries[n].touched.items() if touched.files}
         adopted = {p: [f.name for f in touched.files] for p, touched in entries[0].touched.items()}
         unsettled = {p for p, names in adopted.items() if [f.name for f in view.files(only=p)] == names}
         assert not unsettled & merged, f"a batch was merged, and {unsettled & merged} are as they were adopted"
@@ -205,7 +208,9 @@ class Lake:
     def named_files(self) -> set[str]:
         """Every data file that some version of the table names, those of batches that are not merged yet too."""
         objects = self.table._table.objects
-        named = {f.name for _, entry in self.entries() for t in entry.touched.values() for f in t.files}
+        named = {
+            name for _, entry in self.entries() for t in entry.touched.values() for f in t.files for name in f.objects
+        }
         named |= {f.name for _, entry in self.entries() for f in entry.quarantine}
         for partition in {p for _, entry in self.entries() for p in entry.touched}:
             head = objects.partition(partition).head()

@@ -15,7 +15,7 @@ class Rules:
     """Which columns decide, and what is a delete.
 
     Of ``ascending`` ordering columns the least value wins, of ``nulls_first`` null does. ``content`` has the columns that decide
-    between equal ordering values, where arrival does not.
+    between equal ordering values, where arrival does not. With ``in_table`` a key has one row in the whole table.
     """
 
     key: tuple[str, ...]
@@ -26,6 +26,7 @@ class Rules:
     ascending: tuple[str, ...] = ()
     nulls_first: tuple[str, ...] = ()
     content: tuple[str, ...] | None = None
+    in_table: bool = False
 
     def deletes(self, row: Row) -> bool:
         return str(row.get(self.delete_column or "")) in self.delete_values
@@ -70,27 +71,29 @@ def expected(
     ``refused`` has those at the ends of these files that went to quarantine, but where one ``passes`` in a batch, be it a
     replay or not. A batch is expected to have one quarantine file.
     ``adopted`` has the rows of the files that the table began with, by name: they are batch 0, and always count. Partitions
-    that are ``unsettled`` show these files one after the other as they are.
+    that are ``unsettled`` show these files one after the other as they are; where a key has one row in the whole table, they
+    take part in which it is.
     """
     ledger = dict(entries)
-    best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Row]] = {}
+    best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Row, bool]] = {}
     quarantined: dict[str, Sequence[Row]] = {}
 
-    def came(row: Row, batch: int, file: int, place: int) -> None:
-        key = (row[rules.partition], *(row[c] for c in rules.key))
+    def came(row: Row, batch: int, file: int, place: int, *, is_shown: bool = True) -> None:
+        key = (*(() if rules.in_table else (row[rules.partition],)), *(row[c] for c in rules.key))
         ranked = rank(row, rules, batch, file, place)
         if key not in best or best[key][0] < ranked:
-            best[key] = ranked, row
+            best[key] = ranked, row, is_shown
 
     as_they_are: list[Row] = []
     for partition, touched in ledger[0].touched.items():
         files = [(adopted or {})[f.name] for f in touched.files]
         if partition in unsettled:
             as_they_are += [row for rows in files for row in rows]
-            continue
+            if not rules.in_table:
+                continue
         for file, rows in enumerate(files):
             for place, row in enumerate(rows):
-                came(row, 0, file, place)
+                came(row, 0, file, place, is_shown=partition not in unsettled)
     for number in counts_at(ledger, up_to):
         entry = ledger[number]
         tried = [(landed[f.path], (refused or {}).get(f.path, ())) for f in entry.files]
@@ -100,7 +103,7 @@ def expected(
         for file, (good, doubtful) in enumerate(tried):
             for place, row in enumerate([*good, *(row for row in doubtful if passes(row, entry))]):
                 came(row, number, file, place)
-    live = [row for _, row in best.values() if not rules.deletes(row)]
+    live = [row for _, row, is_shown in best.values() if is_shown and not rules.deletes(row)]
     live.sort(key=lambda row: [row[c] for c in rules.key])
     shown = sorted((*live, *as_they_are), key=lambda row: row[rules.partition])
     return [{c: v for c, v in row.items() if c != rules.delete_column} for row in shown]

@@ -6,17 +6,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import amplification
+from benchmarks import amplification, key_index
 from benchmarks.peers.__main__ import place
 from benchmarks.scale import model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
 from lakeupsert.pipeline.prices import Prices
+from lakeupsert.table.ledger import LedgerEntry
 
 ROOT = Path(__file__).parents[2]
 SIDES = ["plain", "ours-delta"]
@@ -192,3 +194,12 @@ def test_model_multiplies_what_was_measured() -> None:
     prices = Prices(as_of="today", thousand_requests={"put": 1.0}, compute_second=2.0)
     assert rewrite.cost(prices) == pytest.approx(rewrite.requests["put"] / 1000 + rewrite.worker_seconds)
     assert "Not reckoned" in next(model.report({}, prices))
+
+
+def test_keys_that_move_are_counted_by_their_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_index, "PARTITIONS", 4)
+    given = SimpleNamespace(keys=500, rows=100, batches=2)
+    assert key_index.measured("text", given, tmp_path / "work").startswith("| text | 510 | ")
+    monkeypatch.setattr(LedgerEntry, "keys_moved", 4)
+    with pytest.raises(SystemExit, match="4 keys moved, and 5 were to move"):
+        key_index.measured("int64", given, tmp_path / "work")

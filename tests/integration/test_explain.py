@@ -426,7 +426,9 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
     assert set(partition) == {"partition", "versions", "shown", "why", "version", "since", "settled", "gone"}
     assert [v["source"] for v in partition["versions"]] == ["base", "appended"]
     assert set(partition["versions"][0]) == {
-        *("source", "batch", "batch_id", "received_at", "file", "place", "order", "delete", "object", "outcome")
+        *("source", "batch", "batch_id", "received_at", "file", "place", "order", "delete", "object", "outcome"),
+        "columns",
+        "moved_to",
     }
     assert partition["shown"]["v"] == 2
     assert partition["settled"] == {"1": 1}

@@ -121,3 +121,60 @@ def test_shoes_and_shorts_of_the_data_lake(tmp_path: Path, strategy: str) -> Non
         "transaction_date=2020-07-07",
     ]
     assert_files_that_come_again_change_nothing(table, tmp_path)
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
+    """Micro-batches of changes that hold only what changed, hashed by subscriber into buckets, are merged into full records;
+    billing and the network own their columns. A batch that comes late or again changes nothing that is newer."""
+    table = opened(
+        tmp_path,
+        f'strategy = "{strategy}"\nbucket = "2kB"\nkey = ["msisdn"]\npartition_by = ["circle"]\norder_by = ["billed_at"]\n'
+        'mode = "columns"\n[tables.t.schema]\nmsisdn = "bigint"\nbilled_at = "bigint"\nseen_at = "bigint"\ncell = "string"\n'
+        '[tables.t.groups.network]\norder_by = ["seen_at"]\ncolumns = ["cell", "roaming"]\n',
+    )
+    numbers = [919810000000 + n for n in range(400)]
+
+    def lines(*records: str) -> str:
+        return "\n".join(records) + "\n"
+
+    plans = lines(
+        *(f'{{"msisdn":{n},"circle":"delhi","billed_at":10,"plan":"basic","balance":{n % 90}}}' for n in numbers)
+    )
+    cells = lines(
+        *(f'{{"msisdn":{n},"circle":"delhi","seen_at":7,"cell":"c{n % 5}","roaming":false}}' for n in numbers)
+    )
+    night(table, tmp_path, {"billing/1.jsonl": plans, "network/1.jsonl": cells})
+    first, second, third = numbers[:3]
+    night(
+        table,
+        tmp_path,
+        {
+            "billing/2.jsonl": lines(
+                f'{{"msisdn":{first},"circle":"delhi","billed_at":12,"balance":500}}',
+                f'{{"msisdn":{second},"circle":"delhi","billed_at":13,"plan":"gold"}}',
+            ),
+            "network/2.jsonl": lines(
+                f'{{"msisdn":{first},"circle":"delhi","seen_at":6,"cell":"late"}}',
+                f'{{"msisdn":{third},"circle":"delhi","seen_at":9,"roaming":true}}',
+            ),
+        },
+    )
+    night(
+        table,
+        tmp_path,
+        {
+            "billing/3.jsonl": lines(
+                f'{{"msisdn":{first},"circle":"delhi","billed_at":11,"plan":"silver","balance":1}}',
+                f'{{"msisdn":{second},"circle":"delhi","billed_at":11,"plan":"silver","balance":2}}',
+            )
+        },
+    )
+    assert rows(table, "msisdn", "billed_at", "plan", "balance", "seen_at", "cell", "roaming")[:4] == [
+        (str(first), "12", "silver", "500", "7", f"c{first % 5}", "False"),
+        (str(second), "13", "gold", "2", "7", f"c{second % 5}", "False"),
+        (str(third), "10", "basic", str(third % 90), "9", f"c{third % 5}", "True"),
+        (str(numbers[3]), "10", "basic", str(numbers[3] % 90), "7", f"c{numbers[3] % 5}", "False"),
+    ]
+    assert len(rows(table, "msisdn")) == len(numbers)
+    assert_files_that_come_again_change_nothing(table, tmp_path)

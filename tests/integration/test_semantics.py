@@ -11,9 +11,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import asdict
 
 from lakeupsert import Table
+from lakeupsert.cli import main
 from lakeupsert.pipeline import strategy
 from lakeupsert.storage import open_store
 
@@ -23,7 +25,8 @@ READERS, QUARANTINE, CHANGED = "readers see", "quarantine", "changed"
 
 @dataclass
 class Example:
-    """``blocks`` by what stands behind their language: a landing file's path, or what is to be found in the end."""
+    """``blocks`` by what stands behind their language: a landing file's path, a night's commands, or what is to be found in
+    the end."""
 
     name: str
     settings: str = ""
@@ -31,7 +34,7 @@ class Example:
 
     @property
     def nights(self) -> dict[str, dict[str, str]]:
-        """The landing files of each night, which is their first folder."""
+        """The landing files of each night, which is their first folder, and the commands that are given before it."""
         nights: dict[str, dict[str, str]] = {}
         for path, text in self.blocks.items():
             if "/" in path:
@@ -96,6 +99,9 @@ def test_example_of_the_page(
     for files in example.nights.values():
         scope: Any = None
         for name, text in files.items():
+            if name.endswith("/commands"):
+                run_commands(text, tmp_path)
+                continue
             path, _, scope = name.partition(" --full ")
             file = tmp_path / "landing" / path
             file.parent.mkdir(exist_ok=True)
@@ -108,11 +114,18 @@ def test_example_of_the_page(
         header, rows = expected(example, CHANGED)
         found = [{"snapshot": link.number, **asdict(link.body.changes)} for link in table.snapshots()]
         assert sorted([str(one[name]) for name in header] for one in found) == rows
-    for source in ("stored", "landing") if engine == "arrow" else ():
+    from_landing = table.settings.key_scope == "partition"
+    for source in ("stored", *(["landing"] if from_landing else [])) if engine == "arrow" else ():
         assert_proved(table)
         table.reprocess(source=source, host="local")
         assert_as_on_the_page(example, table)
         assert_proved(table)
+
+
+def run_commands(lines: str, root: Path) -> None:
+    for line in lines.splitlines():
+        done = CliRunner().invoke(main, [*line.split()[1:], "--config", str(root / "lakeupsert.toml")])
+        assert done.exit_code == 0, done.output
 
 
 def assert_as_on_the_page(example: Example, table: Table) -> None:

@@ -16,18 +16,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from lakeupsert.engine import keyindex
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.batch import PARTITION, AppendJob, settle_and_write
+from lakeupsert.engine.batch import PARTITION, AppendJob, Written, settle_and_write, touched_by
+from lakeupsert.engine.columns import brought
 from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.floor import Forgetting, greatest
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import Changes, DataFile, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec, create
+from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec, create
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
 WITH_SPARK = 4
@@ -48,12 +51,19 @@ CONTENT: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+ALL = {**CONTENT, **ORDERS}
+
+
 def ordering(rng: random.Random) -> list[str]:
     names = rng.sample(list(ORDERS), rng.choice([1, 1, 2, 3]))
     return [f"{n}{rng.choice(['', ' asc', ' desc'])}{rng.choice(['', ' nulls first', ' nulls last'])}" for n in names]
 
 
-def spec_of(rng: random.Random, ties: Literal["arrival", "content"] | None = None) -> TableSpec:
+def spec_of(
+    rng: random.Random,
+    ties: Literal["arrival", "content"] | None = None,
+    key_scope: Literal["partition", "table"] = "partition",
+) -> TableSpec:
     columns = [pa.field("k", pa.int32()), pa.field("part", pa.int32())]
     columns += [pa.field(name, type_) for name, (type_, _) in {**CONTENT, **ORDERS}.items()]
     return create(
@@ -65,6 +75,7 @@ def spec_of(rng: random.Random, ties: Literal["arrival", "content"] | None = Non
         delete=DeleteRule(column="op", values=("D",)),
         stamped=False,
         ties=ties or rng.choice(["arrival", "content"]),
+        key_scope=key_scope,
     )
 
 
@@ -104,10 +115,10 @@ def shown(row: Record) -> str:
     return repr([comparable(row[name]) for name in ("k", *CONTENT, *ORDERS)])
 
 
-def feed(spec: TableSpec, rng: random.Random, keys: int = 3) -> list[Record]:
+def feed(spec: TableSpec, rng: random.Random, keys: int = 3, most: int = 14) -> list[Record]:
     """Records of few keys. Where arrival would decide between two of them, the second is left out."""
     records: list[Record] = []
-    for _ in range(rng.randint(2, 14)):
+    for _ in range(rng.randint(2, most)):
         record = {name: rng.choice(values) for name, (_, values) in {**CONTENT, **ORDERS}.items()}
         record |= {"k": rng.randrange(keys), "deleted": rng.random() < 0.25}
         record["x"] = None if record["x"] is None else float(record["x"])
@@ -189,9 +200,13 @@ def merged(
                     assert out.changes == memories[p].merge(spec, came[p])
                     came[p] = []
                 piles[p] = replace(piles[p].after(task, out), waiting=waiting)
+    assert not any(pile.waiting for pile in piles.values())
+    return stored(spec, piles, store)
+
+
+def stored(spec: TableSpec, piles: dict[str, Pile], store: LocalStore) -> dict[str, list[str]]:
     found = {}
     for partition, pile in piles.items():
-        assert not pile.waiting
         files = (*pile.base, *pile.deltas)
         found[partition] = sorted(shown(r) for f in files for r in rows_of(store, f, spec))
     return found
@@ -208,16 +223,28 @@ def rows_of(store: LocalStore, file: DataFile, spec: TableSpec) -> list[Record]:
 def appended(
     store: LocalStore, spec: TableSpec, number: int, feeds: dict[str, list[list[Record]]], piles: dict[str, Pile]
 ) -> None:
+    for partition, touched in touched_by(written(store, spec, number, feeds)).items():
+        piles[partition].waiting.append(touched.files)
+
+
+def written(store: LocalStore, spec: TableSpec, number: int, feeds: dict[str, list[list[Record]]]) -> list[Written]:
     columns: dict[str, list[Any]] = {name: [] for name in (*spec.ranked_schema.names, PARTITION)}
     for partition, parts in feeds.items():
         for place, record in enumerate(parts[number] if number < len(parts) else []):
             rank = {DELETE_FLAG: record["deleted"], FILE: 0, PLACE: place, PARTITION: partition}
+            rank[HAS] = record.get("brings")
             for name, values in columns.items():
                 values.append(rank[name] if name in rank else record[name])
+    if HAS in columns:
+        brings = columns.pop(HAS)
+        types = {
+            name: pa.array(values, spec.schema.field(name).type) for name, values in columns.items() if name in ALL
+        }
+        columns[HAS], unfit = brought(types, lambda name: np.array([name in of_it for of_it in brings]), spec)
+        assert not any(rows.any() for rows in unfit.values())
     schema = pa.schema([*spec.ranked_schema, pa.field(PARTITION, pa.string())])
     job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0, number)
-    for done in settle_and_write(job, [pa.table(columns, schema=schema)]):
-        piles[done.partition].waiting.append(done.files)
+    return list(settle_and_write(job, [pa.table(columns, schema=schema)]))
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
@@ -237,6 +264,67 @@ def test_any_order_split_and_repetition_make_the_same_table(seed: int, tmp_path_
             arrived = {partition: batches(records, rng) for partition, records in feeds.items()}
             store = LocalStore(tmp_path_factory.mktemp("pile"))
             assert merged(spec, engine, arrived, rng, store) == wanted, (spec.ordering, spec.ties)
+
+
+# ---------------------------------------------------------------- one row a key in the whole table
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_any_order_split_and_repetition_make_the_same_table_of_keys_that_move(
+    seed: int, tmp_path_factory: Any, request: Any
+) -> None:
+    rng = random.Random(f"in the table {seed}")
+    spec = spec_of(rng, "arrival", "table")
+    engines: list[Engine] = [ArrowEngine()]
+    if seed < 2:
+        request.getfixturevalue("spark")
+        from lakeupsert.engine.spark import SparkEngine
+
+        engines.append(SparkEngine())
+    records = [{**record, "home": f"part={rng.randrange(6)}"} for record in feed(spec, rng, keys=20, most=200)]
+    best: dict[int, Record] = {}
+    for record in records:
+        if record["k"] not in best or compared(spec, best[record["k"]], record) < 0:
+            best[record["k"]] = record
+    wanted = sorted((r["home"], shown(r)) for r in best.values() if not r["deleted"])
+    for engine in engines:
+        for _ in range(2):
+            assert merged_in_table(spec, engine, batches(records, rng), rng, tmp_path_factory.mktemp("pile")) == wanted
+
+
+def merged_in_table(
+    spec: TableSpec, engine: Engine, arrived: Sequence[list[Record]], rng: random.Random, folder: Path
+) -> list[tuple[str, str]]:
+    """The rows that live, with their partitions, after the batches met a key index and were merged, one or several at a time."""
+    store, piles = LocalStore(folder), {f"part={n}": Pile() for n in range(6)}
+    index: tuple[DataFile, ...] = ()
+    deltas: tuple[DataFile, ...] = ()
+    for number, came in enumerate(arrived):
+        feeds = {p: [[r for r in came if r["home"] == p]] for p in piles}
+        touched = touched_by(written(store, spec, 0, feeds))
+        to = keyindex.Writing(store, spec, 0, "b", number)
+        settled = keyindex.settle(to, touched, index, deltas, fold=rng.random() < 0.5)
+        if settled.index is not None:
+            index, deltas = settled.index, ()
+        deltas += settled.keys
+        rows = {p: t.rows - t.superseded for p, t in settled.touched.items()}
+        assert rows == {p: sum(f.live for f in t.files) for p, t in settled.touched.items()}
+        assert sum(t.rows - t.moved for t in settled.touched.values()) == len(came)
+        for partition, t in settled.touched.items():
+            piles[partition].waiting.append(t.files)
+        ways = {p: rng.choice(["rewrite", "delta", "fold"]) for p in piles if rng.random() < 0.5}
+        merge_piles(spec, engine, piles, ways, store)
+    merge_piles(spec, engine, piles, dict.fromkeys(piles, "delta"), store)
+    files = [(p, f) for p, pile in piles.items() for f in (*pile.base, *pile.deltas)]
+    return sorted((p, shown(r)) for p, f in files for r in rows_of(store, f, spec))
+
+
+def merge_piles(
+    spec: TableSpec, engine: Engine, piles: dict[str, Pile], ways: dict[str, str], store: LocalStore
+) -> None:
+    tasks = {p: piles[p].task(p, way) for p, way in ways.items()}
+    for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
+        piles[p] = piles[p].after(task, out)
 
 
 # ---------------------------------------------------------------- deletes that are forgotten, and full extracts
@@ -381,3 +469,165 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
             found = sorted(shown(r) for f in files for r in rows_of(store, f, spec))
             assert found == sorted(map(shown, memory.live.values())), (partition, spec.ordering)
             assert counted[partition] == (memory.refused, memory.dropped)
+
+
+# ---------------------------------------------------------------- records that bring some of the columns
+
+
+def spec_of_columns(rng: random.Random) -> TableSpec:
+    """With deletes, or with groups: one that is ordered by ``n`` and has ``v``, and perhaps one that ``t`` orders, with ``w``."""
+    columns = [pa.field("k", pa.int32()), pa.field("part", pa.int32())]
+    columns += [pa.field(name, type_) for name, (type_, _) in ALL.items()]
+    groups = [
+        ColumnGroup(name="one", order_by=(rng.choice(["n", "n asc"]),), columns=("v",)),
+        ColumnGroup(name="two", order_by=("t", "f"), columns=("w",)),
+    ][: rng.choice([0, 1, 2])]
+    orders = rng.choice(["s", "s asc", "f, s"]) if len(groups) < 2 else "s"
+    return create(
+        pa.schema(columns),
+        table_id="t",
+        key=["k"],
+        order_by=orders.split(", "),
+        partition_by=["part"],
+        delete=None if groups else DeleteRule(column="op", values=("D",)),
+        stamped=False,
+        mode="columns",
+        nulls=rng.choice(["overwrite", "keep"]),
+        groups=groups,
+    )
+
+
+def groups_of(spec: TableSpec) -> list[tuple[tuple[Ordering, ...], list[str]]]:
+    """Ordering and columns of the row, and of each group."""
+    named = [(g.ordering, [*(o.column for o in g.ordering), *g.columns]) for g in spec.groups]
+    others = [name for name in ALL if not any(name in names for _, names in named)]
+    return [(spec.ordering, others), *named]
+
+
+def beats(ordering: Sequence[Ordering], one: Record, other: Record) -> int:
+    """As `compared`, by these columns."""
+    like = msgspec.structs.replace(
+        spec_of(random.Random(0), "arrival"),
+        order_by=tuple(o.column for o in ordering),
+        ascending=tuple(o.column for o in ordering if o.ascending),
+        nulls_first=(),
+    )
+    return compared(like, one, other)
+
+
+def is_ordered(spec: TableSpec, ordering: Sequence[Ordering], record: Record) -> bool:
+    return not spec.groups or any(record[o.column] is not None for o in ordering)
+
+
+def feed_of_columns(spec: TableSpec, rng: random.Random) -> list[Record]:
+    """Records that bring some columns, of which no two have equal orders in a group that both bring."""
+    records: list[Record] = []
+    for _ in range(rng.randint(2, 14)):
+        record = {name: rng.choice(values) for name, (_, values) in ALL.items()}
+        record["x"] = None if record["x"] is None else float(record["x"])
+        brings = {name for name in ALL if rng.random() < 0.5}
+        for ordering, names in groups_of(spec):
+            orders = {o.column for o in ordering}
+            if spec.groups and rng.random() < 0.4:
+                record |= dict.fromkeys(orders, None)
+            ordered = is_ordered(spec, ordering, record)
+            brings = brings | orders if ordered else brings - set(names)
+        record |= {name: None for name in ALL if name not in brings}
+        record |= {"k": rng.randrange(3), "deleted": spec.delete is not None and rng.random() < 0.2, "brings": brings}
+        own = [o for o, _ in groups_of(spec) if is_ordered(spec, o, record)]
+        rivals = [r for r in records if r["k"] == record["k"]]
+        if own and not any(is_ordered(spec, o, r) and not beats(o, r, record) for r in rivals for o in own):
+            records.append(record)
+    return records
+
+
+def row_of(spec: TableSpec, records: Sequence[Record]) -> tuple[Record | None, list[Record]]:
+    """What records of one key come to, in the order of their arrival; and those that it is made of."""
+    row: Record = {"k": records[0]["k"]}
+    used: list[Record] = []
+
+    def greatest_of_them(ordering: Sequence[Ordering], some: Sequence[Record]) -> Record:
+        best = some[0]
+        for record in some[1:]:
+            best = record if beats(ordering, best, record) <= 0 else best
+        return best
+
+    for ordering, names in groups_of(spec):
+        there = [r for r in records if is_ordered(spec, ordering, r)]
+        for name in names:
+            bring = [
+                r
+                for r in there
+                if r["deleted"]
+                or name in [o.column for o in ordering]
+                or (name in r["brings"] and (spec.nulls == "overwrite" or r[name] is not None))
+            ]
+            best = greatest_of_them(ordering, bring) if bring else None
+            row[name] = None if best is None or best["deleted"] else best[name]
+            used += [best] if best is not None else []
+    newest = greatest_of_them(spec.ordering, records)
+    if newest["deleted"]:
+        return None, [newest]
+    deletes = [r for r in records if r["deleted"]]
+    used += [newest, *([greatest_of_them(spec.ordering, deletes)] if deletes else [])]
+    return row, used
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_each_column_is_that_of_the_greatest_record_that_brings_it(
+    seed: int, tmp_path_factory: Any, request: Any
+) -> None:
+    rng = random.Random(f"columns {seed}")
+    spec = spec_of_columns(rng)
+    engines: list[Engine] = [ArrowEngine()]
+    if seed < WITH_SPARK:
+        request.getfixturevalue("spark")
+        from lakeupsert.engine.spark import SparkEngine
+
+        engines.append(SparkEngine())
+    feeds = {f"part={n}": records for n in range(FEEDS) if (records := feed_of_columns(spec, rng))}
+    wanted = {}
+    for partition, records in feeds.items():
+        rows = [row_of(spec, [r for r in records if r["k"] == key])[0] for key in {r["k"] for r in records}]
+        wanted[partition] = sorted(shown(row) for row in rows if row is not None)
+    for engine in engines:
+        for _ in range(2):
+            arrived = {partition: batches(records, rng) for partition, records in feeds.items()}
+            store = LocalStore(tmp_path_factory.mktemp("pile"))
+            piles = {partition: Pile() for partition in feeds}
+            before: dict[str, list[Record]] = {partition: [] for partition in feeds}
+            for number in range(3):
+                appended(store, spec, number, arrived, piles)
+                ways = {p: rng.choice(["rewrite", "delta", "delta", "fold"]) for p in piles}
+                tasks = {p: piles[p].task(p, way) for p, way in ways.items()}
+                outputs = engine.merge(store, spec, 0, list(tasks.values()))
+                for (p, task), out in zip(tasks.items(), outputs, strict=True):
+                    came = arrived[p][number] if number < len(arrived[p]) else []
+                    assert out.changes == changed(spec, before[p], came), (p, number, ways[p])
+                    before[p] += came
+                    piles[p] = piles[p].after(task, out)
+                compacted = {p: pile.task(p, "compact") for p, pile in piles.items() if rng.random() < 0.3}
+                outputs = engine.merge(store, spec, 0, list(compacted.values()))
+                for (p, task), out in zip(compacted.items(), outputs, strict=True):
+                    piles[p] = piles[p].after(task, out)
+            assert stored(spec, piles, store) == wanted, (spec.ordering, spec.groups, spec.nulls)
+
+
+def changed(spec: TableSpec, before: Sequence[Record], came: Sequence[Record]) -> Changes:
+    changes: Counter[str] = Counter()
+    for key in {r["k"] for r in came}:
+        there = [{**r, "new": False} for r in before if r["k"] == key]
+        new = [{**r, "new": True} for r in came if r["k"] == key]
+        lived = there and row_of(spec, there)[0]
+        row, used = row_of(spec, [*there, *new])
+        if not lived or row is None:
+            what = "inserted" if row else "deleted" if lived else "unchanged"
+            tombstone_stays = not lived and not row and there and not any(r["new"] for r in used)
+            changes["late" if tombstone_stays and not is_same(spec, used[0], new) else what] += 1
+        else:
+            changes["updated" if any(r["new"] for r in used) else "late"] += 1
+    return Changes(**changes)
+
+
+def is_same(spec: TableSpec, tombstone: Record, new: Sequence[Record]) -> bool:
+    return any(r["deleted"] and not beats(spec.ordering, r, tombstone) for r in new)

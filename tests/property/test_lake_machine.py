@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.pipeline import strategy, units
+from lakeupsert.pipeline import keyindex, strategy, units
 from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
@@ -52,6 +52,7 @@ class LakeMachine(RuleBasedStateMachine):
     """Few keys, two dates, ordering values 0 to 3 and null: ties and late rows are the point."""
 
     engines: Any = (ArrowEngine(),)
+    key_scope: Any = "partition"
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,11 +76,16 @@ class LakeMachine(RuleBasedStateMachine):
         self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool
     ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
+        self.patch.setattr(keyindex, "MOST_CHANGED", together - 2)
         self.patch.setattr(units, "ALONE_BUCKETS", alone)
         order_by, ties = "ts asc nulls first" if backwards else "ts", "content" if content else "arrival"
-        self.lake = Lake(self.root, strategy=chosen, bucket=bucket, order_by=(order_by,), ties=ties)
+        if self.key_scope == "table":
+            ties, content = "arrival", False
+        self.lake = Lake(
+            self.root, strategy=chosen, bucket=bucket, order_by=(order_by,), ties=ties, key_scope=self.key_scope
+        )
         self.lake.rules = replace(
-            Lake.rules,
+            self.lake.rules,
             ascending=("ts",) if backwards else (),
             nulls_first=("ts",) if backwards else (),
             content=("v",) if content else None,
@@ -184,6 +190,15 @@ def examples(number: int) -> settings:
 
 def test_lake_equals_a_dict_after_every_step() -> None:
     run_state_machine_as_test(LakeMachine, settings=examples(190))
+
+
+def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
+    """A key has one row in the whole table, wherever its records come."""
+
+    class OneRowAKey(LakeMachine):
+        key_scope = "table"
+
+    run_state_machine_as_test(OneRowAKey, settings=examples(120))
 
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:

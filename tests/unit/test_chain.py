@@ -8,7 +8,7 @@ import pytest
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.storage import LocalStore, StoreUnavailableError
-from lakeupsert.table.chain import FORMAT, LARGEST, Chain
+from lakeupsert.table.chain import LARGEST, PLAIN, Chain
 from lakeupsert.testing.faults import Fault, FaultyStore, Points
 
 
@@ -239,8 +239,8 @@ def test_extend_gives_up_with_a_clear_error(chain: Chain[Body]) -> None:
 def test_newer_format_is_refused_clearly(chain: Chain[Body], tmp_path: Path) -> None:
     grown(chain, 1)
     path = tmp_path / "c" / f"v{LARGEST:020d}.json"
-    path.write_bytes(path.read_bytes().replace(f'"format":{FORMAT}'.encode(), b'"format":99'))
-    with pytest.raises(ConfigurationError, match="has format 99; this lakeupsert reads formats up to 1"):
+    path.write_bytes(path.read_bytes().replace(f'"format":{PLAIN}'.encode(), b'"format":99'))
+    with pytest.raises(ConfigurationError, match="has format 99; this lakeupsert reads formats up to 2"):
         chain.head()
 
 

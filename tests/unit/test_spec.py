@@ -3,11 +3,23 @@
 import re
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 
-from lakeupsert.errors import ConfigurationError
-from lakeupsert.table.spec import Ordering, PartitionColumn, TableSpec, create, evolve
+from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.table.spec import (
+    DeleteRule,
+    Ordering,
+    PartitionColumn,
+    TableSpec,
+    check_spec,
+    create,
+    drop,
+    evolve,
+    rename,
+    roles,
+)
 
 SCHEMA = pa.schema(
     [("id", pa.string()), ("at", pa.timestamp("us", "UTC")), ("version", pa.int64()), ("day", pa.date32())]
@@ -90,3 +102,48 @@ def test_content_decides_by_names_which_do_not_go_by_arrival() -> None:
     spec = made(SCHEMA.append(pa.field("b", pa.int8())), ties="content")
     later = evolve(spec, pa.schema([("a", pa.int8())]))
     assert later.content == ("a", "at", "b")
+
+
+def test_names_in_old_files_follow_from_the_renames_since() -> None:
+    first = made(SCHEMA.append(pa.field("a", pa.int8())).append(pa.field("b", pa.int8())))
+    swapped = rename(rename(rename(first, "a", "x"), "b", "a"), "x", "b")
+    anew = evolve(drop(swapped, "a"), pa.schema([("A", pa.string())]))
+    assert [f.name for f in anew.fields if f.id > 4] == ["b", "A"]
+    assert anew.renamed_since(0) == {"a": "b", "b": None}
+    assert anew.names_in(0) == {"b": "a", "A": f"_lakeupsert_{anew.last_field_id}"}, (
+        "`a` is b's there, to Spark `A` too"
+    )
+    assert anew.names_in(1) == {"b": "x"}
+    assert anew.names_in(3) == {"A": f"_lakeupsert_{anew.last_field_id}"}
+    assert anew.names_in(4) == first.names_in(0) == {}
+
+
+def test_spec_that_renames_without_saying_so_is_not_written() -> None:
+    first = made(SCHEMA.append(pa.field("a", pa.int8())))
+    second = rename(first, "a", "b")
+    for old, new in (
+        (first, second),
+        (first, drop(second, "b")),
+        (second, evolve(second, pa.schema([("a", pa.int8())]))),
+    ):
+        check_spec(old, new)
+    unsaid = msgspec.structs.replace(second, renames=())
+    for old, new in ((first, unsaid), (second, unsaid), (second, first), (second, rename(first, "a", "c"))):
+        with pytest.raises(DamagedTableError, match="would change what is fixed"):
+            check_spec(old, new)
+
+
+def test_columns_that_settings_name() -> None:
+    spec = made(
+        partition_by=["day", "hour(at)"],
+        delete=DeleteRule(column="op", values=("D",)),
+        schema=SCHEMA.append(pa.field("op", pa.string())),
+    )
+    assert roles(spec) == {
+        "id": "key",
+        "version": "order_by",
+        "day": "partition_by",
+        "at_hour": "partition_by",
+        "at": "partition_by",
+        "op": "delete",
+    }

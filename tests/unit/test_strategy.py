@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from lakeupsert.pipeline import strategy
-from lakeupsert.pipeline.strategy import MOST_DEBT, SMALL_BYTES, TOGETHER, bits_more, debt, in_place, worth_compacting
+from lakeupsert.pipeline.strategy import (
+    MOST_DEBT,
+    SMALL_BYTES,
+    TOGETHER,
+    as_whole_rows,
+    bits_more,
+    debt,
+    in_place,
+    worth_compacting,
+)
 from lakeupsert.table.manifest import BucketEntry, DataFile, DeletionVector
 
 BASE = 100 * SMALL_BYTES
@@ -89,3 +98,11 @@ def test_a_bucket_that_outgrew_twice_its_limit_is_written_anew_and_split() -> No
     assert in_place("delta", bucket, 20, 60) == ((base,), ())
     assert in_place("delta", bucket, 21, 60) == ((), ())
     assert [bits_more(bucket, 20, limit) for limit in (120, 119, 60, 30, 29)] == [0, 1, 1, 2, 3]
+
+
+def test_records_of_one_column_count_as_the_rows_that_they_are_written_as() -> None:
+    bucket = BucketEntry(id="0", base=(file("b", BASE),))
+    rows = BASE // 100
+    assert in_place("auto", bucket, BASE // 100, NO_LIMIT)[0] == bucket.base
+    assert in_place("auto", bucket, as_whole_rows(bucket, BASE // 100, rows), NO_LIMIT)[0] == ()
+    assert as_whole_rows(bucket, BASE // 100, 10) == BASE // 100

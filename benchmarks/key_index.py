@@ -1,0 +1,155 @@
+"""What `key_scope = "table"` costs: the key index at 10 million keys, and appends of 100,000 rows that look their keys up in it.
+
+Reads     nothing; makes a table of plain Parquet in 365 partitions, with keys of whole numbers and with keys of text
+Writes    build/bench, and benchmarks/results/key-index.md
+Repeat    safe: begins anew
+
+The files are adopted twice, by a table of either `key_scope`; the difference is what making the index takes. Then the same
+batches come to both, by `append --host local`: nine of ten rows for the partition where their key is, one of twenty moves its
+key, one of twenty brings a new one. As many keys have to move as were told to; otherwise it ends with an error.
+"""
+
+import argparse
+import resource
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from benchmarks.machine import commit, facts, sentence, versions
+from lakeupsert import sparkenv
+from lakeupsert.api import Table
+from lakeupsert.config import TableSettings
+from lakeupsert.pipeline import keyindex
+
+RESULTS = Path(__file__).parent / "results"
+PARTITIONS = 365
+FIRST = date(2020, 1, 1)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--keys", type=int, default=10_000_000)
+    options.add_argument("--rows", type=int, default=100_000, help="of each batch, default: %(default)s")
+    options.add_argument("--batches", type=int, default=5, help="default: %(default)s")
+    options.add_argument("--work", type=Path, default=Path("build/bench"), help="default: %(default)s")
+    given = options.parse_args()
+    sparkenv.prepare()
+    lines = []
+    for kind in ("int64", "text"):
+        lines.append(measured(kind, given, given.work.absolute() / "key-index"))
+        print(lines[-1], flush=True)
+    head = [
+        "key", "keys", "index, bytes a key", "adopt, s", "with index, s", "append, s", "with index, s", "anew, s", "peak, MB",
+    ]  # fmt: skip
+    told = [
+        "# The key index",
+        "",
+        f"{sentence(facts())} {', '.join(versions('lakeupsert', 'pyarrow'))},",
+        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}. `python -m benchmarks.key_index`: {given.batches} batches of "
+        f"{given.rows:,} rows,",
+        'medians of `append --host local` without and with `key_scope = "table"`; *anew*: the last one, which wrote it.',
+        "Peak memory is of the process, which made the data too.",
+        "",
+        f"| {' | '.join(head)} |",
+        "|---|" + "---:|" * (len(head) - 1),
+        *lines,
+        "",
+    ]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "key-index.md").write_text("\n".join(told))
+    return 0
+
+
+def measured(kind: str, given: Any, folder: Path) -> str:
+    shutil.rmtree(folder, ignore_errors=True)
+    rng = np.random.default_rng(1)
+    homes = rng.integers(0, PARTITIONS, given.keys)
+    for day in range(PARTITIONS):
+        write(folder / "partition" / name(day) / "base.parquet", kind, np.flatnonzero(homes == day), 0)
+    shutil.copytree(folder / "partition", folder / "table")
+    tables, adopting, appending = {}, {}, {}
+    for scope in ("partition", "table"):
+        (folder / f"landing-{scope}").mkdir()
+        tables[scope] = Table("t", settings(folder, scope))
+        begun = perf_counter()
+        tables[scope].adopt()
+        adopting[scope] = perf_counter() - begun
+        appending[scope] = list(appended(tables[scope], kind, given, folder / f"landing-{scope}", homes.copy()))
+    size, keys = bytes_of_index(tables["table"]), given.keys + given.batches * (given.rows // 20)
+    shutil.rmtree(folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    seconds = [adopting["partition"], adopting["table"], *(median(appending[s][:-1]) for s in ("partition", "table"))]
+    seconds.append(appending["table"][-1])
+    return f"| {kind} | {keys:,} | {size / keys:.1f} | {' | '.join(f'{s:.2f}' for s in seconds)} | {peak:,.0f} |"
+
+
+def settings(folder: Path, scope: Any) -> TableSettings:
+    return TableSettings(
+        landing=str(folder / f"landing-{scope}"),
+        processed=str(folder / scope),
+        key=("id",),
+        partition_by=("day",),
+        order_by=("at",),
+        key_scope=scope,
+    )
+
+
+def appended(table: Table, kind: str, given: Any, landing: Path, homes: Any) -> Iterator[float]:
+    """Seconds of each batch; ``homes`` has the partition of each key, and moves on."""
+    rng = np.random.default_rng(2)
+    for number in range(1, given.batches + 1):
+        ids = rng.choice(len(homes), given.rows - given.rows // 20, replace=False)
+        moves = ids[: given.rows // 20]
+        homes[moves] = (homes[moves] + 1 + rng.integers(0, PARTITIONS - 1, len(moves))) % PARTITIONS
+        homes = np.append(homes, rng.integers(0, PARTITIONS, given.rows // 20))
+        ids = np.append(ids, np.arange(len(homes) - given.rows // 20, len(homes)))
+        days = pa.array([FIRST + timedelta(days=n) for n in range(PARTITIONS)]).take(pa.array(homes[ids]))
+        pq.write_table(rows_of(kind, ids, number).append_column("day", days), landing / f"{number}.parquet")
+        # The last one writes the index anew, which the others leave, as little of it has changed.
+        keyindex.MOST_CHANGED = 0 if number == given.batches else 1
+        begun = perf_counter()
+        result = table.append(host="local")
+        yield perf_counter() - begun
+        assert result is not None
+        moved = result.entry.keys_moved
+        if table.settings.key_scope == "table" and moved != len(moves):
+            raise SystemExit(f"{moved} keys moved, and {len(moves)} were to move")
+
+
+def bytes_of_index(table: Table) -> int:
+    """With what changed since it was written."""
+    opened = table._table
+    head = opened.ledger_head()
+    assert head is not None
+    return sum(f.bytes for files in keyindex.named_index(opened.headers(head.number)) or () for f in files)
+
+
+def rows_of(kind: str, ids: Any, batch: int) -> pa.Table:
+    key = pa.array(ids.astype(np.int64))
+    if kind == "text":  # like an order's number, 20 characters
+        padded = pc.utf8_lpad(pc.cast(key, pa.string()), width=12, padding="0")
+        key = pc.binary_join_element_wise("ORD-2020", padded, "")
+    at = pa.array(ids.astype(np.int64) * 7919 % 86_400_000_000 + batch * 86_400_000_000).cast(pa.timestamp("us"))
+    return pa.table({"id": key, "at": at, "price": pa.array(ids % 9973 / 100)})
+
+
+def write(path: Path, kind: str, ids: Any, batch: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(rows_of(kind, ids, batch), path)
+
+
+def name(day: int) -> str:
+    return f"day={FIRST + timedelta(days=day)}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,104 @@
+"""`lakeupsert schema`: the columns of a table, and other names for them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.commands import main
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.shared import trouble
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.pipeline.schema import Column, SchemaChange
+
+_dry_run = click.option("--dry-run", is_flag=True, help="Only tell what the columns would be.")
+
+
+@main.group(invoke_without_command=True)
+@common
+@click.pass_context
+def schema(context: click.Context) -> Answer | None:
+    """List the columns of a table with the ids that they keep for life, or rename or drop one.
+
+    Columns that come, and types that grow, need no command: landing files bring them.
+
+    \b
+    Example:
+      lakeupsert schema
+    """
+    if context.invoked_subcommand is not None:
+        return None
+    call: Call = context.obj
+    with call.open_table() as table:
+        columns = table.columns()
+        return Answer({"columns": _result(columns)}, _text(f"Table {table.name}", columns))
+
+
+@schema.command()
+@click.argument("old")
+@click.argument("new")
+@_dry_run
+@common
+@click.pass_obj
+def rename(call: Call, old: str, new: str, dry_run: bool) -> Answer:
+    """Call a column otherwise, in every row there is. No file is rewritten.
+
+    Landing files that go on to bring the old name make a new column of it.
+
+    \b
+    Example:
+      lakeupsert schema rename price unit_price
+    """
+    return _changed(call, lambda table: table.rename_column(old, new, dry=dry_run), dry_run)
+
+
+@schema.command()
+@click.argument("name")
+@_dry_run
+@common
+@click.pass_obj
+def drop(call: Call, name: str, dry_run: bool) -> Answer:
+    """Take a column away. No file is rewritten: older snapshots still show it, and its values stay in old files.
+
+    Landing files that go on to bring it make a new column of it, without the values of before.
+
+    \b
+    Example:
+      lakeupsert schema drop discount
+    """
+    return _changed(call, lambda table: table.drop_column(name, dry=dry_run), dry_run)
+
+
+def _changed(call: Call, change: "Callable[[Table], SchemaChange]", dry_run: bool) -> Answer:
+    from lakeupsert.pipeline.schema import columns  # brings Arrow
+
+    with call.open_table() as table:
+        found = change(table)
+        now = columns(found.spec)
+        result: dict[str, Any] = {"columns": _result(now), "dry": dry_run, "entry": found.entry, "published": False}
+        if dry_run:
+            return Answer(result, f"{_text(f'Table {table.name} would be', now)}\n  nothing was changed")
+        published = table.publish()
+        seen = table.shows(found)
+        call.changed = call.changed or seen
+        result["published"] = seen
+        warnings = (
+            ()
+            if seen
+            else (
+                f"readers see the old columns until the batches before ledger entry {found.entry} are merged: `lakeupsert run`",
+            )
+        )
+        return Answer(result, _text(f"Table {table.name}", now), warnings, error=trouble(call, table, (), published))
+
+
+def _result(columns: "list[Column]") -> list[dict[str, Any]]:
+    return [{"id": c.id, "name": c.name, "type": c.type, "role": c.role} for c in columns]
+
+
+def _text(heading: str, columns: "list[Column]") -> str:
+    rows = [("id", "column", "type", "named by"), *((str(c.id), c.name, c.type, c.role or "") for c in columns)]
+    return "\n".join([heading, *(f"  {line}" for line in output.columns(rows, str.ljust))])

@@ -1,0 +1,447 @@
+"""`key_scope = "table"`: a key has one row in the whole table, also when it races, dies, is restored, adopted or damaged."""
+
+import random
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.config import load
+from lakeupsert.engine import keyindex as engine
+from lakeupsert.engine import vectors
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.pipeline import keyindex, vacuum
+from lakeupsert.storage import open_store
+from lakeupsert.table.layout import KEYS
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.lake import Lake, row
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path / "lake", key_scope="table")
+
+
+def days(lake: Lake) -> dict[str, list[int]]:
+    """The days on which each key has rows."""
+    found: dict[str, list[int]] = {}
+    for one in lake.rows():
+        found.setdefault(one["k"], []).append(one["d"].day - 1)
+    return found
+
+
+def night(lake: Lake, number: int, rows: Sequence[Any]) -> None:
+    lake.land(f"{number}.jsonl", rows)
+    lake.run()
+
+
+def objects(lake: Lake) -> set[str]:
+    return {f.name for f in open_store(lake.settings.processed).list(f"{KEYS}/")}
+
+
+def named(entry: LedgerEntry) -> set[str]:
+    return {f.name for f in (*entry.keys, *(entry.index.files if entry.index else ()))}
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+@pytest.mark.parametrize("each", ["night", "once"])
+def test_key_that_goes_on_and_comes_back_is_there_once(tmp_path: Path, strategy: str, each: str) -> None:
+    """Published each night, or all at once."""
+    lake = Lake(tmp_path, key_scope="table", strategy=strategy)
+    for number, day in enumerate((0, 1, 2, 0, 0, 1)):
+        lake.land(f"{number}.jsonl", [row("a", day, number, number), row("b", 0, 1, number)])
+        if each == "night":
+            lake.run()
+            assert days(lake) == {"a": [day], "b": [0]}
+        else:
+            lake.table.append(host="local")
+    lake.finish_and_check()
+    assert days(lake) == {"a": [1], "b": [0]}
+
+
+@pytest.mark.parametrize("host", ["local", "spark"])
+def test_feed_of_moving_keys_is_exact_and_recomputed(tmp_path: Path, host: str, request: Any) -> None:
+    """With a vacuum, a compaction and a look by DuckDB between the nights."""
+    if host == "spark":
+        request.getfixturevalue("spark")
+    lake = Lake(tmp_path, key_scope="table", superseded_retention="0s", keep_snapshots=1)
+    rng = random.Random(7)
+    for number in range(3 if host == "spark" else 8):
+        rows = [
+            row(f"k{rng.randrange(40)}", rng.randrange(4), rng.randrange(12), rng.randrange(99), op=rng.choice("UUD"))
+            for _ in range(60)
+        ]
+        lake.land(f"{number}.jsonl", rows)
+        lake.table.run(host=host, engine=host.replace("local", "arrow"))
+        lake.check()
+        if number % 2:
+            lake.table.compact(full=True)
+            lake.table.vacuum(dry=False)
+        checked = lake.table.reconcile(deep=True)
+        assert not checked.unbalanced
+        assert not checked.batches
+    lake.finish_and_check()
+
+
+def test_keys_of_one_hash_are_several_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "key_hashes", lambda rows, spec: np.full(rows.num_rows, 7, np.uint64))
+    lake = Lake(tmp_path, key_scope="table")
+    night(lake, 1, [row("a", 0, 5, 1), row("b", 1, 2, 1)])
+    night(lake, 2, [row("a", 1, 6, 2), row("b", 0, 1, 2), row("c", 2, 0, 2)])
+    night(lake, 3, [row("b", 2, 3, 3, op="D"), row("c", 0, 1, 3)])
+    lake.finish_and_check()
+    assert days(lake) == {"a": [1], "c": [0]}
+
+
+def test_index_in_many_ranges_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "RANGE_ROWS", 8)
+    monkeypatch.setattr(engine, "MOST_BITS", 4)
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    lake = Lake(tmp_path, key_scope="table")
+    rng = random.Random(8)
+    for number in range(6):
+        night(
+            lake, number, [row(f"k{rng.randrange(50)}", rng.randrange(3), rng.randrange(9), number) for _ in range(80)]
+        )
+        lake.check()
+    assert any(len(e.index.files) == 16 for _, e in lake.entries() if e.index)
+    lake.finish_and_check()
+
+
+def test_changes_of_many_nights_hold_in_their_order(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyindex, "MOST_CHANGED", 1000)
+    for number, (day, ts) in enumerate([(0, 0), (1, 1), (2, 1), (0, 1), (1, 0), (2, 1), (2, 5), (0, 4)]):
+        night(lake, number, [row("a", day, ts, number), row(f"k{number}", 0, 0)])
+        lake.check()
+    assert sum(entry.index is not None for _, entry in lake.entries()) == 1
+    assert days(lake)["a"] == [2]
+
+
+def test_vacuum_keeps_the_vectors_of_what_is_not_merged(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    monkeypatch.setattr(vacuum, "ORPHANED_PACKS_KEPT", timedelta(0))
+    night(lake, 0, [row("a", 0, 5)])
+    lake.land("1.jsonl", [row("a", 1, 4), row("b", 1, 4)])
+    lake.table.append(host="local")
+    lake.table.vacuum(dry=False)
+    lake.finish_and_check()
+    assert days(lake) == {"a": [0], "b": [1]}
+
+
+# ---------------------------------------------------------------- races and crashes
+
+
+@pytest.mark.parametrize("at", ["create _lakeupsert/ledger", "put _lakeupsert/keys", "put _lakeupsert/data"])
+def test_append_that_loses_a_race_looks_its_keys_up_again(lake: Lake, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both move the same keys, the one that commits first with greater orders for some, and lesser ones for others."""
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    night(lake, 0, [*(row(k, 0, 0) for k in "abc"), row("late", 0, 9)])
+    lake.land("1.jsonl", [row("a", 1, 5, 1), row("b", 1, 3, 1), row("c", 1, 4, 1), row("late", 1, 8, 1)])
+    beside = Lake(lake.root, key_scope="table")
+
+    def another() -> None:
+        beside.land("2.jsonl", [row("a", 2, 4, 2), row("b", 2, 4, 2), row("c", 2, 4, 2)])
+        (lake.root / "landing" / "1.jsonl").rename(lake.root / "away")
+        assert beside.table.append(host="local") is not None
+        (lake.root / "away").rename(lake.root / "landing" / "1.jsonl")
+
+    lake.points.amid(0, another, at)
+    lake.table.append(host="local")
+    assert lake.points.struck
+    lake.points.disarm()
+    lake.landed |= beside.landed
+    lake.refused |= beside.refused
+    lake.finish_and_check()
+    assert days(lake) == {"a": [1], "b": [2], "c": [1], "late": [0]}
+    assert objects(lake) == {name for _, e in lake.entries() for name in named(e)}, "what lost the race was discarded"
+    assert lake.stored_files() <= lake.named_files()
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_append_struck_at_any_call_loses_nothing_and_moves_keys_once(
+    lake: Lake, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    night(lake, 1, [row("a", 0, 1), row("b", 0, 5), row("c", 1, 5)])
+    lake.land("2.jsonl", [row("a", 1, 2), row("b", 1, 4), row("c", 0, 6, op="D"), row("d", 2, 1)])
+
+    def check(struck: Lake) -> None:
+        struck.finish_and_check()
+        assert days(struck) == {"a": [1], "b": [0], "d": [2]}
+
+    assert lake.strike_every_call(fault, lambda struck: struck.table.append(host="local"), check) > 10
+
+
+def test_index_of_an_append_that_died_is_deleted_a_day_later(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    night(lake, 1, [row("a", 0, 1)])
+    lake.land("2.jsonl", [row("a", 1, 2)])
+    lake.points.arm(0, Fault.KILL_BEFORE, "create _lakeupsert/ledger")
+    with pytest.raises(BaseException, match="create"):
+        lake.table.append(host="local")
+    lake.reopen()
+    lake.points.disarm()
+    orphans = objects(lake) - {name for _, e in lake.entries() for name in named(e)}
+    assert orphans
+    lake.table.vacuum(dry=False)
+    assert orphans <= objects(lake)
+    monkeypatch.setattr(vacuum, "ORPHANED_PACKS_KEPT", timedelta(0))
+    lake.table.vacuum(dry=False)
+    assert not orphans & objects(lake)
+    lake.finish_and_check()
+    assert days(lake) == {"a": [1]}
+
+
+def test_vacuum_keeps_the_index_of_the_head_and_no_other(lake: Lake) -> None:
+    for number in range(4):
+        night(lake, number, [row("a", number % 2, number), row(f"k{number}", 0, 1)])
+    lake.table.vacuum(dry=False)
+    head = lake.table._table.objects.ledger.head()
+    assert head is not None
+    index = keyindex.named_index(lake.table._table.headers(head.number))
+    assert index is not None
+    assert objects(lake) == {f.name for files in index for f in files}
+    night(lake, 9, [row("a", 2, 9)])
+    lake.finish_and_check()
+
+
+def test_append_whose_index_a_vacuum_took_begins_again(lake: Lake) -> None:
+    night(lake, 0, [row("a", 0, 0)])
+    night(lake, 1, [row("a", 1, 1)])
+    lake.land("2.jsonl", [row("a", 2, 2)])
+    beside = Lake(lake.root, key_scope="table")
+
+    def another() -> None:
+        (lake.root / "landing" / "2.jsonl").rename(lake.root / "away")
+        beside.land("1b.jsonl", [row("a", 0, 3), row("b", 0, 3)])
+        beside.run()
+        beside.table.vacuum(dry=False)
+        (lake.root / "away").rename(lake.root / "landing" / "2.jsonl")
+
+    lake.points.amid(0, another, "open _lakeupsert/keys")
+    lake.table.append(host="local")
+    assert lake.points.struck
+    lake.points.disarm()
+    lake.landed |= beside.landed
+    lake.refused |= beside.refused
+    lake.finish_and_check()
+    assert days(lake) == {"a": [0], "b": [0]}
+
+
+# ---------------------------------------------------------------- made anew
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_withdrawn_batch_moves_no_key(lake: Lake, merge: bool) -> None:
+    """After a restore a record is judged by what counts, be the restore merged or not; what was withdrawn may come again."""
+    night(lake, 1, [row("a", 0, 1, 1), row("b", 0, 1, 1), row("c", 1, 1, 1, op="D")])
+    night(lake, 2, [row("a", 1, 9, 2), row("b", 1, 9, 2, op="D"), row("c", 1, 9, 2)])
+    lake.table.restore(0, dry=False)
+    if merge:
+        lake.run()
+    lake.land("3.jsonl", [row("a", 2, 5, 3), row("c", 2, 0, 3)])
+    lake.table.append(host="local")
+    assert lake.entries()[-1][1].index is not None
+    lake.finish_and_check()
+    assert days(lake) == {"a": [2], "b": [0]}
+    lake.table.append(host="local", again=True)
+    lake.finish_and_check()
+    assert days(lake) == {"a": [1], "c": [1]}
+
+
+@pytest.mark.parametrize("how", ["gone", "cut"])
+def test_index_that_is_damaged_is_made_anew(lake: Lake, how: str) -> None:
+    night(lake, 1, [row("a", 0, 1), row("b", 0, 9)])
+    night(lake, 2, [row("a", 1, 2)])
+    for name in objects(lake):
+        path = Path(lake.settings.processed) / name
+        if how == "gone":
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:50])
+    lake.land("3.jsonl", [row("a", 2, 3), row("b", 2, 3)])
+    lake.table.append(host="local")
+    if how == "gone":
+        for name in objects(lake):
+            (Path(lake.settings.processed) / name).unlink()
+    # What is made anew has a batch that is not merged.
+    lake.land("4.jsonl", [row("a", 0, 2), row("b", 1, 8), row("c", 1, 8)])
+    lake.run()
+    lake.finish_and_check()
+    assert days(lake) == {"a": [2], "b": [0], "c": [1]}
+
+
+def test_appended_file_that_is_gone_is_an_error_and_not_an_index_without_its_keys(lake: Lake) -> None:
+    night(lake, 1, [row("a", 0, 1)])
+    lake.land("2.jsonl", [row("a", 1, 2)])
+    lake.table.append(host="local")
+    for file in (Path(lake.settings.processed) / "_lakeupsert" / "data").rglob("appended-2-*"):
+        file.unlink()
+    for name in objects(lake):
+        (Path(lake.settings.processed) / name).unlink()
+    lake.land("3.jsonl", [row("a", 2, 3)])
+    with pytest.raises(DamagedTableError):
+        lake.table.append(host="local")
+
+
+def test_adopted_keys_move(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, key_scope="table")
+    lake.lay("a.parquet", [row("a", 0, 1, 1), row("a", 0, 3, 2), row("b", 1, 5, 1)])
+    lake.lay("b.parquet", [row("a", 0, 2, 3)])
+    lake.table.adopt()
+    assert lake.entries()[0][1].index is not None
+    night(lake, 1, [row("a", 1, 2, 4), row("b", 0, 6, 4)])
+    lake.finish_and_check()
+    assert days(lake) == {"a": [0], "b": [0]}
+
+
+def test_adopt_refuses_a_key_in_several_partitions(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, key_scope="table")
+    lake.lay("a.parquet", [row("a", 0, 1, 1), row("b", 0, 1, 1), row("b", 1, 5, 1)])
+    before = [found.name for found in open_store(lake.settings.processed).list("")]
+    with pytest.raises(RefusedError, match=r"k=b l=0 in d=2020-01-01") as e:
+        lake.table.adopt()
+    assert e.value.code == "key-in-several-partitions"
+    assert [found.name for found in open_store(lake.settings.processed).list("")] == before
+
+
+def test_a_wrong_bit_in_the_index_moves_no_key_twice(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, key_scope="table")
+    night(lake, 1, [row(f"k{i}", i % 2, i) for i in range(400)])
+    night(lake, 2, [row("a", 0, 1)])
+    [index] = [entry.index.files for _, entry in lake.entries() if entry.index][-1]
+    path = Path(lake.settings.processed) / index.name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:2000] + bytes([whole[2000] ^ 16]) + whole[2001:])
+    night(lake, 3, [row(f"k{i}", 1 - i % 2, 1000 + i) for i in range(400)])
+    lake.check()
+
+
+def test_quarantined_row_that_is_replayed_moves_its_key(tmp_path: Path) -> None:
+    schema = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
+    lake = Lake(tmp_path, key_scope="table", schema=schema)
+    lake.land("1.jsonl", [row("a", 0, 1, 1), row("b", 0, 3, 1)], [row("a", 1, 2, 1 << 40), row("b", 1, 2, 1 << 40)])
+    lake.run()
+    lake.mend(lambda r: True, schema={**schema, "v": "bigint"})
+    lake.table.append(replay_quarantine=True)
+    lake.finish_and_check()
+    assert days(lake) == {"a": [1], "b": [0]}
+
+
+# ---------------------------------------------------------------- what is seen of it
+
+
+def test_planted_second_row_is_found_by_reconcile_deep(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    night(lake, 1, [row("a", 0, 1), row("b", 0, 1)])
+    monkeypatch.setattr(engine, "_with_moved", lambda to, touched, rows: touched)
+    night(lake, 2, [row("a", 1, 2)])
+    assert days(lake) == {"a": [0, 1], "b": [0]}
+    checked = lake.table.reconcile(deep=True)
+    assert [p.partition for p in checked.unbalanced] == ["d=2020-01-01"]
+    assert "1 extra" in str(checked.unbalanced[0])
+
+
+def test_explain_tells_where_a_key_went(lake: Lake) -> None:
+    night(lake, 1, [row("a", 0, 1), row("b", 1, 9)])
+    night(lake, 2, [row("a", 1, 2), row("b", 0, 3), row("c", 0, 1)])
+    first, second = lake.table.explain({"k": "a", "l": 0}).partitions
+    assert first.why.startswith("Moved to d=2020-01-02 by batch 2's record of d=2020-01-02 (2.jsonl): greater ts")
+    assert first.versions[0].moved_to == "d=2020-01-02"
+    assert second.shown is not None
+    late, home = lake.table.explain({"k": "b", "l": 0}).partitions
+    assert late.why == "What came lost to a record in another partition."
+    assert [v.outcome for v in late.versions] == ["superseded"]
+    assert home.shown is not None
+
+
+def test_table_of_keys_in_partitions_pays_nothing(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.land("1.jsonl", [row("a", 0, 1), row("a", 1, 2)])
+    lake.points.arm(-1, Fault.BEFORE)
+    lake.run()
+    lake.table.vacuum(dry=False)
+    assert not [call for call in lake.points.seen if "keys" in call]
+    assert not objects(lake)
+    entry = lake.entries()[1][1]
+    assert not named(entry)
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ('ties = "content"', "ties"),
+        ('mode = "columns"', "mode"),
+        ('tombstone_retention = "1d"', "tombstone_retention"),
+        ('on_failed_partition = "skip"', "on_failed_partition"),
+    ],
+)
+def test_setting_that_can_not_be_had_is_refused(tmp_path: Path, text: str, setting: str) -> None:
+    file = tmp_path / "lakeupsert.toml"
+    file.write_text(
+        f'[tables.t]\nlanding = "l"\nprocessed = "p"\nkey = ["k"]\npartition_by = ["d"]\nkey_scope = "table"\n{text}\n'
+    )
+    with pytest.raises(ConfigurationError, match=f"{setting} is .*key_scope"):
+        load(str(file))
+
+
+def test_partition_column_in_the_key_is_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, key_scope="table", key=("k", "l", "d"))
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    with pytest.raises(ConfigurationError, match="names the partition column 'd'"):
+        lake.run()
+
+
+@pytest.mark.parametrize(("before", "after"), [("partition", "table"), ("table", "partition")])
+def test_key_scope_is_fixed(tmp_path: Path, before: str, after: str) -> None:
+    lake = Lake(tmp_path, key_scope=before)
+    night(lake, 1, [row("a", 0, 1)])
+    lake.land("2.jsonl", [row("a", 1, 2)])
+    with pytest.raises(ConfigurationError) as e:
+        Lake(tmp_path, key_scope=after).run()
+    assert e.value.code == "another-table"
+
+
+def test_spec_that_requires_what_is_not_known_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    night(lake, 1, [row("a", 0, 1)])
+    monkeypatch.setattr("lakeupsert.table.spec.FEATURES", frozenset())
+    lake.reopen()
+    with pytest.raises(ConfigurationError, match="needs key_scope"):
+        lake.rows()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda table: table.append(host="local", full="table"),
+        lambda table: table.append(host="local", full="partitions"),
+        lambda table: table.reprocess(source="landing", host="local"),
+    ],
+)
+def test_what_can_not_be_done_yet_is_refused(lake: Lake, step: Callable[[Table], object]) -> None:
+    night(lake, 1, [row("a", 0, 1)])
+    lake.land("2.jsonl", [row("b", 0, 1)])
+    with pytest.raises((ConfigurationError, RefusedError), match="key_scope"):
+        step(lake.table)
+    assert len(lake.entries()) == 2
+
+
+def test_append_whose_own_files_a_vacuum_took_begins_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began over a day ago: here orphans are old at once. With an index that must be made anew, too."""
+    monkeypatch.setattr(vacuum, "ORPHANED_PACKS_KEPT", timedelta(0))
+    night(lake, 0, [row("a", 0, 0)])
+    for number, restored in ((1, False), (2, True)):
+        if restored:
+            lake.table.restore(0, dry=False)
+        lake.land(f"{number}.jsonl", [row("a", number, number)])
+        beside = Lake(lake.root, key_scope="table")
+        call = "get _lakeupsert/data/appended"
+        lake.points.amid(0, partial(beside.table.vacuum, dry=False), call)
+        lake.table.append(host="local")
+        assert lake.points.struck
+        lake.finish_and_check()
+        assert days(lake) == {"a": [number]}

@@ -1,0 +1,245 @@
+"""Columns come, are renamed, dropped and come again under names that others had; batches, merges and restores in between: what
+readers see, of every snapshot, by Arrow and by Spark, is a model's."""
+
+import json
+import random
+from collections.abc import Collection
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline import strategy
+from lakeupsert.testing.lake import Lake
+
+NAMES = ("a", "b", "c", "e", "A")
+DAYS = (date(2020, 1, 1), date(2020, 1, 2))
+TYPES = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
+FIXED = {"k": pa.string(), "l": pa.int32(), "d": pa.date32(), "ts": pa.timestamp("us")}
+
+
+@dataclass
+class Column:
+    """One for life, whatever it is called."""
+
+    type: str
+
+    def value(self, rng: random.Random) -> Any:
+        if rng.random() < 0.2:
+            return None
+        return {"int": rng.randrange(100), "text": f"t{rng.randrange(100)}", "float": rng.randrange(100) / 4}[self.type]
+
+
+Record = tuple[int, int, bool, dict[int, Any]]
+
+
+@dataclass
+class Model:
+    """``rows`` by partition and key, as they rank: order, arrival, whether it is a delete, and values by column."""
+
+    by_columns: bool
+    columns: dict[str, Column] = field(default_factory=dict)
+    rows: dict[tuple[Any, str], list[Record]] = field(default_factory=dict)
+
+    def came(self, day: date, key: str, ts: int, deleted: bool, values: dict[int, Any]) -> None:
+        records = self.rows.get((day, key), [])
+        arrival = sum(map(len, self.rows.values()))
+        self.rows[day, key] = sorted([*records, (ts, arrival, deleted, values)], key=lambda r: r[:2], reverse=True)
+
+    def value(self, records: list[Record], column: int) -> Any:
+        brought = [r for r in records if column in r[3] or r[2]] if self.by_columns else records
+        return brought[0][3].get(column) if brought and not brought[0][2] else None
+
+    def seen(self) -> list[dict[str, Any]]:
+        return [
+            {"k": key, "d": day, "ts": rs[0][0], **{name: self.value(rs, id(c)) for name, c in self.columns.items()}}
+            for (day, key), rs in sorted(self.rows.items())
+            if not rs[0][2]
+        ]
+
+
+class Machine:
+    def __init__(self, root: Path, rng: random.Random, adopted: bool, **settings: Any) -> None:
+        schema = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}
+        self.lake, self.rng = Lake(root, schema=schema, **settings), rng
+        self.model = Model(settings["mode"] == "columns")
+        self.kept: list[Column] = []  # a dropped one must not leave its address to another
+        self.batches = 0
+        self.snapshots: dict[int, tuple[Model, list[dict[str, Any]]]] = {}
+        if adopted:
+            self.adopt()
+        else:
+            self.append()
+        self.publish()
+
+    def column(self, name: str) -> None:
+        self.model.columns[name] = Column(self.rng.choice(list(TYPES)))
+        self.kept.append(self.model.columns[name])
+
+    def free(self) -> list[str]:
+        taken = {name.lower() for name in self.model.columns}
+        return [name for name in NAMES if name.lower() not in taken]
+
+    def table(self, rows: list[dict[str, Any]], names: list[str], more: dict[str, Any]) -> Any:
+        types = FIXED | {name: TYPES[self.model.columns[name].type] for name in names} | more
+        stamped = [{**r, "ts": datetime(2020, 1, 1) + timedelta(seconds=r["ts"])} for r in rows]
+        return pa.Table.from_pylist(stamped, pa.schema(list(types.items())))
+
+    def some(self, count: int, deletes: bool, new: Collection[str] = ()) -> tuple[list[dict[str, Any]], list[str]]:
+        """Rows with some of the columns, and all that are ``new``, which the table else has not."""
+        rows, names = [], [n for n in self.model.columns if n in new or self.rng.random() < 0.8]
+        for _ in range(count):
+            day, key, ts = self.rng.choice(DAYS), self.rng.choice("uvwxyz"), self.rng.randrange(6)
+            values = {name: self.model.columns[name].value(self.rng) for name in names}
+            deleted = deletes and self.rng.random() < 0.2
+            rows.append({"k": key, "l": 0, "d": day, "ts": ts, "op": "D" if deleted else None, **values})
+            self.model.came(day, key, ts, deleted, {id(self.model.columns[n]): v for n, v in values.items()})
+        return rows, names
+
+    def adopt(self) -> None:
+        for name in ("a", "b", "c"):
+            self.column(name)
+        rows, names = self.some(12, deletes=False)
+        self.model.columns = {n: c for n, c in self.model.columns.items() if n in names}
+        rows = list({(r["d"], r["k"]): r for r in rows}.values())  # readers see them as they are, in any order
+        self.model.rows = {}
+        for row in rows:
+            values = {id(self.model.columns[n]): row[n] for n in names}
+            self.model.came(row["d"], row["k"], row["ts"], False, values)
+        for day in DAYS:
+            target = self.lake.root / "processed" / f"d={day}" / "part-0.parquet"
+            target.parent.mkdir(parents=True)
+            table = self.table([r for r in rows if r["d"] == day], names, {}).drop_columns(["d"])
+            if self.rng.random() < 0.5:  # somebody else's ids, which are not ours
+                fields = [f.with_metadata({"PARQUET:field_id": str(9 - i)}) for i, f in enumerate(table.schema)]
+                table = table.cast(pa.schema(fields))
+            pq.write_table(table, target)
+        self.lake.table.adopt()
+
+    def append(self) -> None:
+        new = []
+        for _ in range(self.rng.randrange(3)):
+            if self.free():
+                new.append(self.rng.choice(self.free()))
+                self.column(new[-1])
+        rows, names = self.some(self.rng.randrange(1, 6), deletes=True, new=new)
+        table = self.table(rows, names, {"op": pa.string()})
+        self.batches += 1
+        path = self.lake.root / "landing" / f"{self.batches:03}"
+        if new or self.rng.random() < 0.5:  # text does not tell the type of a new column
+            pq.write_table(table, path.with_suffix(".parquet"))
+        else:
+            lines = [
+                json.dumps({n: v.isoformat() if isinstance(v, date) else v for n, v in r.items()})
+                for r in table.to_pylist()
+            ]
+            path.with_suffix(".jsonl").write_text("\n".join(lines) + "\n")
+        assert self.lake.table.append(host="local") is not None
+
+    def rename(self) -> None:
+        if self.model.columns and self.free():
+            old = self.rng.choice(list(self.model.columns))
+            new = self.rng.choice([*self.free(), old.swapcase()])
+            self.lake.table.rename_column(old, new)
+            self.model.columns = {new if n == old else n: c for n, c in self.model.columns.items()}
+        if len(self.model.columns) > 1:
+            one, other = self.rng.sample(list(self.model.columns), 2)
+            with pytest.raises(ConfigurationError, match="the same"):
+                self.lake.table.rename_column(one, other)
+
+    def drop(self) -> None:
+        if self.model.columns:
+            name = self.rng.choice(list(self.model.columns))
+            self.lake.table.drop_column(name)
+            del self.model.columns[name]
+
+    def publish(self) -> None:
+        self.lake.run()
+        self.snapshots[self.lake.table.publish().snapshot or 0] = deepcopy_model(self.model), self.model.seen()
+
+    def restore(self) -> None:
+        self.publish()  # all that came counts, or does not
+        number = self.rng.choice(list(self.snapshots))
+        self.lake.table.restore(number, dry=False)
+        self.model.rows = dict(self.snapshots[number][0].rows)
+        self.publish()
+
+    def rewrite(self) -> None:
+        self.publish()
+        self.lake.table.reprocess(source=self.rng.choice(["stored", "landing"]), host="local")
+        self.publish()
+
+    def step(self) -> None:
+        steps = [self.append, self.append, self.append, self.rename, self.rename, self.drop, self.publish]
+        self.rng.choice([*steps, self.restore, self.rewrite])()
+
+    def check(self) -> None:
+        assert self.shown("latest") == self.model.seen()
+        if (name := self.rng.choice([*self.model.columns, ""])) and self.model.seen():
+            value = self.model.columns[name].value(self.rng)
+            where = f'"{name}" IS NULL' if value is None else f'"{name}" >= {value!r}'
+            wanted = [
+                r
+                for r in self.model.seen()
+                if (r[name] is None) == (value is None) and (value is None or r[name] >= value)
+            ]
+            assert self.shown("latest", where) == wanted, where
+
+    def shown(self, snapshot: Any = "published", where: str | None = None) -> list[dict[str, Any]]:
+        return as_seen(self.lake.table.to_arrow(snapshot, where).read_all())
+
+
+def deepcopy_model(model: Model) -> Model:
+    return Model(model.by_columns, dict(model.columns), deepcopy(model.rows))
+
+
+def as_seen(table: Any) -> list[dict[str, Any]]:
+    rows = [{n: v for n, v in r.items() if n != "l"} for r in table.to_pylist()]
+    return sorted(({**r, "ts": (r["ts"] - datetime(2020, 1, 1)).seconds} for r in rows), key=lambda r: (r["d"], r["k"]))
+
+
+def by_spark(spark: Any, machine: Machine, snapshot: Any, where: str | None = None) -> list[dict[str, Any]]:
+    return as_seen(machine.lake.table.to_spark(spark, snapshot, where).toArrow())
+
+
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+@pytest.mark.parametrize("seed", range(18))
+def test_readers_see_columns_by_what_they_are_not_by_what_they_were_called(
+    seed: int, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(seed, mode, folder, monkeypatch, steps=30)
+
+
+@pytest.mark.parametrize("seed", [100, 101, 102])
+def test_spark_sees_the_same(seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch, spark: Any) -> None:
+    machine = run(seed, ("rows", "columns")[seed % 2], folder, monkeypatch, steps=20)
+    for number, (model, rows) in list(machine.snapshots.items())[-6:]:
+        assert by_spark(spark, machine, number) == rows
+        for name, column in model.columns.items():
+            least = {"int": 50, "text": "t5", "float": 12.5}[column.type]
+            wanted = [r for r in rows if r[name] is not None and r[name] >= least]
+            assert by_spark(spark, machine, number, f'"{name}" >= {least!r}') == wanted
+
+
+def run(seed: int, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Machine:
+    monkeypatch.setattr(strategy, "TOGETHER", 2)
+    rng = random.Random(seed)
+    machine = Machine(
+        folder, rng, adopted=seed % 3 == 0, strategy=("rewrite", "delta")[seed % 2], keep_snapshots=1000, mode=mode
+    )
+    for _ in range(steps):
+        machine.step()
+        machine.check()
+    machine.publish()
+    for number, (_, rows) in machine.snapshots.items():
+        assert machine.shown(number) == rows, f"snapshot {number}"
+    checked = machine.lake.table.reconcile(deep=True)
+    assert not checked.unbalanced
+    assert not checked.gone
+    return machine
