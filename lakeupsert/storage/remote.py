@@ -30,7 +30,7 @@ def unreachable(uri: str, what: str) -> StoreUnavailableError:
     """The error of a request that got no answer to rely on."""
     return StoreUnavailableError(
         "store-unreachable",
-        f"{uri}: {what.rstrip(".")}. {UNTOUCHED}",
+        f"{uri}: {what.rstrip('.')}. {UNTOUCHED}",
         next="check the network and the endpoint, then run the same command again",
     )
 
