@@ -1,15 +1,16 @@
-"""What it costs that records bring some of the columns only: the same nights in tables of both modes.
+"""What it costs that records bring some of the columns only, or that a history is kept: the same nights in tables of each kind.
 
 Reads     nothing; DuckDB makes every row from its number
 Writes    build/columns, and benchmarks/results/columns.json and columns.md
 Repeat    safe: it begins with new tables
 
-    make bench-columns                                  # or with COLUMNS_ARGS="--partitions 24 --rows 400000"
+    make bench-columns                                # or with COLUMNS_ARGS="--partitions 24 --rows 400000"
 
 Partitions of so many rows get two per cent of that every night, anywhere among their keys, three of four updates. Side `rows`
 is a table of whole rows, `whole` one in mode columns whose records bring all columns, and `part` gets three of the nine columns
-beside key and order. The sides take turns, night by night; a night is append, dedupe and publish by one process. The medians
-leave the first night out. The last night is compared with DuckDB. Exit code 1: a row differs.
+beside key and order. Side `history` is `rows` with a history. The sides take turns, night by night; a night is append, dedupe
+and publish by one process. The medians leave the first night out. The last night is compared with DuckDB.
+Exit code 1: a row differs.
 """
 
 import argparse
@@ -32,7 +33,12 @@ WORK = Path("build/columns")
 RESULTS = Path(__file__).parent / "results"
 SHARE = 0.02
 PART = ("k", "ts", "d", "amount", "note", "c3")
-SIDES = {"rows": ("rows", "*"), "whole": ("columns", "*"), "part": ("columns", ", ".join(PART))}
+SIDES: dict[str, tuple[dict[str, Any], str]] = {
+    "rows": ({}, "*"),
+    "history": ({"history": True}, "*"),
+    "whole": ({"mode": "columns"}, "*"),
+    "part": ({"mode": "columns"}, ", ".join(PART)),
+}
 
 
 def main() -> int:
@@ -66,7 +72,7 @@ def main() -> int:
         f"{sentence(facts())} {', '.join(versions('lakeupsert', 'pyarrow'))}, {commit()}, {datetime.now(UTC):%Y-%m-%d}."
     )
     size = f"{given.partitions} partitions of {given.rows:,} rows, {SHARE:.0%} come a night. {different} rows differ."
-    text = "\n".join(["# Records that bring some of the columns", "", ran_on, size, "", *lines, ""])
+    text = "\n".join(["# Records that bring some of the columns, and a history", "", ran_on, size, "", *lines, ""])
     (RESULTS / "columns.md").write_text(text)
     print(text)
     return 1 if different else 0
@@ -79,8 +85,8 @@ def _nights(strategy: str, partitions: int, rows: int, nights: int) -> tuple[dic
         base = " UNION ALL ".join(f"SELECT DATE '{day(p)}' AS d, * FROM ({stored(p, rows)})" for p in range(partitions))
         db.execute(f"CREATE TABLE came AS SELECT 0 AS night, * FROM ({base})")
         tables = {}
-        for side, (mode, _) in SIDES.items():
-            given = settings(WORK / strategy / side, strategy, mode=mode)
+        for side, (given_too, _) in SIDES.items():
+            given = settings(WORK / strategy / side, strategy, **given_too)
             db.execute(f"COPY (SELECT * EXCLUDE (night) FROM came) TO '{given.landing}/0.parquet' (FORMAT parquet)")
             tables[side] = Table("t", given)
             tables[side].run(host="local")

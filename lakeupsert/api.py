@@ -39,6 +39,7 @@ from lakeupsert.pipeline.workers import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import AzureQueue, SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
+from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View, ViewFile, choose, no_files
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
@@ -473,14 +474,31 @@ class Table:
             raise no_files()
         return list(self.view(snapshot).files(where))
 
-    def to_arrow(self, snapshot: str | int | datetime = "published", where: str | None = None) -> Any:
-        """A ``pyarrow.RecordBatchReader``, ordered by partition and key; Polars and DuckDB take it as it is."""
+    def to_arrow(
+        self, snapshot: str | int | datetime = "published", where: str | None = None, *, history: bool = False
+    ) -> Any:
+        """A ``pyarrow.RecordBatchReader``, ordered by partition and key; Polars and DuckDB take it as it is.
+
+        With ``history``, all versions of the rows, newest first, with columns `valid_from` and `valid_to`, which the filter
+        may name; the table's setting `history` has to be true since it began.
+        """
+        if history:
+            return history_to_arrow(self.view(snapshot), where)
         return to_arrow(self._view(snapshot, where), where)
 
-    def to_spark(self, spark: Any, snapshot: str | int | datetime = "published", where: str | None = None) -> Any:
-        """A Spark DataFrame: a native Parquet scan, with filters and columns pushed down."""
-        from lakeupsert.read.spark import to_spark
+    def to_spark(
+        self,
+        spark: Any,
+        snapshot: str | int | datetime = "published",
+        where: str | None = None,
+        *,
+        history: bool = False,
+    ) -> Any:
+        """A Spark DataFrame: a native Parquet scan, with filters and columns pushed down; with ``history`` as in `to_arrow`."""
+        from lakeupsert.read.spark import history_to_spark, to_spark
 
+        if history:
+            return history_to_spark(spark, self.view(snapshot), where)
         return to_spark(spark, self._view(snapshot, where), where)
 
     def export(
@@ -490,9 +508,14 @@ class Table:
         snapshot: str | int | datetime = "published",
         where: str | None = None,
         overwrite: bool = False,
+        history: bool = False,
     ) -> int:
-        """Write the rows to one file (.parquet, .csv, .jsonl), or a Hive folder where ``output`` ends in `/`; how many."""
-        return export(self._view(snapshot, where), str(output), where=where, overwrite=overwrite)
+        """Write the rows to one file (.parquet, .csv, .jsonl), or a Hive folder where ``output`` ends in `/`; how many.
+
+        With ``history``, all versions of the rows (see `to_arrow`).
+        """
+        view = self.view(snapshot) if history else self._view(snapshot, where)
+        return export(view, str(output), where=where, overwrite=overwrite, history=history)
 
     def doctor(self) -> list[Finding]:
         """What is wrong, or may be, with the table and its machine; see `lakeupsert.pipeline.doctor`."""

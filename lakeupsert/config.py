@@ -109,6 +109,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     groups: dict[str, GroupSettings] = {}
     key_scope: Literal["partition", "table"] = "partition"
     """Where a key has one row: in each partition, or in the whole table, where a record for another partition moves it."""
+    history: bool = False
+    """Keep superseded versions of rows: readers of the history see each with the times from which and until which it held."""
     format: Format = "auto"
     read: ReadSettings = ReadSettings()
     landing_dates: str = ""
@@ -399,6 +401,12 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         names = getattr(settings, setting)
         if len(set(names)) < len(names):
             refuse(setting, list(names), "a column is named twice")
+    if settings.history:
+        for setting, only in {"mode": "rows", "key_scope": "partition"}.items():
+            if getattr(settings, setting) != only:
+                refuse(
+                    setting, getattr(settings, setting), f"with history that is not to be had yet; expected {only!r}"
+                )
     _check_mode(settings, refuse)
     _check_read(settings.reading, refuse)
 

@@ -431,10 +431,11 @@ def history(call: Call) -> Answer:
 )
 @_snapshot
 @_where
+@click.option("--history", is_flag=True, help="All versions of the rows, with valid_from and valid_to.")
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
 @common
 @click.pass_obj
-def export(call: Call, target: str, snapshot: str, where: str | None, overwrite: bool) -> Answer:
+def export(call: Call, target: str, snapshot: str, where: str | None, history: bool, overwrite: bool) -> Answer:
     """Write the rows of a snapshot to a file or folder.
 
     They are ordered by partition and key. The file appears when it is whole.
@@ -447,7 +448,11 @@ def export(call: Call, target: str, snapshot: str, where: str | None, overwrite:
         chosen = snapshot if snapshot == "latest" else table.view(snapshot).number
         progress(f"writing {target}")
         rows = table.export(
-            target, snapshot="published" if chosen is None else chosen, where=where, overwrite=overwrite
+            target,
+            snapshot="published" if chosen is None else chosen,
+            where=where,
+            overwrite=overwrite,
+            history=history,
         )
         of = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
         text = f"{output.count(rows, 'row')} to {target} ({of})"

@@ -21,6 +21,7 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 # mode                = "rows"     # "columns": a record changes the columns that it brings, the others keep their values
 # nulls               = "overwrite"  # with mode columns "keep": a null that a record brings changes nothing
 # key_scope           = "partition"  # of a key one row in each partition; "table": one in all, which moves with its records
+# history             = false      # true: keep superseded versions, for `export --history`
 # format              = "auto"     # by file name; or "parquet", "csv", "delimited", "jsonl", "avro", "orc"
 # landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
 # queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE

@@ -26,9 +26,9 @@ from lakeupsert.engine.columns import combined
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
 from lakeupsert.engine.digest import Digest, digests
-from lakeupsert.engine.floor import DELETED_AT, since, up_to
+from lakeupsert.engine.floor import DELETED_AT, lacking, since
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
-from lakeupsert.engine.rank import latest, rows_up_to, sortable
+from lakeupsert.engine.rank import latest, rows_up_to, sortable, sorted_by
 from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, share
@@ -86,7 +86,7 @@ class ArrowEngine:
             return sum(whole(f) * share(f, task) for f in files)
 
         met = 0.0
-        if spec.mode == "columns" and task.kept:  # of each incoming row the whole row that it meets
+        if not spec.settles_early and task.kept:  # of each incoming row the whole row that it meets
             rows = sum(f.rows * share(f, task) for f in incoming)
             met = rows * decoded(task.kept) / max(1, sum(f.rows * share(f, task) for f in task.kept))
         sorting = int(PEAK * (decoded(incoming) + met))
@@ -113,14 +113,20 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     """Rows that lost, their key and ordering columns, are put into ``lost``."""
     adopted, tally = Digest(spec), Tally()
     incoming = _incoming(store, spec, task, adopted)
-    if task.full:
-        incoming = _without_lacking(incoming, spec, task, lost, tally)
-    settled, winners, known = _winners(incoming, spec, task, lost, tally)
-    rest = settled.take(winners)
-    if known is not None:
-        rest = rest.append_column(_KNOWN, pa.array(known))
-    del incoming, settled
+    known = None
+    if spec.history:  # all its versions meet what is stored
+        rest = incoming.take(sorted_by(incoming, spec.stored_key))
+    else:
+        if task.full:
+            incoming = _without_lacking(incoming, spec, task, lost, tally)
+        settled, winners, known = _winners(incoming, spec, task, lost, tally)
+        rest = settled.take(winners)
+        if known is not None:
+            rest = rest.append_column(_KNOWN, pa.array(known))
+        del settled
+    del incoming
     with MergeWriter(store, spec, spec_version, task, tally) as out:
+        past = out if spec.history else None
         for file in task.base if task.settled else ():
             for block in stream_file(store, file, spec.base_schema, spec=spec):
                 stored = in_bucket(block, file, task, spec)
@@ -134,9 +140,13 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                 both = pa.concat_tables(tables, promote_options="default" if _has_more(rest) else "none")
                 rest = rest.slice(met)
                 if task.full:
-                    both = _without_lacking(both, spec, task, lost, tally)
-                out.write(*_winners(both, spec, task, lost, tally, again=True))
-        if known is not None or pc.any(rest[DELETE_FLAG]).as_py():
+                    both = _without_lacking(both, spec, task, lost, tally, past)
+                out.write(*_winners(both, spec, task, lost, tally, past, again=not spec.history))
+        if spec.history:
+            if task.full:
+                rest = _without_lacking(rest, spec, task, lost, tally, past)
+            out.write(*_winners(rest, spec, task, lost, tally, past))
+        elif known is not None or pc.any(rest[DELETE_FLAG]).as_py():
             out.write(rest, *_all(rest, known is not None))
         else:
             out.live.write(rest)
@@ -165,9 +175,11 @@ def _delta(store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTa
         _count(tally, both, spec, order, wins)
         superseded, chosen = losers.to_numpy(), pc.subtract(winners.filter(pa.array(is_new)), met.num_rows)
     superseded = superseded[superseded < met.num_rows]
-    known = _known(both, order, wins)[is_new] if task.refuses else None
+    known = _known(both, order, wins) if task.refuses else None
     with MergeWriter(store, spec, spec_version, task, tally) as out:
-        out.write(rows, chosen, known)
+        out.write(rows, chosen, None if known is None else known[is_new])
+        if spec.history:
+            out.keep_past(both, order, wins, known)
     dead = np.sort(number[superseded])
     ends = np.searchsorted(dead, begins)
     positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
@@ -181,9 +193,8 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins:
     key column has a value that an incoming row has there, and of keys of several columns, whose values may all be there in
     other rows, the hash of an incoming key.
     """
-    schema = (spec.base_schema if spec.mode == "columns" else spec.deciding_schema).append(
-        pa.field(POSITION, pa.int64())
-    )
+    schema = spec.deciding_schema if spec.settles_early else spec.base_schema
+    schema = schema.append(pa.field(POSITION, pa.int64()))
     keys = {name: sortable(incoming[name]).combine_chunks() for name in spec.stored_key}
     near = next(iter(keys.items()))
     hashes = key_hashes(incoming, spec) if len(keys) > 1 else None
@@ -257,10 +268,17 @@ def _tagged(rows: Any, age: int, deleted: bool) -> Any:
 
 
 def _winners(
-    rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally, *, again: bool = False
+    rows: Any,
+    spec: TableSpec,
+    task: MergeTask,
+    lost: list[Any],
+    tally: Tally,
+    past: MergeWriter | None = None,
+    *,
+    again: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Rows, and indices of what each key comes to, in key order; those that lost are put into ``lost``. And where the task
-    refuses rows, of whose keys something is stored."""
+    """Rows, and indices of what each key comes to, in key order; those that lost are put into ``lost``, and into the history of
+    ``past``. And where the task refuses rows, of whose keys something is stored."""
     order, wins = latest(rows, spec, _TIES)
     winners = order.filter(wins)
     if len(winners) < rows.num_rows:
@@ -270,7 +288,10 @@ def _winners(
         _count(tally, rows, spec, order, wins, uses, again=again)
         return settled, found, None
     _count(tally, rows, spec, order, wins, again=again)
-    return rows, winners, _known(rows, order, wins) if task.refuses else None
+    known = _known(rows, order, wins) if task.refuses else None
+    if past is not None:
+        past.keep_past(rows, order, wins, known)
+    return rows, winners, known
 
 
 def _count(
@@ -290,18 +311,18 @@ def _count(
     )
 
 
-def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally) -> Any:
-    """``rows`` without those that a full extract deletes, which are put into ``lost``; with `_PRESENT`."""
+def _without_lacking(
+    rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally, past: MergeWriter | None = None
+) -> Any:
+    """``rows`` without those that a full extract deletes, which are put into ``lost`` and the history of ``past``; with
+    `_PRESENT`."""
     order, wins = latest(rows, spec, _TIES)
     key = np.empty(rows.num_rows, np.int64)
     key[order.to_numpy()] = np.cumsum(true(wins)) - 1
-    ages, last = rows[AGE].to_numpy(), task.full[-1][0]
-    settled = true(rows[_PRESENT]) if _PRESENT in rows.schema.names else np.zeros(rows.num_rows, bool)
-    dead = np.zeros(rows.num_rows, bool)
-    for age, floor in task.full:
-        has = np.zeros(rows.num_rows, bool)
-        has[key[(ages == age) | (settled & (age == last))]] = True
-        dead |= (ages < age) & ~has[key] & up_to(rows, floor, spec)
+    ages = rows[AGE].to_numpy()
+    present = true(rows[_PRESENT]) if _PRESENT in rows.schema.names else None
+    killed_by, has = lacking(rows, key, ages, task.full, spec, present)
+    dead = killed_by >= 0
     if _PRESENT in rows.schema.names:
         rows = rows.drop_columns(_PRESENT)
     rows = rows.append_column(_PRESENT, pa.array(has[key]))
@@ -309,6 +330,8 @@ def _without_lacking(rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any
         return rows
     lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))
     tally.lacking(ages[dead], true(rows[DELETE_FLAG])[dead])
+    if past is not None:
+        past.keep_lacking(rows.filter(pa.array(dead)), killed_by[dead])
     return rows.filter(pa.array(~dead))
 
 

@@ -321,7 +321,7 @@ class Held:
     def settle(self) -> None:
         """Drop the rows that lost to another one here, where they are many."""
         rows = pa.concat_tables(self.tables)
-        if self._job.spec.mode == "columns" or not _repeats(rows, self._job.spec):
+        if not self._job.spec.settles_early or not _repeats(rows, self._job.spec):
             return
         ranked = _Ranked(self._job.spec, rows)
         losers = ranked.order.filter(pc.invert(ranked.wins))
@@ -427,7 +427,7 @@ def _slices(rows: Any, numbers: Any) -> Iterator[tuple[int, Any]]:
 def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]:
     """A file (more where it grows large) for each partition in ``tables``, or range of one, all in one object (ADR 0008).
 
-    In each there is one row per key, sorted by key; in mode columns all rows, since each may have what its key comes to.
+    In each there is one row per key, sorted by key; in mode columns and with a history all rows, since none is of no use.
     """
     spec = job.spec
     rows = pa.concat_tables(tables)
@@ -435,7 +435,7 @@ def settle_and_write(job: AppendJob, tables: Sequence[Any]) -> Iterator[Written]
         return
     ranked = _Ranked(spec, rows)
     places, wins = ranked.order.to_numpy(), true(ranked.wins)
-    stays = wins if spec.mode == "rows" else np.ones(len(wins), bool)
+    stays = wins if spec.settles_early else np.ones(len(wins), bool)
     winners = rows.take(ranked.order.filter(pa.array(stays)))
     n = len(ranked.partitions)
     came = np.bincount(ranked.codes, minlength=n)

@@ -5,13 +5,12 @@ their own ways, and both are counted here.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.rank import sortable
+from lakeupsert.engine.rank import equal_rows
 from lakeupsert.table.manifest import NO_CHANGES, Changes
 from lakeupsert.table.spec import TableSpec
 
@@ -104,12 +103,4 @@ def same_content(rows: Any, spec: TableSpec) -> Callable[[Any, Any], Any] | None
     if spec.ties == "arrival":
         return None
 
-    def same(one: Any, other: Any) -> Any:
-        equal = np.ones(len(one), bool)
-        for name in (*spec.order_by, *spec.content):
-            left, right = sortable(rows[name].take(one)), sortable(rows[name].take(other))
-            both_null = true(left.is_null()) & true(right.is_null()) if left.null_count and right.null_count else False
-            equal &= true(pc.equal(left, right)) | both_null
-        return equal
-
-    return same
+    return partial(equal_rows, rows, (*spec.order_by, *spec.content))

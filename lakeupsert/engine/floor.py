@@ -119,6 +119,31 @@ def up_to(rows: Any, floor: str, spec: TableSpec) -> Any:
     return loses | equal
 
 
+def lacking(
+    rows: Any, key: Any, ages: Any, full: Sequence[tuple[int, str]], spec: TableSpec, present: Any = None
+) -> tuple[Any, Any]:
+    """Which rows full extracts delete, as they lack the keys, and which keys the last one has.
+
+    Of n rows with the numbers of their keys (``key``) and ages (0 for a stored row): for each the place in ``full`` of the first
+    extract that deletes it, or -1; and for each key whether the last has it. ``present`` marks rows of which that is known
+    already (all numpy).
+    """
+    killed_by = np.full(rows.num_rows, -1)
+    for number, (age, order) in enumerate(full):
+        has = np.zeros(rows.num_rows, bool)
+        has[key[ages == age]] = True
+        if present is not None and age == full[-1][0]:
+            has[key[present]] = True
+        killed_by[(killed_by < 0) & (ages < age) & ~has[key] & up_to(rows, order, spec)] = number
+    return killed_by, has
+
+
+def scalars(floor: str, spec: TableSpec) -> dict[str, Any]:
+    """The ordering columns' values (``pyarrow.Scalar``) of a floor."""
+    orders = _orders(floor, spec)
+    return {name: orders[name][0] for name in spec.order_by}
+
+
 def _compared(rows: Any, floor: str, spec: TableSpec) -> tuple[Any, Any]:
     """Masks (numpy) of the rows whose order is below ``floor``, and of those that have the same one."""
     order = _orders(floor, spec)

@@ -8,21 +8,23 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.blocks import ArrowBlock
-from lakeupsert.engine.changes import Tally
+from lakeupsert.engine.changes import Tally, of_keys
 from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import DataFileWriter, Footer, to_bytes
+from lakeupsert.engine.datafiles import DataFileWriter, Footer, stream_file, to_bytes
 from lakeupsert.engine.digest import Digest
-from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, greatest
+from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, greatest, scalars
+from lakeupsert.engine.rank import versions
 from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+from lakeupsert.table.spec import BATCH, DELETE_FLAG, FILE, PLACE, TableSpec
 
 AGE = "_lakeupsert_age"
 """Integer column of rows in a merge: 0 for a stored row, then 1, 2, … for the batches in ledger order."""
@@ -49,6 +51,7 @@ class MergeTask:
             between equal ordering values the later file wins, and in it the later row.
         floors: the greatest orders that the bucket forgot tombstones of (see `engine.floor`).
         forgets: which tombstones it forgets now; None: none.
+        history: the superseded versions that the bucket has; the last ``folds`` files of it are written anew with those to come.
         full: ages and greatest orders of the batches that are full extracts: of keys that one lacks, what was there before
             dies up to that order. They have nothing that is kept.
         sources: of each batch its id and what its rows came from, for those that are below a floor; empty: none is refused.
@@ -69,6 +72,8 @@ class MergeTask:
     forgets: Forgetting | None = None
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     full: tuple[tuple[int, str], ...] = ()
+    history: tuple[DataFile, ...] = ()
+    folds: int = 0
 
     @property
     def refuses(self) -> bool:
@@ -106,6 +111,7 @@ class MergeOutput:
         dropped, refused: how many tombstones were forgotten, and rows refused, which lie in the objects ``quarantine``.
         floor: see `engine.floor.greatest`.
         changes: what became of the keys of the task's batches.
+        history: all of the bucket's.
     """
 
     written: tuple[DataFile, ...]
@@ -121,11 +127,12 @@ class MergeOutput:
     floor: str | None = None
     quarantine: tuple[str, ...] = ()
     changes: Changes = NO_CHANGES
+    history: tuple[DataFile, ...] = ()
 
     @property
     def objects(self) -> set[str]:
         """What it needs in the store."""
-        files = (*self.kept, *self.written, *self.tombstones)
+        files = (*self.kept, *self.written, *self.tombstones, *self.history)
         return {*self.quarantine, *(name for file in files for name in file.objects)}
 
 
@@ -189,6 +196,13 @@ class MergeWriter:
             footer(kind="tombstones"),
             spec.stored_key,
         )
+        self._history = DataFileWriter(
+            store,
+            partial(TableObjects.new_history, task.partition, task.start),
+            spec.history_schema,
+            footer(kind="history"),
+            (),
+        )
         self._quarantine = DataFileWriter(
             store, partial(TableObjects.new_quarantine, task.start), QUARANTINE_SCHEMA, footer(kind="quarantine"), ()
         )
@@ -197,6 +211,10 @@ class MergeWriter:
         self._stack.enter_context(self.live)
         self._stack.enter_context(self._tombstones)
         self._stack.enter_context(self._quarantine)
+        self._stack.enter_context(self._history)
+        for file in self._task.history[len(self._task.history) - self._task.folds :]:
+            for block in stream_file(self._store, file, self._history.schema, spec=self._spec):
+                self._history.write(block)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -208,21 +226,58 @@ class MergeWriter:
         ``rows`` has the stored columns and `DELETE_FLAG`; where the task forgets, `DELETED_AT`; where it refuses, `AGE`, `FILE`
         and `PLACE`, and ``known`` (numpy, a boolean for each winner) tells of whose keys something is stored.
         """
-        if known is not None and not known.all():
-            winners = self._not_late(rows, winners, known)
+        if known is not None and (late := self._late(rows, winners, known)).any():
+            self._refuse(rows.take(winners.filter(pa.array(late))))
+            winners = winners.filter(pa.array(~late))
         deleted = rows[DELETE_FLAG].take(winners)
         self._bury(rows.select(self._tombstones.schema.names).take(winners.filter(deleted)))
         self.live.write(rows.select(self.live.schema.names).take(winners.filter(pc.invert(deleted))))
 
-    def _not_late(self, rows: Any, winners: Any, known: Any) -> Any:
-        """Those that are not refused. Deletes are, too: the key would be known by one that is below what was forgotten."""
+    def keep_past(self, rows: Any, order: Any, wins: Any, known: Any = None) -> None:
+        """Put what is superseded into the history: of all rows of some keys, as `rank.latest` puts them into order.
+
+        Of rows with one ordering value the greatest alone was ever a version. A delete that wins goes there, too, where it ends
+        one; so who reads the history needs no tombstones. ``known`` is as in `write`: of a key that is refused there is nothing.
+        """
+        if not rows.num_rows:
+            return
+        wins, deleted = true(wins), true(rows[DELETE_FLAG].take(order))
+        of_key = np.cumsum(wins) - 1
+        ends = deleted
+        if (
+            not self._task.floors and self._task.forgets is None
+        ):  # else what nothing is known of may have versions all the same
+            ends &= of_keys(wins, ~wins & ~deleted)[of_key]
+        goes = versions(rows, self._spec, order, wins) & (~wins | ends)
+        if known is not None:
+            goes &= ~self._late(rows, order.filter(pa.array(wins)), known)[of_key]
+        self._put_past(rows.take(order.filter(pa.array(goes))))
+
+    def keep_lacking(self, rows: Any, killed_by: Any) -> None:
+        """Put rows into the history that full extracts delete, and where they end: at the greatest order of the extract
+        (its number in the task's ``full``, for each row)."""
+        self._put_past(rows)
+        for number, (_, order) in enumerate(self._task.full):
+            ended = rows.filter(pa.array(killed_by == number))
+            ends = {DELETE_FLAG: pa.scalar(True), **scalars(order, self._spec)}
+            for name, value in ends.items():
+                at = ended.schema.get_field_index(name)
+                ended = ended.set_column(at, ended.schema.field(at), pa.repeat(value, ended.num_rows))
+            self._put_past(ended)
+
+    def _put_past(self, rows: Any) -> None:
+        batch = pa.repeat(pa.scalar(self._task.up_to, pa.int64()), rows.num_rows)
+        self._history.write(rows.append_column(BATCH, batch))
+
+    def _late(self, rows: Any, winners: Any, known: Any) -> Any:
+        """Which winners (numpy) are refused. Deletes are, too: the key would be known by one that is below what was forgotten."""
+        if known.all():
+            return ~known
         # What a full extract has is there, however old it is.
         extracts = pa.array([age for age, _ in self._task.full], pa.int32())
         late = ~known & ~true(pc.is_in(rows[AGE].take(winners), extracts))
         late[late] = below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
-        if late.any():
-            self._refuse(rows.take(winners.filter(pa.array(late))))
-        return winners.filter(pa.array(~late))
+        return late
 
     def _refuse(self, rows: Any) -> None:
         self._refused.add(rows)
@@ -298,4 +353,5 @@ class MergeWriter:
             floor=self._floor,
             quarantine=tuple(file.name for file in self._quarantine.files),
             changes=self._tally.changes(),
+            history=(*self._task.history[: len(self._task.history) - self._task.folds], *self._history.files),
         )

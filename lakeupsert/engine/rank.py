@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.engine.convert import true
 from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
 
 
@@ -39,6 +40,22 @@ def latest(table: Any, spec: TableSpec, ties: Sequence[str], by: Sequence[str] =
         then(f"t{i}", Ordering(name))
     order = pc.sort_indices(pa.table(columns), sort_keys=sort_keys)
     return order, _first_of_each([columns[f"k{i}"] for i in range(len(key))], order)
+
+
+def equal_rows(rows: Any, names: Sequence[str], one: Any, other: Any) -> Any:
+    """For pairs of places whether their rows are equal in these columns, as `latest` compares them; null equals null (numpy)."""
+    equal = np.ones(len(one), bool)
+    for name in names:
+        left, right = sortable(rows[name].take(one)), sortable(rows[name].take(other))
+        both_null = true(left.is_null()) & true(right.is_null()) if left.null_count and right.null_count else False
+        equal &= true(pc.equal(left, right)) | both_null
+    return equal
+
+
+def versions(rows: Any, spec: TableSpec, order: Any, wins: Any) -> Any:
+    """Of n rows as `latest` orders them, the greatest of each key and ordering value (n booleans; numpy, as ``wins`` is)."""
+    differs = ~equal_rows(rows, spec.order_by, order[1:], order[:-1])
+    return wins | np.append(True, differs)[: len(order)]
 
 
 def sortable(column: Any) -> Any:

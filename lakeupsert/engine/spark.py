@@ -43,7 +43,7 @@ from lakeupsert.engine.columns import combined
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
-from lakeupsert.engine.floor import DELETED_AT, since, up_to
+from lakeupsert.engine.floor import DELETED_AT, lacking, since, up_to
 from lakeupsert.engine.landing import TYPED, LandingInput, Survey, format_of, survey
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
@@ -196,7 +196,10 @@ class SparkEngine:
             dead = F.lit(False)
             if has_full:
                 dead = F.exists("lacking", lambda age: ~F.array_contains(F.collect_set("age").over(by_key), age))
-            greatest_first = [F.col("dead"), *(_window_order(name, ordering) for name, ordering in orders.items())]
+            greatest_first = [
+                F.col("dead"),
+                *(window_order(F.col(name), ordering) for name, ordering in orders.items()),
+            ]
             newest_first = by_key.orderBy(
                 *greatest_first,
                 *[
@@ -204,6 +207,9 @@ class SparkEngine:
                     for name in (*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL)
                 ],
             )
+            begins = F.col("nth") == 1
+            if has_full and spec.history:  # rows that die come first, and have no place
+                begins = F.row_number().over(by_key.orderBy("nth")) == 1
             known = F.lit(True)
             if any(task.refuses for task in tasks):
                 known = F.coalesce(F.min(F.when(~F.col("dead"), F.col("age"))).over(by_key) == 0, F.lit(False))
@@ -215,11 +221,12 @@ class SparkEngine:
                 )
                 .withColumn("dead", dead)
                 .withColumn("nth", F.when(F.col("dead"), 0).otherwise(F.row_number().over(newest_first)))
+                .withColumn("begins", begins)
                 .withColumn("known", known)
                 .withColumn("version", F.dense_rank().over(by_key.orderBy(*greatest_first, *content)))
                 .repartition(max(1, min(len(tasks), 4 * _parallelism(spark))), "unit")
                 .sortWithinPartitions("unit", *keys, "nth")
-                .select("unit", "source", "row", "deleted", "hash", "nth", "known", "version", *_ARRIVAL)
+                .select("unit", "source", "row", "deleted", "hash", "nth", "begins", "known", "version", *_ARRIVAL)
                 .mapInArrow(write, "unit int, output binary")
                 .collect()
             )
@@ -346,8 +353,8 @@ _ARRIVAL = ("age", "file", "place")
 _TIES = (AGE, FILE, PLACE)
 
 
-def _window_order(name: str, ordering: Ordering) -> Any:
-    column = F.col(name)
+def window_order(column: Any, ordering: Ordering) -> Any:
+    """An ordering column of a table as Spark's window has it."""
     if ordering.ascending:
         return column.asc_nulls_first() if ordering.nulls_first else column.asc_nulls_last()
     return column.desc_nulls_first() if ordering.nulls_first else column.desc_nulls_last()
@@ -470,10 +477,12 @@ def _gather(
 ) -> MergeOutput:
     """Write the winning rows, in key order, but those in files that are kept; add up the others.
 
-    Files are sorted by key too, so each is read forward once; but adopted ones. In mode columns all rows of a key are read, and
-    those in files that are kept are written anew where a record of the batches is part of what they come to.
+    Files are sorted by key too, so each is read forward once; but adopted ones. In mode columns and with a history all rows of a
+    key are read; in mode columns those in files that are kept are written anew where a record of the batches is part of what
+    they come to.
     """
     by_columns = spec.mode == "columns"
+    whole_keys = by_columns or spec.history
     schema = spec.base_schema.append(DELETED_AT) if task.forgets else spec.base_schema
     cursors = [
         _Cursor(stream_file(store, msgspec.structs.replace(file, deleted=None), schema, spec=spec))
@@ -486,7 +495,7 @@ def _gather(
     tally = Tally()
     met: list[list[Any]] = []
     with MergeWriter(store, spec, spec_version, task, tally) as out:
-        for batch in _whole_keys(ranked) if by_columns else ranked:
+        for batch in _whole_keys(ranked) if whole_keys else ranked:
             met.append([batch[name].to_numpy(zero_copy_only=False) for name in ("nth", "age", "deleted", "version")])
             wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
             lost += int(np.count_nonzero(~wins))
@@ -503,10 +512,14 @@ def _gather(
                 out.write(rows, chosen.filter(pa.array(changed)))
                 goes = changed[np.cumsum(wins) - 1]
             else:
-                won = batch.filter(pa.array(wins & ~is_kept))
-                if won.num_rows:
-                    rows, order = _read(won, cursors, schema, task)
-                    out.write(rows, order, true(won["known"]) if task.refuses else None)
+                won = pa.array(wins & ~is_kept)
+                some = batch if spec.history else batch.filter(won)
+                if some.num_rows:
+                    rows, order = _read(some, cursors, schema, task)
+                    if spec.history:
+                        _keep_past(out, spec, task, batch, rows, order)
+                        order = order.filter(won)
+                    out.write(rows, order, true(batch["known"].filter(won)) if task.refuses else None)
                 goes = ~wins
             for number, positions in enumerate(superseded):
                 positions.append(row[goes & (source == number)])
@@ -516,11 +529,22 @@ def _gather(
     return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
 
 
+def _keep_past(out: MergeWriter, spec: TableSpec, task: MergeTask, batch: Any, rows: Any, order: Any) -> None:
+    """Put what is superseded into the history; ``rows``, taken by ``order``, are those that the batch names."""
+    nth = batch["nth"].to_numpy()
+    if (dies := nth == 0).any():
+        ordered, key = rows.take(order), np.cumsum(true(batch["begins"])) - 1
+        killed_by, _ = lacking(ordered, key, batch["age"].to_numpy(), task.full, spec)
+        out.keep_lacking(ordered.filter(pa.array(dies)), killed_by[dies])
+    known = true(batch["known"])[nth == 1] if task.refuses else None
+    out.keep_past(rows, order.filter(pa.array(~dies)), pa.array(nth[~dies] == 1), known)
+
+
 def _whole_keys(ranked: Iterator[Any]) -> Iterator[Any]:
     """The same rows, those of a key in one batch."""
     held: list[Any] = []
     for batch in ranked:
-        begins = np.flatnonzero(batch["nth"].to_numpy() == 1)
+        begins = np.flatnonzero(true(batch["begins"]))
         if len(begins) and (held or begins[-1]):
             yield pa.Table.from_batches([*held, batch.slice(0, begins[-1])]).combine_chunks()
             held = []

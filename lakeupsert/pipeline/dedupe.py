@@ -391,6 +391,7 @@ def _made(was: BucketEntry, task: MergeTask, output: MergeOutput) -> BucketEntry
         base=(*kept[0], *written[0]),
         deltas=(*kept[1], *written[1]),
         tombstones=output.tombstones,
+        history=output.history,
         floor=output.floor,
         counters=Counters(
             appended=live + tombstones + output.superseded + output.dropped + output.refused,
@@ -444,11 +445,10 @@ def _added(
 def _new_bytes(old: Iterable[BucketEntry], new: Iterable[BucketEntry]) -> int:
     """Of the files that a merge wrote, and of the vectors."""
     before = {f.name: f.deleted for b in old for f in b.data}
-    stay = {f for b in old for f in b.tombstones}
+    stay = {f for b in old for f in (*b.tombstones, *b.history)}
     data = [f for b in new for f in b.data]
-    files = sum(
-        f.bytes for f in (*data, *(f for b in new for f in b.tombstones if f not in stay)) if f.name not in before
-    )
+    others = [f for b in new for f in (*b.tombstones, *b.history) if f not in stay]
+    files = sum(f.bytes for f in (*data, *others) if f.name not in before)
     return files + sum(f.deleted.size for f in data if f.deleted and f.deleted != before.get(f.name))
 
 

@@ -21,7 +21,7 @@ from lakeupsert.storage import ObjectStore
 from lakeupsert.storage.overlay import OverlayStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile, Manifest, share
+from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -93,7 +93,7 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     # All are planned before one is merged: a version that is gone is found out early.
     heads_of = {p: _head(table, heads, p, spec_version) for p in wanted if p in heads.touched}
     steps = {p: _step(table, heads, p, head) for p, head in heads_of.items()}
-    pinned: dict[str, list[DataFile]] = {}
+    pinned: dict[str, tuple[BucketEntry, ...]] = {}
     overlay = OverlayStore(table.store) if any(step.tasks for step in steps.values()) else None
     try:
         for partition, step in steps.items():
@@ -103,14 +103,9 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
                 body = version_after(step, head, outputs, {})
                 head = Link(number=step.start, write_id="", parent="", written_at="", body=body, read_at=0.0)
                 step = _step(table, heads, partition, head)
-            stay = [b for b in step.buckets if not any(share(b, task) for task in step.tasks)]
-            files = [file for bucket in stay for file in bucket.data]
-            for output in _outputs(overlay or table.store, spec, step):
-                files += (*output.kept, *output.written)
-            pinned[partition] = files
-            shown[partition] = Shown(  # of no version
-                version=-1, merged=step.up_to, rows=sum(f.live for f in files), bytes=sum(f.bytes for f in files)
-            )
+            body = version_after(step, head, _outputs(overlay or table.store, spec, step), {})
+            pinned[partition] = body.buckets
+            shown[partition] = Shown(version=-1, merged=step.up_to, rows=body.rows, bytes=body.bytes)  # of no version
     except BaseException:
         if overlay:
             overlay.remove()

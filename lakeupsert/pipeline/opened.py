@@ -126,6 +126,7 @@ class OpenTable:
             nulls=settings.nulls,
             groups=_groups(settings),
             key_scope=settings.key_scope,
+            history=settings.history,
             partition_by=settings.partition_by,
             delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
             stamped=settings.order_in_name is None
@@ -376,6 +377,7 @@ class OpenTable:
             "nulls": given.nulls,
             "groups": _groups(given),
             "key_scope": given.key_scope,
+            "history": given.history,
             "partition_by": tuple(str(PartitionColumn.parse(text)) for text in given.partition_by),
             "delete": given.delete and msgspec.structs.asdict(given.delete),
         }
@@ -389,6 +391,7 @@ class OpenTable:
             "nulls": spec.nulls,
             "groups": spec.groups,
             "key_scope": spec.key_scope,
+            "history": spec.history,
             "partition_by": tuple(made.get(column, column) for column in spec.partition_by),
             "delete": spec.delete and msgspec.structs.asdict(spec.delete),
         }

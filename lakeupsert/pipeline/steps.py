@@ -13,7 +13,7 @@ from lakeupsert.engine.floor import Forgetting
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.strategy import Strategy, as_whole_rows, bits_more, in_place
+from lakeupsert.pipeline.strategy import Strategy, as_whole_rows, bits_more, in_place, unfolded
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
@@ -202,6 +202,7 @@ def _tasks(
     splits = not kept and table.spec(step.spec_version).stored_key
     bits = bits_more(bucket, incoming, bucket_bytes) if splits else 0
     for number in range(2**bits):
+        history = () if number else bucket.history
         task = MergeTask(
             partition=step.partition,
             base=() if kept else bucket.base,
@@ -218,6 +219,8 @@ def _tasks(
             forgets=forgets,
             sources=sources,
             full=full,
+            history=history,
+            folds=len(history) - unfolded(history, incoming) if batches else 0,
         )
         yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
 

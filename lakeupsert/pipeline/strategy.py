@@ -15,6 +15,7 @@ a row of the base where that is less, which for nights below a thousandth of a l
 A bucket is split by the merge that writes it anew and finds that it outgrows `bucket_bytes`: no night pays for it.
 """
 
+from collections.abc import Sequence
 from math import ceil, log2
 from typing import Literal
 
@@ -44,16 +45,21 @@ def in_place(
     most = debt(bucket) + 2 * incoming_bytes  # each row that comes may supersede one in the base
     if strategy == "auto" and (base_bytes < SMALL_BYTES or most > MOST_DEBT * base_bytes):
         return (), bucket.deltas
-    kept, size = len(bucket.deltas), incoming_bytes
+    kept = unfolded(bucket.deltas, incoming_bytes)
+    return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
+
+
+def unfolded(files: Sequence[DataFile], size: float) -> int:
+    """How many files, from the oldest on, stay as they are when one of ``size`` bytes comes; the others are folded into it."""
+    kept = len(files)
     while True:
         run = kept
-        while run and bucket.deltas[run - 1].bytes <= SAME_SIZE * size:
+        while run and files[run - 1].bytes <= SAME_SIZE * size:
             run -= 1
         if kept - run < TOGETHER - 1:
-            break
-        size += sum(file.bytes for file in bucket.deltas[run:kept])
+            return kept
+        size += sum(file.bytes for file in files[run:kept])
         kept = run
-    return (*bucket.base, *bucket.deltas[:kept]), bucket.deltas[kept:]
 
 
 def bits_more(bucket: BucketEntry, incoming_bytes: float, bucket_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Reading a view with Arrow; Polars and DuckDB take the reader as it is."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -36,14 +36,14 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
     Raises ConfigurationError for a filter that can't be used; DamagedTableError, while it is consumed, where a file is
     missing or not readable; StoreUnavailableError where the disk or mount failed.
     """
-    scan = cache(partial(_scan, view.spec, where))
+    scan = scans(view.spec, where)
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
     files = view.files(where, partition)
-    return pa.RecordBatchReader.from_batches(reader_schema(view.spec), _batches(view, files, scan))
+    return pa.RecordBatchReader.from_batches(reader_schema(view.spec), batches(view, files, scan))
 
 
 @dataclass(frozen=True)
-class _Scan:
+class Scan:
     """How the files that have as many renames behind them are read, whose names ``schema`` and the filters have.
 
     Attributes:
@@ -57,15 +57,29 @@ class _Scan:
     names: list[str] | None
 
 
-def _scan(spec: TableSpec, where: str | None, renames: int) -> _Scan:
+def scans(
+    spec: TableSpec, where: str | None, filterable: Any = None, only: Collection[str] | None = None
+) -> Callable[[int], Scan]:
+    """How files are read, by how many renames they have behind them.
+
+    ``filterable`` (``pyarrow.Schema``) has the columns that the filter may name, where these are not the table's; with ``only``
+    those of its conditions alone hold that are about such columns.
+    """
+    return cache(partial(_scan, spec, where, filterable, only))
+
+
+def _scan(spec: TableSpec, where: str | None, filterable: Any, only: Collection[str] | None, renames: int) -> Scan:
     schema, names = reader_schema(spec), spec.names_in(renames)
-    conjuncts = parse_where(where, schema, ArrowTerms(names))
+    conjuncts = parse_where(where, schema if filterable is None else filterable, ArrowTerms(names))
+    if only is not None:
+        conjuncts = [c for c in conjuncts if c.columns <= set(only)]
     pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
     in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema]) if names else schema
-    return _Scan(in_file, pushed, rest, schema.names if names else None)
+    return Scan(in_file, pushed, rest, schema.names if names else None)
 
 
-def _batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], _Scan]) -> Iterator[Any]:
+def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) -> Iterator[Any]:
+    """The rows of these files that live and that the filter takes, in record batches, ordered by partition and key."""
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
         # The files of a bucket are in key order, one after the other.
         base: dict[tuple[int, int], list[Iterator[Any]]] = {}
@@ -78,7 +92,7 @@ def _batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], _Scan]
         yield from in_key_order([*of_buckets, *deltas], view.spec.stored_key)
 
 
-def _rows(view: View, file: ViewFile, scan: _Scan) -> Iterator[Any]:
+def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[Any]:
     """The rows of one file that live and that the filter takes, in record batches."""
     store = view.objects.store
     deleted = deleted_positions(store, file.file)

@@ -2,8 +2,9 @@
 
 import itertools
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lakeupsert.engine.convert import convert, plain
 from lakeupsert.engine.datafiles import ROW_GROUP_BYTES
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import to_arrow
+from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
 
 _SCHEMA = "_common_metadata"
@@ -26,8 +28,8 @@ _JSON_ROWS = 10_000
 """Rows that are Python objects at once; those take many times what Arrow does."""
 
 
-def export(view: View, output: str, *, where: str | None, overwrite: bool) -> int:
-    """Write the view's rows, ordered by partition and key; returns how many.
+def export(view: View, output: str, *, where: str | None, overwrite: bool, history: bool = False) -> int:
+    """Write the view's rows, or all their versions, ordered by partition and key; returns how many.
 
     A path ending in `/` becomes a Hive folder of Parquet files, others one file by their ending. It appears whole: what is
     there is replaced only when the new one is finished. Zero rows keep the schema. Text formats: timestamps with a zone
@@ -47,10 +49,11 @@ def export(view: View, output: str, *, where: str | None, overwrite: bool) -> in
         )
     if target.exists():
         _check_replaceable(target, folder, overwrite)
+    read = history_to_arrow if history else to_arrow
     with _finished(target) as unfinished:
         if folder:
-            return _hive(view, unfinished, where)
-        return writers[target.suffix](to_arrow(view, where), unfinished)
+            return _hive(partial(read, view, where), view, unfinished, where)
+        return writers[target.suffix](read(view, where), unfinished)
 
 
 def _check_replaceable(target: Path, folder: bool, overwrite: bool) -> None:
@@ -125,13 +128,14 @@ def _jsonl(reader: Any, path: Path) -> int:
     return rows
 
 
-def _hive(view: View, path: Path, where: str | None) -> int:
+def _hive(read: Callable[..., Any], view: View, path: Path, where: str | None) -> int:
     """A folder for each partition, with the partition column in its name and not in the file."""
     rows = 0
     path.mkdir()
-    pq.write_metadata(to_arrow(view, where).schema, path / _SCHEMA)
-    for partition in view.partitions(where):
-        with to_arrow(view, where, partition) as reader:
+    schema = read().schema
+    pq.write_metadata(schema, path / _SCHEMA)
+    for partition in view.partitions(where, schema):
+        with read(partition) as reader:
             batches = (batch for batch in reader if batch.num_rows)
             first = next(batches, None)
             if first is not None:

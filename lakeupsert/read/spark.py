@@ -7,7 +7,7 @@ as its options: the session's own stay as they are, and go before them.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import PurePosixPath
@@ -18,16 +18,19 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pyarrow as pa
 from pyarrow.types import is_binary, is_fixed_size_binary, is_large_binary
-from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
 from lakeupsert.engine.convert import plain
+from lakeupsert.engine.spark import window_order
 from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, of_keys
 from lakeupsert.read.view import View, ViewFile, plain_path
-from lakeupsert.read.where import parse_where
+from lakeupsert.read.where import Conjunct, parse_where
 from lakeupsert.storage import azureaccount
+from lakeupsert.table.spec import BATCH, DELETE_FLAG
 
 BLOCK = 1024
 """Rows whose marks Spark looks up at once. More: a superseded row that is alone takes more memory. Less: rows side by side
@@ -47,8 +50,43 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
     Raises ConfigurationError naming the column and type where Spark can't hold one, and for a filter that can't be used.
     """
     types = {field.name: spark_type(field.type, field.name) for field in view.spec.schema}
+    frame = _frame(spark, view, types, view.files(where))
+    return _where(frame, parse_where(where, view.spec.schema, SparkTerms()))
+
+
+def history_to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataFrame:
+    """A DataFrame of all versions, as `history_to_arrow` has them; in no order. Raises as `to_spark` does."""
+    spec, schema = view.spec, history_schema(view.spec)
+    types = {field.name: spark_type(field.type, field.name) for field in spec.schema}
+    conjuncts = parse_where(where, schema, SparkTerms())
+    partitions = list(view.partitions(where, schema))
+    alive = _frame(spark, view, types, (file for name in partitions for file in view.files(only=name)))
+    alive = alive.withColumns({DELETE_FLAG: f.lit(False), BATCH: f.lit(LIVES)})
+    types |= {DELETE_FLAG: s.BooleanType(), BATCH: s.LongType()}
+    past = _frame(spark, view, types, (file for name in partitions for file in view.history(name)))
+    rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= of_keys(spec)])
+    columns = {name: f.col(_quoted(name)) for name in types}
+    newest_first = [window_order(columns[o.column], o) for o in spec.ordering]
+    ties = [*([DELETE_FLAG, *spec.content] if spec.ties == "content" else []), BATCH, DELETE_FLAG]
+    key = [columns[name] for name in dict.fromkeys((*spec.partition_by, *spec.key))]
+    of_key = Window.partitionBy(key).orderBy(*newest_first, *(columns[name].desc_nulls_last() for name in ties))
+    orders = f.struct(*[columns[name].alias(f"o{i}") for i, name in enumerate(spec.order_by)])
+    # Of rows with one ordering value the first alone was ever a version.
+    is_version = ~f.coalesce(f.lag(orders).over(of_key).eqNullSafe(orders), f.lit(False))
+    # What a full extract has lives, also below a delete that the table has forgotten.
+    until = f.when(columns[BATCH] != LIVES, f.lag(columns[spec.order_by[0]]).over(of_key))
+    found = rows.withColumns({FROM: columns[spec.order_by[0]], UNTIL: until, DEAD: ~is_version | columns[DELETE_FLAG]})
+    return _where(found.where(~f.col(DEAD)).select([_quoted(name) for name in schema.names]), conjuncts)
+
+
+def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:
+    return reduce(lambda found, conjunct: found.where(conjunct.expression), conjuncts, frame)
+
+
+def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files: Iterable[ViewFile]) -> DataFrame:
+    """The rows of these files that live, with these columns."""
     together: dict[tuple[str, int], list[ViewFile]] = {}
-    for file in view.files(where):
+    for file in files:
         root = _hadoop_path(file.uri).removesuffix(file.name)
         together.setdefault((root, file.file.renames), []).append(file)
     if not together:
@@ -77,11 +115,7 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
 
     # More than one root only where `latest` has files on this machine; and files whose columns have other names.
     with _jars_may_be_missing(spark), _files_looked_at_here(spark, local=home.startswith("file:")):
-        scans = [scan(root, renames, files) for (root, renames), files in together.items()]
-    frame = reduce(DataFrame.union, scans)
-    for conjunct in parse_where(where, view.spec.schema, SparkTerms()):
-        frame = frame.where(conjunct.expression)
-    return frame
+        return reduce(DataFrame.union, [scan(root, renames, files) for (root, renames), files in together.items()])
 
 
 def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile]) -> DataFrame:

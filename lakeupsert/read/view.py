@@ -19,7 +19,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -63,14 +63,14 @@ class View:
 
     Attributes:
         number: the snapshot's; None where it is in no chain: the table has none yet and so no rows, or it is `latest`.
-        pinned: the files of partitions for which the snapshot names no version.
+        pinned: what partitions consist of for which the snapshot names no version.
     """
 
     objects: TableObjects
     spec: TableSpec
     snapshot: Snapshot
     number: int | None
-    pinned: Mapping[str, Sequence[DataFile]] = field(default_factory=dict)
+    pinned: Mapping[str, Sequence[BucketEntry]] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -89,32 +89,45 @@ class View:
             )
         return cls(objects, spec.body, link.body, link.number)
 
-    def partitions(self, where: str | None) -> Iterator[str]:
-        """Partitions that may hold a row of the filter, in the order of their values."""
-        return partitions_of(self.spec, self.snapshot.partitions, where)
+    def partitions(self, where: str | None, schema: Any = None) -> Iterator[str]:
+        """Partitions that may hold a row of the filter, over the columns of ``schema``, in the order of their values."""
+        return partitions_of(self.spec, self.snapshot.partitions, where, schema)
 
     def files(self, where: str | None = None, only: str | None = None) -> Iterator[ViewFile]:
         """The files to open, by partition and key; those of one partition alone on demand."""
         for partition in self.partitions(where) if only is None else [only]:
-            pinned = self.pinned.get(partition)
-            for file in self._shown(partition) if pinned is None else pinned:
-                yield ViewFile(partition, self.objects.store.uri(file.name), file)
+            for bucket in self._buckets(partition):
+                yield from self._files(partition, bucket.data)
 
-    def _shown(self, partition: str) -> list[DataFile]:
+    def history(self, partition: str) -> Iterator[ViewFile]:
+        """The partition's files of superseded versions."""
+        for bucket in self._buckets(partition):
+            yield from self._files(partition, bucket.history)
+
+    def _files(self, partition: str, files: Iterable[DataFile]) -> Iterator[ViewFile]:
+        return (ViewFile(partition, self.objects.store.uri(file.name), file) for file in files)
+
+    def _buckets(self, partition: str) -> Sequence[BucketEntry]:
+        if partition in self.pinned:
+            return self.pinned[partition]
         shown, chain = self.snapshot.partitions[partition], self.objects.partition(partition)
         manifest = chain.get(shown.version)
         if manifest is None or manifest.body.merged != shown.merged:
             named_by = "`latest`" if self.number is None else f"Snapshot {self.number}"
             lost = self.snapshot.lost(partition, chain.head())
             raise self.objects.missing(partition, shown.version, named_by, lost=lost)
-        return [file for bucket in manifest.body.buckets for file in bucket.data]
+        return manifest.body.buckets
 
 
-def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None) -> Iterator[str]:
-    """Those of these partitions that may hold a row of the filter, in the order of their values."""
+def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None, schema: Any = None) -> Iterator[str]:
+    """Those of these partitions that may hold a row of the filter, in the order of their values.
+
+    ``schema`` (``pyarrow.Schema``) has the columns that the filter may name; None: those of the spec.
+    """
+    schema = spec.schema if schema is None else schema
     values = {p: partition_scalars(spec, p) for p in names}
     ordered = sorted(values, key=lambda p: ([value.as_py() for value in values[p].values()], p))
-    condition = all_of(parse_where(where, spec.schema, ArrowTerms()))
+    condition = all_of(parse_where(where, schema, ArrowTerms()))
     if condition is None:
         yield from ordered
         return
@@ -124,7 +137,7 @@ def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None) -> I
         format_.make_fragment(str(i), nowhere, partition_expression=partition_expression(values[name]))
         for i, name in enumerate(ordered)
     ]
-    dataset = ds.FileSystemDataset(fragments, spec.schema, format_, nowhere)
+    dataset = ds.FileSystemDataset(fragments, schema, format_, nowhere)
     yield from (ordered[int(fragment.path)] for fragment in dataset.get_fragments(condition))
 
 

@@ -94,12 +94,14 @@ class Conjunct:
     """One of the conditions that must all hold.
 
     Attributes:
+        columns: the names of those that it is about.
         prunes: Parquet's statistics may decide it. Not where it has a floating column: the greatest value that a file
             tells is the greatest of those that are not NaN.
     """
 
     expression: Any
     prunes: bool
+    columns: frozenset[str]
 
 
 def parse_where(where: str | None, schema: Any, terms: Terms) -> list[Conjunct]:
@@ -134,12 +136,12 @@ class _Translator:
         self._schema = schema
         self._terms = terms
         self._comparisons = 0
-        self._prunes = True
 
     def conjunct(self, node: Any) -> Conjunct:
-        self._prunes = True
+        self._columns: set[str] = set()
         expression = self._condition(node, True)
-        return Conjunct(expression, self._prunes)
+        prunes = not any(pa.types.is_floating(self._schema.field(name).type) for name in self._columns)
+        return Conjunct(expression, prunes, frozenset(self._columns))
 
     def _condition(self, node: Any, holds: bool) -> Any:
         """Where a condition is true, or (``holds`` is False) where it is false: NOT is carried down to the comparisons.
@@ -228,7 +230,7 @@ class _Translator:
         self._comparisons += 1
         if self._comparisons > _MOST:
             raise _refused(self._where, f"it has more than {_MOST} comparisons; `column IN (…)` counts as one")
-        self._prunes &= not pa.types.is_floating(field.type)
+        self._columns.add(field.name)
         return self._terms.column(field)
 
     def _field(self, node: Any) -> Any:

@@ -177,8 +177,8 @@ def _merges(table: OpenTable, head: Link[Manifest], after: int) -> tuple[list[Me
 
 def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
     manifest = link.body
-    before = {f.name for b in older.body.buckets for f in (*b.base, *b.deltas)} if older else set()
-    files = [f for b in manifest.buckets for f in (*b.base, *b.deltas, *b.tombstones)]
+    before = {f.name for b in older.body.buckets for f in (*b.base, *b.deltas, *b.history)} if older else set()
+    files = [f for b in manifest.buckets for f in (*b.base, *b.deltas, *b.tombstones, *b.history)]
     seconds, worker = manifest.made.get("seconds"), manifest.made.get("worker")
     return Merge(
         partition=manifest.partition,

@@ -24,7 +24,7 @@ from lakeupsert.table.spec import TableSpec, check_spec
 
 HOME = "_lakeupsert"
 DATA = f"{HOME}/data"
-"""What is in no base file: appended rows, and below a folder for each partition its deltas, vectors and tombstones."""
+"""What is in no base file: appended rows, and below a folder for each partition its deltas, vectors, tombstones and history."""
 KEYS = f"{HOME}/keys"
 """The key index of a table whose keys are unique in the whole of it."""
 LONGEST_PARTITION = 200
@@ -43,6 +43,7 @@ _OURS = re.compile(
             "moved": "pack",
             "keys": r"parquet\.keys",
             "delta": r"parquet\.delta",
+            "history": r"parquet\.history",
             "vectors": "roaring",
             "tombstones": r"parquet\.keys",
             "quarantine": r"parquet\.rows",
@@ -119,6 +120,10 @@ class TableObjects:
     @staticmethod
     def new_delta(partition: str, start: int) -> str:
         return f"{DATA}/{partition}/delta-{start}-{clock.new_id()}.parquet.delta"
+
+    @staticmethod
+    def new_history(partition: str, start: int) -> str:
+        return f"{DATA}/{partition}/history-{start}-{clock.new_id()}.parquet.history"
 
     @staticmethod
     def new_vectors(partition: str, start: int) -> str:

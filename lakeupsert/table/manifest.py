@@ -146,6 +146,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
             settles them.
         base: in key order from file to file.
         deltas: newer rows, oldest file first; the rows that they supersede are marked in ``base`` and in older deltas.
+        history: superseded versions, in tables that keep them; a split leaves those of all keys to its first bucket.
         floor: the greatest order that tombstones had which were dropped (see `engine.floor`); None: none was.
     """
 
@@ -156,6 +157,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     base: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
     tombstones: tuple[TombstoneFile, ...] = ()
+    history: tuple[DataFile, ...] = ()
     floor: str | None = None
     counters: Counters = Counters()
     digests: Digests = Digests()
@@ -168,7 +170,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def objects(self) -> set[str]:
         """What it needs in the store."""
-        return {name for file in (*self.data, *self.tombstones) for name in file.objects}
+        return {name for file in (*self.data, *self.tombstones, *self.history) for name in file.objects}
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):

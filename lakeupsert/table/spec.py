@@ -30,9 +30,11 @@ HAS = "_lakeupsert_has"
 """Binary column of all files of tables in mode columns: which columns the row brings by its order, a bit for each field id."""
 OLDER = "_lakeupsert_older"
 """List column of base and delta files of such tables: which columns the row has from records of lower orders, and these."""
+BATCH = "_lakeupsert_batch"
+"""Integer column of history files: the ledger number up to which the merge went that put the row there."""
 MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` made: the partition that the key's record came for."""
-FEATURES = frozenset({"columns", "renames", "key_scope"})
+FEATURES = frozenset({"columns", "history", "renames", "key_scope"})
 """What a spec may require of those who read or write its table."""
 
 
@@ -150,6 +152,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         mode: whether the record of greatest rank is the row, or each column is that of the one that brings it (`engine.columns`).
         nulls: whether a null is a value that a record brings. Of mode columns alone, as are ``groups``.
         key_scope: where a key has one row: in each ``partition``, or in the ``table`` (`engine.keyindex`).
+        history: whether merges keep the versions that they supersede (`read.history`).
         requires: features of the format that who does not know them must not touch the table without.
         arrow_schema: the schema as Arrow IPC in base64, field ids in the fields' metadata, partition columns included.
         renames: every rename and drop that there was, the oldest first.
@@ -171,6 +174,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     nulls: Literal["overwrite", "keep"] = "overwrite"
     groups: tuple[ColumnGroup, ...] = ()
     key_scope: Literal["partition", "table"] = "partition"
+    history: bool = False
     requires: tuple[str, ...] = ()
     fields: tuple[FieldText, ...]
     arrow_schema: str
@@ -239,6 +243,17 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def has_deletes(self) -> bool:
         """Whether an appended row may be a delete: one that landed, or that of a key whose record went to another partition."""
         return self.delete is not None or self.key_scope == "table"
+
+    @property
+    def settles_early(self) -> bool:
+        """Whether a row that loses to another one of its batch is of no use any more."""
+        return self.mode == "rows" and not self.history
+
+    @cached_property
+    def history_schema(self) -> Any:
+        """``pyarrow.Schema`` of history files: superseded rows, and the deletes that superseded them."""
+        flag = pa.field(DELETE_FLAG, pa.bool_(), nullable=False)
+        return pa.schema([*self.stored_schema, flag, pa.field(BATCH, pa.int64(), nullable=False)])
 
     @cached_property
     def ranked_schema(self) -> Any:
@@ -323,6 +338,7 @@ def create(
     nulls: Literal["overwrite", "keep"] = "overwrite",
     groups: Sequence[ColumnGroup] = (),
     key_scope: Literal["partition", "table"] = "partition",
+    history: bool = False,
 ) -> TableSpec:
     """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
 
@@ -409,6 +425,13 @@ def create(
             f"`key_scope` is table, and `key` names the partition column {named[0]!r}: such a key can't change its partition.",
             next=f'leave {named[0]!r} out of `key`, or set `key_scope = "partition"`',
         )
+    if history and (ordering[0].ascending or ordering[0].nulls_first):
+        raise ConfigurationError(
+            "bad-setting",
+            f"`order_by` begins with {str(ordering[0])!r}, and with `history` a version holds until the next greater value "
+            "of its first column.",
+            next="begin `order_by` with a column whose greatest value wins, and whose null loses",
+        )
     numbered = _Numbered(0)
     return _spec(
         [numbered.field(f) for f in schema],
@@ -424,7 +447,16 @@ def create(
             nulls=nulls,
             groups=tuple(groups),
             key_scope=key_scope,
-            requires=(*(["columns"] if mode == "columns" else []), *(["key_scope"] if key_scope == "table" else [])),
+            history=history,
+            requires=tuple(
+                feature
+                for feature, needed in (
+                    ("columns", mode == "columns"),
+                    ("history", history),
+                    ("key_scope", key_scope == "table"),
+                )
+                if needed
+            ),
             partition_by=tuple(partition_by),
             partition_from=tuple(made),
             stamped=stamped,
@@ -568,7 +600,7 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     renamed = new.renamed_since(len(old.renames))
     fixed = (
         "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
-        "partition_from", "stamped", "mode", "nulls", "groups", "key_scope",
+        "partition_from", "stamped", "mode", "nulls", "groups", "key_scope", "history",
         "delete", "bucket_count",
     )  # fmt: skip
     broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]

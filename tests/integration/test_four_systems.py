@@ -22,8 +22,9 @@ def night(table: Table, root: Path, files: dict[str, str]) -> None:
     table.run(host="local")
 
 
-def rows(table: Table, *names: str) -> list[tuple[str, ...]]:
-    return sorted(tuple(str(row[name]) for name in names) for row in table.to_arrow().read_all().to_pylist())
+def rows(table: Table, *names: str, history: bool = False) -> list[tuple[str, ...]]:
+    found = table.to_arrow(history=history).read_all().to_pylist()
+    return sorted(tuple(str(row[name]) for name in names) for row in found)
 
 
 def assert_files_that_come_again_change_nothing(table: Table, root: Path) -> None:
@@ -41,10 +42,12 @@ def assert_files_that_come_again_change_nothing(table: Table, root: Path) -> Non
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_products_of_chombo(tmp_path: Path, strategy: str) -> None:
     """A file of inserts and updates and a file of deletes in one run: no header, `id.field.ordinals=0`, epoch seconds last,
-    `deleted.record.file.prefix=del`; and two updates of one product in one file, the last of which wins."""
+    `deleted.record.file.prefix=del`; and two updates of one product in one file, the last of which wins. `maintain.version`: what
+    is superseded stays in a history."""
     table = opened(
         tmp_path,
         f'strategy = "{strategy}"\nkey = ["_c0"]\npartition_by = ["_c1"]\norder_by = ["_c5"]\nformat = "delimited"\n'
+        "history = true\n"
         '[tables.t.read]\ndelimiter = ","\n[tables.t.schema]\n_c5 = "bigint"\n[tables.t.delete]\nfile_prefix = "del"\n',
     )
     master = [
@@ -64,7 +67,18 @@ def test_products_of_chombo(tmp_path: Path, strategy: str) -> None:
     assert rows(table, "_c0", "_c4") == [("9TT3HHW0PX", "140"), ("M4UN1D6RZA", "20"), ("VR8NCNE7DV", "82")]
     changes = table.snapshots()[0].body.changes
     assert (changes.inserted, changes.updated, changes.deleted, changes.unchanged, changes.late) == (1, 1, 1, 1, 1)
+    versions = [
+        ("9TT3HHW0PX", "1", "1427000000", "1427766458"),
+        ("9TT3HHW0PX", "140", "1427766458", "None"),
+        ("K1Q0MB22TL", "7", "1427766458", "1428415316"),
+        ("M4UN1D6RZA", "20", "1428415316", "None"),
+        ("VR8NCNE7DV", "82", "1428415316", "None"),
+        ("VR8NCNE7DV", "85", "1428000000", "1428415316"),
+        ("VR8NCNE7DV", "88", "1427766458", "1428000000"),
+    ]
+    assert rows(table, "_c0", "_c4", "valid_from", "valid_to", history=True) == versions
     assert_files_that_come_again_change_nothing(table, tmp_path)
+    assert rows(table, "_c0", "_c4", "valid_from", "valid_to", history=True) == versions
 
 
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])

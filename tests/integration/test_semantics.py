@@ -20,7 +20,7 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.storage import open_store
 
 PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("SEMANTICS.md", "PEERS.md")]
-READERS, QUARANTINE, CHANGED = "readers see", "quarantine", "changed"
+READERS, HISTORY, QUARANTINE, CHANGED = "readers see", "readers of the history see", "quarantine", "changed"
 
 
 @dataclass
@@ -129,9 +129,10 @@ def run_commands(lines: str, root: Path) -> None:
 
 
 def assert_as_on_the_page(example: Example, table: Table) -> None:
-    header, rows = expected(example, READERS)
-    found = table.to_arrow().read_all().to_pylist()
-    assert sorted([as_written(row[name]) for name in header] for row in found) == rows
+    for block in {READERS, HISTORY} & set(example.blocks):
+        header, rows = expected(example, block)
+        found = table.to_arrow(history=block == HISTORY).read_all().to_pylist()
+        assert sorted([as_written(row[name]) for name in header] for row in found) == rows
 
 
 def assert_proved(table: Table) -> None:

@@ -9,7 +9,7 @@ import math
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cmp_to_key
 from pathlib import Path
@@ -28,8 +28,12 @@ from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.floor import Forgetting, greatest
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
+from lakeupsert.read.history import history_schema, history_to_arrow
+from lakeupsert.read.view import View
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.manifest import Changes, DataFile, TombstoneFile
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
+from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec, create
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
@@ -63,19 +67,24 @@ def spec_of(
     rng: random.Random,
     ties: Literal["arrival", "content"] | None = None,
     key_scope: Literal["partition", "table"] = "partition",
+    history: bool = False,
 ) -> TableSpec:
     columns = [pa.field("k", pa.int32()), pa.field("part", pa.int32())]
     columns += [pa.field(name, type_) for name, (type_, _) in {**CONTENT, **ORDERS}.items()]
+    order_by = ordering(rng)
+    if history:
+        order_by[0] = order_by[0].split()[0]
     return create(
         pa.schema(columns),
         table_id="t",
         key=["k"],
-        order_by=ordering(rng),
+        order_by=order_by,
         partition_by=["part"],
         delete=DeleteRule(column="op", values=("D",)),
         stamped=False,
         ties=ties or rng.choice(["arrival", "content"]),
         key_scope=key_scope,
+        history=history,
     )
 
 
@@ -147,6 +156,7 @@ class Pile:
     base: tuple[DataFile, ...] = ()
     deltas: tuple[DataFile, ...] = ()
     tombstones: tuple[TombstoneFile, ...] = ()
+    history: tuple[DataFile, ...] = ()
     version: int = 0
     waiting: list[tuple[DataFile, ...]] = field(default_factory=list)
 
@@ -166,19 +176,21 @@ class Pile:
             self.version,
             deltas=folded if kept else self.deltas,
             kept=kept,
+            history=self.history,
+            folds=len(self.history) if way == "fold" else 0,
         )
 
     def after(self, task: MergeTask, out: MergeOutput) -> "Pile":
         base = {file.name for file in self.base}
         kept = [[file for file in out.kept if (file.name in base) == is_base] for is_base in (True, False)]
         written = ((), out.written) if task.kept else (out.written, ())
-        return Pile((*kept[0], *written[0]), (*kept[1], *written[1]), out.tombstones, self.version + 1)
+        return Pile((*kept[0], *written[0]), (*kept[1], *written[1]), out.tombstones, out.history, self.version + 1)
 
 
 def merged(
     spec: TableSpec, engine: Engine, feeds: dict[str, list[list[Record]]], rng: random.Random, store: LocalStore
-) -> dict[str, list[str]]:
-    """The rows that live in each partition once its batches are merged, one or several at a time."""
+) -> dict[str, "Pile"]:
+    """What each partition is once its batches are merged, one or several at a time."""
     piles = {partition: Pile() for partition in feeds}
     memories = {partition: Memory() for partition in feeds}
     came: dict[str, list[Record]] = {partition: [] for partition in feeds}
@@ -201,7 +213,7 @@ def merged(
                     came[p] = []
                 piles[p] = replace(piles[p].after(task, out), waiting=waiting)
     assert not any(pile.waiting for pile in piles.values())
-    return stored(spec, piles, store)
+    return piles
 
 
 def stored(spec: TableSpec, piles: dict[str, Pile], store: LocalStore) -> dict[str, list[str]]:
@@ -263,7 +275,81 @@ def test_any_order_split_and_repetition_make_the_same_table(seed: int, tmp_path_
         for _ in range(2):
             arrived = {partition: batches(records, rng) for partition, records in feeds.items()}
             store = LocalStore(tmp_path_factory.mktemp("pile"))
-            assert merged(spec, engine, arrived, rng, store) == wanted, (spec.ordering, spec.ties)
+            piles = merged(spec, engine, arrived, rng, store)
+            assert stored(spec, piles, store) == wanted, (spec.ordering, spec.ties)
+
+
+# ---------------------------------------------------------------- histories
+
+
+def versions_of(spec: TableSpec, records: Sequence[Record], alive: Collection[Record] = ()) -> list[str]:
+    """Every version, with its ends; between equal orders the greatest record, and of these the last, was ever one."""
+    kept: dict[int, list[Record]] = {}
+    for record in records:
+        of_key = kept.setdefault(record["k"], [])
+        rival = next((r for r in of_key if not by_order(spec, r, record)), None)
+        if rival is not None and compared(spec, rival, record) > 0:
+            continue
+        of_key[:] = [r for r in of_key if r is not rival] + [record]
+    found = []
+    for of_key in kept.values():
+        of_key.sort(key=cmp_to_key(lambda one, other: by_order(spec, one, other)))
+        for version, after in zip(of_key, [*of_key[1:], None], strict=True):
+            if not version["deleted"]:
+                begin = spec.order_by[0]
+                lives = any(version is row for row in alive)
+                found.append(ended(version, version[begin], None if lives or after is None else after[begin]))
+    return sorted(found)
+
+
+def ended(row: Record, begin: Any, end: Any) -> str:
+    return shown(row) + repr([comparable(begin), comparable(end)])
+
+
+def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark: Any = None) -> dict[str, list[str]]:
+    """What readers of the history find."""
+    buckets = {p: [BucketEntry(id="", base=x.base, deltas=x.deltas, history=x.history)] for p, x in piles.items()}
+    shown_as = dict.fromkeys(piles, Shown(version=-1, merged=1, rows=0, bytes=0))
+    view = View(TableObjects(store), spec, Snapshot(batch=1, spec_version=0, partitions=shown_as), None, buckets)
+    if spark is None:
+        rows = history_to_arrow(view).read_all()
+    else:
+        from lakeupsert.read.spark import history_to_spark
+
+        frame = history_to_spark(spark, view)
+        rows = frame.select([f"`{name}`" for name in history_schema(spec).names]).toArrow().cast(history_schema(spec))
+    for name in {"t", *(["valid_from", "valid_to"] if spec.order_by[0] == "t" else [])}:
+        rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(pa.int64()))
+    found: dict[str, list[str]] = {p: [] for p in piles}
+    for row in rows.to_pylist():
+        found[f"part={row['part']}"].append(ended(row, row["valid_from"], row["valid_to"]))
+    return {p: sorted(of_it) for p, of_it in found.items()}
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_any_order_split_and_repetition_make_the_same_history(seed: int, tmp_path_factory: Any, request: Any) -> None:
+    rng = random.Random(f"history {seed}")
+    spec = spec_of(rng, history=True)
+    engines: list[Engine] = [ArrowEngine()]
+    spark = None
+    if seed < 2:
+        spark = request.getfixturevalue("spark")
+        from lakeupsert.engine.spark import SparkEngine
+
+        engines.append(SparkEngine())
+    feeds = {f"part={n}": feed(spec, rng) for n in range(FEEDS)}
+    alive = {partition: expected(spec, records) for partition, records in feeds.items()}
+    wanted = {partition: versions_of(spec, records) for partition, records in feeds.items()}
+    assert sum(map(len, wanted.values())) > sum(map(len, alive.values())) + FEEDS
+    for engine in engines:
+        for _ in range(2):
+            arrived = {partition: batches(records, rng) for partition, records in feeds.items()}
+            store = LocalStore(tmp_path_factory.mktemp("pile"))
+            piles = merged(spec, engine, arrived, rng, store)
+            assert stored(spec, piles, store) == alive, (spec.ordering, spec.ties)
+            assert histories(spec, piles, store) == wanted, (spec.ordering, spec.ties)
+    if spark is not None:
+        assert histories(spec, piles, store, spark) == wanted, (spec.ordering, spec.ties)
 
 
 # ---------------------------------------------------------------- one row a key in the whole table
@@ -339,6 +425,7 @@ class Memory:
     floor: Record | None = None
     refused: int = 0
     dropped: int = 0
+    past: list[Record] = field(default_factory=list)
 
     def merge(
         self,
@@ -354,6 +441,7 @@ class Memory:
             lacking = {*self.live, *self.deleted} - {record["k"] for record in records}
             for key in lacking:
                 if by_order(spec, self.live.get(key) or self.deleted[key][0], full) <= 0:
+                    self.past.append({**full, "k": key, "deleted": True})
                     changes["deleted"] += key in self.live
                     self.live.pop(key, None)
                     self.deleted.pop(key, None)
@@ -367,6 +455,7 @@ class Memory:
             if is_late and full is None:
                 self.refused += 1
                 continue
+            self.past += [r for r in records if r["k"] == key]
             changes[self.change(spec, key, stored, record)] += 1
             if stored is None or compared(spec, stored, record) <= 0:
                 self.live.pop(key, None)
@@ -420,7 +509,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
     seed: int, tmp_path_factory: Any, request: Any
 ) -> None:
     rng = random.Random(f"forgotten {seed}")
-    spec = spec_of(rng, ties="arrival")
+    spec = spec_of(rng, ties="arrival", history=rng.random() < 0.5)
     engines: list[Engine] = [ArrowEngine()]
     if seed < WITH_SPARK:
         request.getfixturevalue("spark")
@@ -469,6 +558,12 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
             found = sorted(shown(r) for f in files for r in rows_of(store, f, spec))
             assert found == sorted(map(shown, memory.live.values())), (partition, spec.ordering)
             assert counted[partition] == (memory.refused, memory.dropped)
+        if spec.history:
+            wanted = {
+                partition: versions_of(spec, memory.past, memory.live.values())
+                for partition, memory in memories.items()
+            }
+            assert histories(spec, piles, store) == wanted, spec.ordering
 
 
 # ---------------------------------------------------------------- records that bring some of the columns
