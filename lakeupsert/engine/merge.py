@@ -244,10 +244,9 @@ class MergeWriter:
         wins, deleted = true(wins), true(rows[DELETE_FLAG].take(order))
         of_key = np.cumsum(wins) - 1
         ends = deleted
-        if (
-            not self._task.floors and self._task.forgets is None
-        ):  # else what nothing is known of may have versions all the same
-            ends &= of_keys(wins, ~wins & ~deleted)[of_key]
+        # Otherwise a key of which nothing is known any more may have versions.
+        if not self._task.floors and self._task.forgets is None:
+            ends = deleted & of_keys(wins, ~wins & ~deleted)[of_key]
         goes = versions(rows, self._spec, order, wins) & (~wins | ends)
         if known is not None:
             goes &= ~self._late(rows, order.filter(pa.array(wins)), known)[of_key]

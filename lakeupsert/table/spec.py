@@ -515,7 +515,13 @@ def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
     """The spec in which a column is called ``name``. Raises ConfigurationError where it can't be."""
     field = _own(spec, column, f"be called {name!r}")
     clash = next((own for own in (*spec.schema.names, _operation(spec)) if own.lower() == name.lower()), None)
-    if clash not in (None, field.name) or name == field.name:
+    if name == field.name:
+        raise ConfigurationError(
+            "column-exists",
+            f"The column is called {name!r} already. Nothing was changed.",
+            next="give another name; `lakeupsert schema` lists the columns",
+        )
+    if clash not in (None, field.name):
         raise ConfigurationError(
             "column-exists",
             f"The column {field.name!r} can't be called {name!r}: the table has a column {clash!r}, and names that differ by "

@@ -89,6 +89,17 @@ def test_feed_of_moving_keys_is_exact_and_recomputed(tmp_path: Path, host: str, 
     lake.finish_and_check()
 
 
+def test_keys_move_between_files_of_before_and_after_a_rename(lake: Lake) -> None:
+    night(lake, 1, [row("a", 0, 5, 1), row("b", 0, 5, 1), row("c", 2, 5, 1)])
+    lake.table.rename_column("v", "price")
+    for number, moved in enumerate([row("a", 1, 6, 2), row("c", 0, 4, 2), row("b", 0, 3, 9)], 2):
+        night(lake, number, [{("price" if name == "v" else name): value for name, value in moved.items()}])
+    assert [(r["k"], r["d"].day - 1, r["price"]) for r in lake.rows()] == [("b", 0, 1), ("a", 1, 2), ("c", 2, 1)]
+    lake.table.compact(full=True)
+    assert [(r["k"], r["d"].day - 1, r["price"]) for r in lake.rows()] == [("b", 0, 1), ("a", 1, 2), ("c", 2, 1)]
+    assert not lake.table.reconcile().unbalanced
+
+
 def test_keys_of_one_hash_are_several_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "key_hashes", lambda rows, spec: np.full(rows.num_rows, 7, np.uint64))
     lake = Lake(tmp_path, key_scope="table")
