@@ -331,7 +331,7 @@ def _without_lacking(
     lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))
     tally.lacking(ages[dead], true(rows[DELETE_FLAG])[dead])
     if past is not None:
-        past.keep_lacking(rows.filter(pa.array(dead)), killed_by[dead])
+        past.keep_lacking(rows, killed_by)
     return rows.filter(pa.array(~dead))
 
 

@@ -19,7 +19,7 @@ from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, stream_file, to_bytes
 from lakeupsert.engine.digest import Digest
 from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, greatest, scalars
-from lakeupsert.engine.rank import versions
+from lakeupsert.engine.rank import latest, versions
 from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects, partition_scalars
@@ -51,7 +51,8 @@ class MergeTask:
             between equal ordering values the later file wins, and in it the later row.
         floors: the greatest orders that the bucket forgot tombstones of (see `engine.floor`).
         forgets: which tombstones it forgets now; None: none.
-        history: the superseded versions that the bucket has; the last ``folds`` files of it are written anew with those to come.
+        history, folded: files of superseded versions that stay, and those that are written anew with the versions to come.
+        numbers: of tables with a history, the ledger numbers of what is stored and of each batch.
         full: ages and greatest orders of the batches that are full extracts: of keys that one lacks, what was there before
             dies up to that order. They have nothing that is kept.
         sources: of each batch its id and what its rows came from, for those that are below a floor; empty: none is refused.
@@ -73,7 +74,8 @@ class MergeTask:
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     full: tuple[tuple[int, str], ...] = ()
     history: tuple[DataFile, ...] = ()
-    folds: int = 0
+    folded: tuple[DataFile, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     @property
     def refuses(self) -> bool:
@@ -97,7 +99,7 @@ class MergeTask:
     @property
     def bytes(self) -> int:
         """Compressed bytes that the merge reads, at most: of what is kept it reads keys and ordering columns alone."""
-        return sum(f.bytes for f in self.read)
+        return sum(f.bytes for f in (*self.read, *self.folded))
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class MergeWriter:
         self._stack.enter_context(self._tombstones)
         self._stack.enter_context(self._quarantine)
         self._stack.enter_context(self._history)
-        for file in self._task.history[len(self._task.history) - self._task.folds :]:
+        for file in self._task.folded:
             for block in stream_file(self._store, file, self._history.schema, spec=self._spec):
                 self._history.write(block)
         return self
@@ -243,30 +245,36 @@ class MergeWriter:
             return
         wins, deleted = true(wins), true(rows[DELETE_FLAG].take(order))
         of_key = np.cumsum(wins) - 1
-        ends = deleted
-        # Otherwise a key of which nothing is known any more may have versions.
-        if not self._task.floors and self._task.forgets is None:
-            ends = deleted & of_keys(wins, ~wins & ~deleted)[of_key]
-        goes = versions(rows, self._spec, order, wins) & (~wins | ends)
+        ends = of_keys(wins, ~wins & ~deleted)[of_key]
+        if self._task.floors or self._task.forgets:  # a key of which nothing is known any more may have versions
+            ends |= rows[AGE].take(order).to_numpy() > 0
+        goes = versions(rows, self._spec, order, wins) & (~wins | (deleted & ends))
         if known is not None:
             goes &= ~self._late(rows, order.filter(pa.array(wins)), known)[of_key]
         self._put_past(rows.take(order.filter(pa.array(goes))))
 
     def keep_lacking(self, rows: Any, killed_by: Any) -> None:
-        """Put rows into the history that full extracts delete, and where they end: at the greatest order of the extract
-        (its number in the task's ``full``, for each row)."""
-        self._put_past(rows)
-        for number, (_, order) in enumerate(self._task.full):
-            ended = rows.filter(pa.array(killed_by == number))
-            ends = {DELETE_FLAG: pa.scalar(True), **scalars(order, self._spec)}
-            for name, value in ends.items():
+        """Put what full extracts delete into the history: of all rows of some keys, ``killed_by`` as `floor.lacking` tells.
+
+        The one that lived ends at the extract's greatest order; others had been superseded before.
+        """
+        ages = rows[AGE].to_numpy()
+        for number, (age, floor) in enumerate(self._task.full):
+            there = (ages < age) & ((killed_by < 0) | (killed_by >= number))
+            came = rows.filter(pa.array(there))
+            order, wins = latest(came, self._spec, (AGE, FILE, PLACE))
+            dead, wins = (killed_by[there] == number)[order.to_numpy()], true(wins)
+            self._put_past(came.take(order.filter(pa.array(dead & versions(came, self._spec, order, wins)))))
+            ended = came.take(order.filter(pa.array(dead & wins)))
+            for name, value in {AGE: age, DELETE_FLAG: True, **scalars(floor, self._spec)}.items():
                 at = ended.schema.get_field_index(name)
-                ended = ended.set_column(at, ended.schema.field(at), pa.repeat(value, ended.num_rows))
+                column = pa.repeat(pa.scalar(value, ended.schema.field(at).type), ended.num_rows)
+                ended = ended.set_column(at, ended.schema.field(at), column)
             self._put_past(ended)
 
     def _put_past(self, rows: Any) -> None:
-        batch = pa.repeat(pa.scalar(self._task.up_to, pa.int64()), rows.num_rows)
-        self._history.write(rows.append_column(BATCH, batch))
+        numbers = pa.array(self._task.numbers, pa.int64())
+        self._history.write(rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks())))
 
     def _late(self, rows: Any, winners: Any, known: Any) -> Any:
         """Which winners (numpy) are refused. Deletes are, too: the key would be known by one that is below what was forgotten."""
@@ -352,5 +360,5 @@ class MergeWriter:
             floor=self._floor,
             quarantine=tuple(file.name for file in self._quarantine.files),
             changes=self._tally.changes(),
-            history=(*self._task.history[: len(self._task.history) - self._task.folds], *self._history.files),
+            history=(*self._task.history, *self._history.files),
         )

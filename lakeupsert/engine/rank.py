@@ -17,12 +17,15 @@ from lakeupsert.engine.convert import true
 from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
 
 
-def latest(table: Any, spec: TableSpec, ties: Sequence[str], by: Sequence[str] = ()) -> tuple[Any, Any]:
+def latest(
+    table: Any, spec: TableSpec, ties: Sequence[str], by: Sequence[str] = (), first: Sequence[str] = ()
+) -> tuple[Any, Any]:
     """Where the row of greatest rank of every key is.
 
     n rows in, with the columns of the spec's `deciding_schema`; two arrays out. ``order`` (n indices) sorts the rows by key,
     greatest rank first; ``wins`` (n booleans, in that order) marks the first row of each key. Keys are told apart by the
-    columns ``by``, too, and first. Key columns hold no null; ``ties`` are integers and tell all rows apart that a key can have.
+    columns ``by``, too, and first. Columns ``first`` decide between equal ordering values
+    before all else. Key columns hold no null; ``ties`` are integers and tell all rows apart that a key can have.
     """
     key = (*by, *spec.stored_key)
     columns = {f"k{i}": sortable(table[name]) for i, name in enumerate(key)}
@@ -36,7 +39,7 @@ def latest(table: Any, spec: TableSpec, ties: Sequence[str], by: Sequence[str] =
     for i, ordering in enumerate(spec.ordering):
         then(f"o{i}", ordering)
     deciding = [DELETE_FLAG] if spec.ties == "content" and DELETE_FLAG in table.schema.names else []
-    for i, name in enumerate((*deciding, *spec.content, *ties)):
+    for i, name in enumerate((*first, *deciding, *spec.content, *ties)):
         then(f"t{i}", Ordering(name))
     order = pc.sort_indices(pa.table(columns), sort_keys=sort_keys)
     return order, _first_of_each([columns[f"k{i}"] for i in range(len(key))], order)

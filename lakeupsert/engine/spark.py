@@ -532,12 +532,11 @@ def _gather(
 def _keep_past(out: MergeWriter, spec: TableSpec, task: MergeTask, batch: Any, rows: Any, order: Any) -> None:
     """Put what is superseded into the history; ``rows``, taken by ``order``, are those that the batch names."""
     nth = batch["nth"].to_numpy()
-    if (dies := nth == 0).any():
+    if not nth.all():
         ordered, key = rows.take(order), np.cumsum(true(batch["begins"])) - 1
-        killed_by, _ = lacking(ordered, key, batch["age"].to_numpy(), task.full, spec)
-        out.keep_lacking(ordered.filter(pa.array(dies)), killed_by[dies])
+        out.keep_lacking(ordered, lacking(ordered, key, batch["age"].to_numpy(), task.full, spec)[0])
     known = true(batch["known"])[nth == 1] if task.refuses else None
-    out.keep_past(rows, order.filter(pa.array(~dies)), pa.array(nth[~dies] == 1), known)
+    out.keep_past(rows, order.filter(pa.array(nth > 0)), pa.array(nth[nth > 0] == 1), known)
 
 
 def _whole_keys(ranked: Iterator[Any]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from lakeupsert.engine.floor import Forgetting
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.strategy import Strategy, as_whole_rows, bits_more, in_place, unfolded
+from lakeupsert.pipeline.strategy import SMALL_FILE, Strategy, as_whole_rows, bits_more, in_place, unfolded
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
@@ -76,7 +76,7 @@ class Step:
     @property
     def bytes(self) -> int:
         """Compressed bytes that its tasks read, at most."""
-        return sum(f.bytes for f in self.read)
+        return sum(f.bytes for f in self.read) + sum(f.bytes for task in self.tasks for f in task.folded)
 
 
 def next_step(
@@ -203,6 +203,7 @@ def _tasks(
     bits = bits_more(bucket, incoming, bucket_bytes) if splits else 0
     for number in range(2**bits):
         history = () if number else bucket.history
+        stay = unfolded(history, max(incoming, SMALL_FILE))
         task = MergeTask(
             partition=step.partition,
             base=() if kept else bucket.base,
@@ -219,8 +220,9 @@ def _tasks(
             forgets=forgets,
             sources=sources,
             full=full,
-            history=history,
-            folds=len(history) - unfolded(history, incoming) if batches else 0,
+            history=history[:stay],
+            folded=history[stay:],
+            numbers=(step.base.merged, *(link.number for link in counted)),
         )
         yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
 

@@ -31,6 +31,8 @@ SAME_SIZE = 2
 """A delta is of a size with those that are not so many times smaller."""
 SMALL_BYTES = 4 << 20
 """Compressed bytes of a base that `auto` always rewrites. More: more bytes are written. Less: readers open more small files."""
+SMALL_FILE = 64 << 10
+"""Bytes of a history file that counts as no smaller: of a few rows most are its footer. More: rows are folded more often."""
 
 
 def in_place(

@@ -56,7 +56,7 @@ class Units:
             except UnknownOutcomeError:
                 continue
             if not created and not attempt:  # else what is there may be ours
-                self._table.discard(output.objects - {name for file in task.read for name in file.objects})
+                self._table.discard(output.objects - {name for f in (*task.read, *task.history) for name in f.objects})
             return
         raise StoreUnavailableError(
             "store-unreachable",

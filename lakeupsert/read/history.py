@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import aligned, read_file
@@ -25,6 +26,7 @@ from lakeupsert.table.spec import BATCH, DELETE_FLAG, TableSpec
 FROM, UNTIL = "valid_from", "valid_to"
 LIVES = (1 << 63) - 1
 """In `BATCH` of rows that live: between equal values of the order they are the version."""
+_LIVES = "_lakeupsert_lives"
 
 
 def history_schema(spec: TableSpec) -> Any:
@@ -103,13 +105,14 @@ def _past(view: View, partition: str, scan: Any) -> Any:
 
 
 def _with_ends(rows: Any, spec: TableSpec, schema: Any) -> Any:
-    order, wins = latest(rows, spec, (BATCH, DELETE_FLAG))
+    rows = rows.append_column(_LIVES, pc.equal(rows[BATCH], LIVES))
+    order, wins = latest(rows, spec, (BATCH, DELETE_FLAG), first=(_LIVES,))
     newest = true(wins)
     is_version = versions(rows, spec, order, newest) & ~true(rows[DELETE_FLAG].take(order))
     rows = rows.take(order)
     begins = rows[spec.order_by[0]]
     # What a full extract has lives, also below a delete that the table has forgotten.
-    endless = newest | (rows[BATCH].to_numpy() == LIVES)
+    endless = newest | true(rows[_LIVES])
     before = pa.array(np.maximum(np.arange(rows.num_rows) - 1, 0), mask=endless)
     found = rows.append_column(FROM, begins).append_column(UNTIL, begins.take(before))
     return found.select(schema.names).cast(schema).filter(pa.array(is_version))

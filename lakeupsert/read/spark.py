@@ -66,7 +66,8 @@ def history_to_spark(spark: SparkSession, view: View, where: str | None = None) 
     past = _frame(spark, view, types, (file for name in partitions for file in view.history(name)))
     rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= of_keys(spec)])
     columns = {name: f.col(_quoted(name)) for name in types}
-    newest_first = [window_order(columns[o.column], o) for o in spec.ordering]
+    lives = columns[BATCH] == LIVES
+    newest_first = [*(window_order(columns[o.column], o) for o in spec.ordering), lives.desc()]
     ties = [*([DELETE_FLAG, *spec.content] if spec.ties == "content" else []), BATCH, DELETE_FLAG]
     key = [columns[name] for name in dict.fromkeys((*spec.partition_by, *spec.key))]
     of_key = Window.partitionBy(key).orderBy(*newest_first, *(columns[name].desc_nulls_last() for name in ties))
@@ -74,7 +75,7 @@ def history_to_spark(spark: SparkSession, view: View, where: str | None = None) 
     # Of rows with one ordering value the first alone was ever a version.
     is_version = ~f.coalesce(f.lag(orders).over(of_key).eqNullSafe(orders), f.lit(False))
     # What a full extract has lives, also below a delete that the table has forgotten.
-    until = f.when(columns[BATCH] != LIVES, f.lag(columns[spec.order_by[0]]).over(of_key))
+    until = f.when(~lives, f.lag(columns[spec.order_by[0]]).over(of_key))
     found = rows.withColumns({FROM: columns[spec.order_by[0]], UNTIL: until, DEAD: ~is_version | columns[DELETE_FLAG]})
     return _where(found.where(~f.col(DEAD)).select([_quoted(name) for name in schema.names]), conjuncts)
 

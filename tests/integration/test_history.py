@@ -15,8 +15,11 @@ from click.testing import CliRunner
 
 from lakeupsert import Table
 from lakeupsert.cli import main
+from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline.steps import step_to
+from lakeupsert.pipeline.units import Units
 
 SETTINGS = """key = ["id"]
 partition_by = ["day"]
@@ -131,6 +134,127 @@ def test_history_files_are_folded(tmp_path: Path) -> None:
     assert len(seen(table)) == 40 * 50
 
 
+def test_fold_and_split_leave_each_row_there_once(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    for number in range(16):
+        records = [
+            {"id": f"{key}", "version": number, "op": None, "note": rng.randbytes(20).hex()} for key in range(600)
+        ]
+        land(tmp_path, f"{number}.jsonl", records)
+        bucket = "256MiB" if number < 4 else "16KB"
+        opened(tmp_path, SETTINGS.replace("history", f'bucket = "{bucket}"\nhistory')).run(host="local")
+    table = opened(tmp_path)
+    files = list(table.view().history("day=2020-01-01"))
+    buckets = len({(file.file.bucket, file.file.bits) for file in files})
+    assert 2 < buckets < 9
+    assert len(files) < 8 * buckets, "they are not folded"
+    assert sum(file.rows for file in files) == 15 * 600
+    table.compact(full=True)
+    assert table.to_arrow(history=True).read_all().num_rows == 16 * 600
+
+
+def test_vacuum_leaves_what_the_history_needs(tmp_path: Path) -> None:
+    table = opened(tmp_path, SETTINGS.replace("history", 'superseded_retention = "0s"\nkeep_snapshots = 1\nhistory'))
+    for number in range(10):
+        land(tmp_path, f"{number}.jsonl", [{"id": "a", "version": number, "op": None, "v": number}])
+        table.run(host="local")  # and vacuums
+        assert len(seen(table)) == number + 1
+    there = list((tmp_path / "processed").rglob("*.history"))
+    assert len(there) == len(list(table.view().history("day=2020-01-01"))) < 10
+
+
+def test_worker_that_comes_second_with_a_unit_deletes_nothing_of_the_history(tmp_path: Path) -> None:
+    table = opened(tmp_path)
+    land(tmp_path, "1.jsonl", [{"id": "a", "version": 1, "op": None}])
+    table.run(host="local")
+    for number in (2, 3):
+        land(tmp_path, f"{number}.jsonl", [{"id": "a", "version": number, "op": None}])
+        table.append(host="local")
+        steps = table._table
+        head = steps.objects.partition("day=2020-01-01").head()
+        assert head is not None
+        step = step_to(steps, head, "day=2020-01-01", head.body.merged, head.body.merged + 1)
+        spec = steps.spec(step.spec_version)
+        first, second = (ArrowEngine().merge(steps.store, spec, step.spec_version, step.tasks)[0] for _ in range(2))
+        units = Units(steps, step)
+        units.put(0, first)
+        units.put(0, second)
+        assert all(steps.store.head(name) for name in first.objects)
+        assert not any(steps.store.head(file.name) for file in second.history if file not in first.history)
+        table.run(host="local")
+    assert [row["valid_to"] for row in table.to_arrow(history=True).read_all().to_pylist()] == [None, 3, 2]
+
+
+def by_readers(table: Table, spark: Any) -> list[tuple[Any, ...]]:
+    """What readers of the history see, whom Spark agrees with."""
+    schema = table.to_arrow(history=True).schema
+    rows = table.to_spark(spark, history=True).toArrow().cast(schema).to_pylist()
+    found = sorted(((row["id"], row["v"], row["valid_from"], row["valid_to"]) for row in rows), key=str)
+    assert found == seen(table)
+    return found
+
+
+def test_row_that_lives_by_an_extract_is_there_whatever_was_deleted(tmp_path: Path, spark: Any) -> None:
+    """Above it, and with its own order, lie deletes that the table has forgotten."""
+    table = opened(tmp_path, SETTINGS.replace("history", 'tombstone_retention = "0s"\nties = "content"\nhistory'))
+    dead = [{"id": "a", "version": 9, "op": "D", "v": 0}, {"id": "b", "version": 5, "op": "D", "v": 0}]
+    for number, came in enumerate((dead, [{"id": "c", "version": 1, "op": None, "v": 0}])):
+        land(tmp_path, f"{number}.jsonl", came)
+        table.run(host="local")
+    rows = [{"id": key, "version": 5, "op": None, "v": 1} for key in "abc"]
+    land(tmp_path, "2.jsonl", rows)
+    table.run(host="local", full="table")
+    alive = [("a", 1, 5, None), ("b", 1, 5, None), ("c", 1, 5, None)]
+    assert by_readers(table, spark) == [*alive[:2], ("c", 0, 1, 5), alive[2]]
+    assert [row["id"] for row in table.to_arrow().read_all().to_pylist()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_history_made_anew_of_landing_with_extracts_is_the_same(tmp_path: Path, engine: Any, request: Any) -> None:
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    table = opened(tmp_path)
+    nights_of: list[tuple[list[tuple[str, int, int, str | None]], bool]] = [
+        ([("a", 1, 1, None), ("b", 1, 1, None), ("c", 5, 1, None), ("d", 1, 0, "D"), ("e", 2, 1, None)], False),
+        ([("a", 1, 2, None), ("b", 9, 2, None), ("c", 9, 2, None), ("e", 3, 2, None)], False),
+        ([("a", 1, 3, None)], False),
+        ([("z", 5, 1, None)], True),
+        ([("d", 1, 1, None), ("d", 6, 2, None), ("e", 8, 3, None)], False),
+        ([("z", 7, 2, None), ("d", 6, 2, None)], True),
+    ]
+    for number, (records, full) in enumerate(nights_of):
+        rows = [{"id": key, "version": version, "v": v, "op": op} for key, version, v, op in records]
+        land(tmp_path, f"{number}.jsonl", rows)
+        table.run(host="local", engine=engine, full="table" if full else None, may_shrink=True)
+    before = seen(table)
+    assert before == [
+        ("a", 3, 1, 5),
+        ("b", 1, 1, 9),
+        ("b", 2, 9, None),
+        ("c", 1, 5, 9),
+        ("c", 2, 9, None),
+        ("d", 1, 1, 5),
+        ("d", 2, 6, None),
+        ("e", 1, 2, 3),
+        ("e", 2, 3, 5),
+        ("e", 3, 8, None),
+        ("z", 1, 5, 7),
+        ("z", 2, 7, None),
+    ]
+    table.reprocess(source="landing", host="local", engine=engine)
+    assert seen(table) == before
+
+
+def test_forgotten_deletes_are_put_there_once(tmp_path: Path) -> None:
+    table = opened(tmp_path, SETTINGS.replace("history", 'tombstone_retention = "30d"\nhistory'))
+    for number in range(4):
+        rows = [{"id": f"{key}", "version": 1, "op": "D", "v": 0} for key in range(100)] if not number else []
+        land(tmp_path, f"{number}.jsonl", [*rows, {"id": "x", "version": number, "op": None, "v": number}])
+        table.run(host="local")
+    table.reprocess(host="local")
+    assert sum(file.rows for file in table.view().history("day=2020-01-01")) == 100 + 3
+
+
 def test_filters_never_move_the_end_of_a_version(tmp_path: Path) -> None:
     table = opened(tmp_path)
     prices = [("a", 1, 10), ("a", 2, 20), ("a", 3, 10), ("b", 1, 10)]
@@ -202,9 +326,14 @@ def test_what_a_full_extract_lacks_ends_at_its_order(tmp_path: Path, engine: Any
     land(tmp_path, "2.jsonl", [{"id": "b", "version": 5, "op": None, "v": 5}])
     table.run(host="local", engine=engine, full="table", may_shrink=True)
     assert seen(table) == [("a", 1, 1, 2), ("a", 2, 2, 5), ("b", 3, 3, 5), ("b", 5, 5, None)]
-    land(tmp_path, "3.jsonl", [{"id": "a", "version": 9, "op": None, "v": 9}])
+    land(tmp_path, "3.jsonl", [{"id": "b", "version": 7, "op": None, "v": 7}])
+    table.run(host="local", engine=engine, full="table", may_shrink=True)
+    land(tmp_path, "4.jsonl", [{"id": "a", "version": 9, "op": None, "v": 9}])
     table.run(host="local", engine=engine)
-    assert seen(table)[:3] == [("a", 1, 1, 2), ("a", 2, 2, 5), ("a", 9, 9, None)]
+    wanted = [("a", 1, 1, 2), ("a", 2, 2, 5), ("a", 9, 9, None), ("b", 3, 3, 5), ("b", 5, 5, 7), ("b", 7, 7, None)]
+    assert seen(table) == wanted
+    table.reprocess(source="landing", host="local", engine=engine)  # both extracts in one merge
+    assert seen(table) == wanted
 
 
 def test_spark_reads_the_same_history(tmp_path: Path, spark: Any) -> None:

@@ -176,8 +176,9 @@ class Pile:
             self.version,
             deltas=folded if kept else self.deltas,
             kept=kept,
-            history=self.history,
-            folds=len(self.history) if way == "fold" else 0,
+            history=() if way == "fold" else self.history,
+            folded=self.history if way == "fold" else (),
+            numbers=(self.version, *[self.version + 1] * len(merged)),
         )
 
     def after(self, task: MergeTask, out: MergeOutput) -> "Pile":
