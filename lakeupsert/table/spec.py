@@ -31,7 +31,7 @@ HAS = "_lakeupsert_has"
 OLDER = "_lakeupsert_older"
 """List column of base and delta files of such tables: which columns the row has from records of lower orders, and these."""
 BATCH = "_lakeupsert_batch"
-"""Integer column of history files: the ledger number up to which the merge went that put the row there."""
+"""Integer column of history files: the ledger number of the row's batch, or of a stored row of the last one that was merged."""
 MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` made: the partition that the key's record came for."""
 FEATURES = frozenset({"columns", "history", "renames", "key_scope"})

@@ -333,7 +333,7 @@ def test_any_order_split_and_repetition_make_the_same_history(seed: int, tmp_pat
     spec = spec_of(rng, history=True)
     engines: list[Engine] = [ArrowEngine()]
     spark = None
-    if seed < 2:
+    if seed < 1:
         spark = request.getfixturevalue("spark")
         from lakeupsert.engine.spark import SparkEngine
 
