@@ -93,7 +93,7 @@ bench-latency: setup servers ## a night with 30 ms added to every request to S3 
 bench-kernels: setup ## which library decides a merge: Arrow, DuckDB, Polars; half an hour, 6 GB of disk; KERNELS_ARGS="--rows 10000"
 	@$(BIN)/python -m benchmarks.kernels $(KERNELS_ARGS)
 
-bench-columns: setup ## what records cost that bring some of the columns only; COLUMNS_ARGS="--partitions 200 --rows 8000"
+bench-columns: setup ## what records cost that bring some of the columns only, and what a history does; COLUMNS_ARGS="--partitions 200 --rows 8000"
 	@$(BIN)/python -m benchmarks.columns $(COLUMNS_ARGS)
 
 bench-scale: setup ## what a night costs as the table, its workers and its partitions grow, up to 15 TB on paper; SCALE_ARGS="rows --millions 1 5"

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 from collections import defaultdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.steps import step_to
 from lakeupsert.pipeline.units import Units
+from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.lake import Lake, row
 
 SETTINGS = """key = ["id"]
 partition_by = ["day"]
@@ -151,6 +154,31 @@ def test_fold_and_split_leave_each_row_there_once(tmp_path: Path) -> None:
     assert sum(file.rows for file in files) == 15 * 600
     table.compact(full=True)
     assert table.to_arrow(history=True).read_all().num_rows == 16 * 600
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+def test_fault_at_any_call_of_a_night_leaves_the_history_whole(tmp_path: Path, fault: Fault) -> None:
+    lake = Lake(tmp_path / "lake", history=True, strategy="delta")
+    for number in range(2):
+        lake.land(f"{number}.jsonl", [row("a", 0, 10 * number), row("b", 1, 10 * number)])
+        lake.run()
+    lake.land("2.jsonl", [row("a", 0, 5, 7), row("a", 0, 20, op="D"), row("b", 1, 30), row("c", 1, 1)])
+
+    def check(struck: Lake) -> None:
+        struck.finish_and_check()
+        found = struck.table.to_arrow(history=True).read_all().to_pylist()
+        seconds = [
+            (r["k"], *(t and (t - datetime(2020, 1, 1)).seconds for t in (r["valid_from"], r["valid_to"])))
+            for r in found
+        ]
+        a, b, c = (
+            [("a", 10, 20), ("a", 5, 10), ("a", 0, 5)],
+            [("b", 30, None), ("b", 10, 30), ("b", 0, 10)],
+            [("c", 1, None)],
+        )
+        assert seconds == [*a, *b, *c]
+
+    assert lake.strike_every_call(fault, lambda struck: struck.run(), check) > 10
 
 
 def test_vacuum_leaves_what_the_history_needs(tmp_path: Path) -> None:
