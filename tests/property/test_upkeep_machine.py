@@ -308,6 +308,7 @@ class UpkeepMachine(RuleBasedStateMachine):
     def tag(self, name: str, data: Any) -> None:
         numbers = [link.number for link in self.lake.table.snapshots()]
         self.lake.table.tag(name, data.draw(st.sampled_from([*numbers, None])))
+        self.note_what_expired()  # what the name alone had kept
 
     @precondition(lambda self: self.lake.entries())
     @rule(source=st.sampled_from(["stored", "landing"]), strike=strikes, days=st.sampled_from([(1,), (2,), (1, 2)]))
