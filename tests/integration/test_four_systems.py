@@ -143,7 +143,7 @@ def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
     billing and the network own their columns. A batch that comes late or again changes nothing that is newer."""
     table = opened(
         tmp_path,
-        f'strategy = "{strategy}"\nbucket = "2kB"\nkey = ["msisdn"]\npartition_by = ["circle"]\norder_by = ["billed_at"]\n'
+        f'strategy = "{strategy}"\nbucket = "6kB"\nkey = ["msisdn"]\npartition_by = ["circle"]\norder_by = ["billed_at"]\n'
         'mode = "columns"\n[tables.t.schema]\nmsisdn = "bigint"\nbilled_at = "bigint"\nseen_at = "bigint"\ncell = "string"\n'
         '[tables.t.groups.network]\norder_by = ["seen_at"]\ncolumns = ["cell", "roaming"]\n',
     )
@@ -191,4 +191,5 @@ def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
         (str(numbers[3]), "10", "basic", str(numbers[3] % 90), "7", f"c{numbers[3] % 5}", "False"),
     ]
     assert len(rows(table, "msisdn")) == len(numbers)
+    assert 1 < len({(file.file.bucket, file.file.bits) for file in table.files()}) < 20
     assert_files_that_come_again_change_nothing(table, tmp_path)

@@ -37,7 +37,7 @@ from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec, create
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
-WITH_SPARK = 4
+WITH_SPARK = ROUNDS // 20
 FEEDS = 50
 MEMORY = Path("/dev/shm")
 
