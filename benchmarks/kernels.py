@@ -44,8 +44,9 @@ from lakeupsert.engine.datafiles import DataFileWriter, Footer, read_file, strea
 from lakeupsert.engine.merge import AGE, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest, rows_up_to, sortable
 from lakeupsert.storage import LocalStore
+from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import FILE, PLACE, TableSpec, create
+from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
 WORK = Path("build/kernels")
 RESULTS = Path(__file__).parent / "results"

@@ -45,9 +45,9 @@ from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
+from lakeupsert.table.evolution import drop, rename
 from lakeupsert.table.ledger import Scope
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import drop, rename
 from lakeupsert.table.work import Source
 
 HostName = Literal["spark", "local"]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.table.spec import normal
+from lakeupsert.table.types import normal
 
 _FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

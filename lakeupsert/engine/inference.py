@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.convert import convert, true
-from lakeupsert.table.spec import widened
+from lakeupsert.table.types import widened
 
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIME = r"[T ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?"

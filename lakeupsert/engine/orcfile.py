@@ -11,7 +11,7 @@ from pyarrow import orc
 from lakeupsert.engine import blocks
 from lakeupsert.engine.blocks import ArrowBlock, LandingInput, Opened, UnreadableFileError, absent, among, check_names
 from lakeupsert.engine.convert import decoded
-from lakeupsert.table.spec import normal
+from lakeupsert.table.types import normal
 
 
 def schema_of(source: Any, file: LandingInput) -> Any:

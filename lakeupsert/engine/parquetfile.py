@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from lakeupsert.engine import blocks
 from lakeupsert.engine.blocks import ArrowBlock, LandingInput, Opened, UnreadableFileError, absent, among, check_names
 from lakeupsert.engine.convert import decoded
-from lakeupsert.table.spec import normal
+from lakeupsert.table.types import normal
 
 _LARGE_ROW_GROUP = 1 << 28
 _STREAM_BYTES = 1 << 18

@@ -24,8 +24,8 @@ def latest(
 
     n rows in, with the columns of the spec's `deciding_schema`; two arrays out. ``order`` (n indices) sorts the rows by key,
     greatest rank first; ``wins`` (n booleans, in that order) marks the first row of each key. Keys are told apart by the
-    columns ``by``, too, and first. Columns ``first`` decide between equal ordering values
-    before all else. Key columns hold no null; ``ties`` are integers and tell all rows apart that a key can have.
+    columns ``by``, too, and first. Columns ``first`` decide between equal ordering values before all else. Key columns hold no
+    null; ``ties`` are integers and tell all rows apart that a key can have.
     """
     key = (*by, *spec.stored_key)
     columns = {f"k{i}": sortable(table[name]) for i, name in enumerate(key)}

@@ -31,8 +31,8 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.table.spec import PartitionColumn, TableSpec, widened
-from lakeupsert.table.types import named_type
+from lakeupsert.table.spec import PartitionColumn, TableSpec
+from lakeupsert.table.types import named_type, widened
 
 AT_ONCE = 16
 """Requests under way at a time."""

@@ -52,6 +52,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, ObjectInfo, open_store
 from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.evolution import evolve
 from lakeupsert.table.ledger import (
     NOTHING,
     FullExtract,
@@ -64,8 +65,8 @@ from lakeupsert.table.ledger import (
     next_stamp,
     taken,
 )
-from lakeupsert.table.spec import TableSpec, evolve, field_id, same_key_bytes
-from lakeupsert.table.types import named_type
+from lakeupsert.table.spec import TableSpec, field_id
+from lakeupsert.table.types import named_type, same_key_bytes
 
 log = logging.getLogger(__name__)
 
@@ -146,13 +147,8 @@ def append(
         ConfigurationError: the batch id belongs to other files; the landing zone is missing.
         TryAgainError: races or a silent store; nothing is lost, what was committed shows in the next call.
     """
-    if full and table.settings.key_scope == "table":
-        raise ConfigurationError(
-            "full-extract-of-keys",
-            f'Table {table.name!r} has `key_scope = "table"`, and full extracts of such tables are not to be had: what an '
-            "extract lacks would stay in the key index. Nothing was done.",
-            next="append the files without --full, and send deletes for what is gone",
-        )
+    if full:
+        _refuse_full_extract(table)
     changed: list[str] = []
     unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
     wider: set[str] = set()
@@ -163,7 +159,6 @@ def append(
                 log.warning(warning)
             return None
         if full:
-            _refuse_extract_of_columns(table)
             _refuse_part_of_extract(table, ground, changed)
         elif again:
             _refuse_extract_again(table, ground)
@@ -190,13 +185,20 @@ def append(
 _NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
 
 
-def _refuse_extract_of_columns(table: OpenTable) -> None:
+def _refuse_full_extract(table: OpenTable) -> None:
+    if table.settings.key_scope == "table":
+        raise ConfigurationError(
+            "full-extract-of-keys",
+            f'Table {table.name!r} has `key_scope = "table"`, and full extracts of such tables are not to be had: what an '
+            "extract lacks would stay in the key index. Nothing was done.",
+            next="append the files without --full, and send deletes for what is gone",
+        )
     if table.settings.mode == "columns":
         raise ConfigurationError(
             "full-extract-of-columns",
-            f"Full extract for table {table.name!r}: its mode is columns, and what an extract lacks can't be deleted there yet. "
-            "Nothing was committed.",
-            next="append without --full, and send deletes for the keys that are gone",
+            f'Table {table.name!r} has `mode = "columns"`, and full extracts of such tables are not to be had yet: what an '
+            "extract lacks can't be deleted there. Nothing was done.",
+            next="append the files without --full, and send deletes for what is gone",
         )
 
 

@@ -21,11 +21,12 @@ from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.table.chain import PLAIN, Link, newer_format
+from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec, create, refuse_unknown
+from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec, refuse_unknown
 from lakeupsert.table.work import Work, read_work
 
 log = logging.getLogger(__name__)

@@ -30,9 +30,10 @@ from lakeupsert.engine.sample import Column, Sample, read_sample
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.append import is_landing_file, received_on
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
+from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HIVE_NULL, HOME
-from lakeupsert.table.spec import DeleteRule, create, is_key_type
-from lakeupsert.table.types import named_type
+from lakeupsert.table.spec import DeleteRule
+from lakeupsert.table.types import is_key_type, named_type
 
 THIN = 100
 """Below so many rows that have others of their partition beside them, a key that looks unique is no news."""

@@ -15,8 +15,9 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.evolution import roles
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
-from lakeupsert.table.spec import TableSpec, roles
+from lakeupsert.table.spec import TableSpec
 
 ATTEMPTS = 20
 

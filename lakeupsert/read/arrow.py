@@ -15,7 +15,8 @@ from lakeupsert.engine.vectors import deleted_positions, without
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.table.layout import DATA, partition_scalars
-from lakeupsert.table.spec import TableSpec, normal
+from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import normal
 
 READAHEAD = 2
 """Batches decoded ahead of the consumer; more hides latency and holds more memory."""

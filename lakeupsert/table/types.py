@@ -1,4 +1,4 @@
-"""Column types by the names that people write: Spark SQL's and Arrow's."""
+"""Column types: by the names that people write, Spark SQL's and Arrow's; how they grow; and what each may be used for."""
 
 import re
 from typing import Any
@@ -53,3 +53,122 @@ def named_type(text: str, where: str) -> Any:
             f"{where}: {text!r} is not a type.",
             next=f"use one of {', '.join(_NAMES)}, decimal(p,s), or Arrow's names such as int64 or timestamp[us, tz=UTC]",
         ) from e
+
+
+def normal(type_: Any) -> Any:
+    """The type under which a landing column is kept: encodings undone, nested fields nullable. Values stay what they are."""
+    t = pa.types
+    if t.is_dictionary(type_):
+        return normal(type_.value_type)
+    if t.is_run_end_encoded(type_):
+        return normal(type_.value_type)
+    if t.is_string_view(type_):
+        return pa.string()  # pyarrow's filter and take lack kernels for views
+    if t.is_binary_view(type_):
+        return pa.binary()
+    if t.is_list(type_) or t.is_list_view(type_):
+        return pa.list_(_nullable(type_.value_field))
+    if t.is_large_list(type_) or t.is_large_list_view(type_):
+        return pa.large_list(_nullable(type_.value_field))
+    if t.is_fixed_size_list(type_):
+        return pa.list_(_nullable(type_.value_field), type_.list_size)
+    if t.is_map(type_):
+        return pa.map_(normal(type_.key_type), _nullable(type_.item_field), type_.keys_sorted)
+    if t.is_struct(type_):
+        return pa.struct([_nullable(f) for f in type_])
+    return type_
+
+
+def _nullable(field: Any) -> Any:
+    return pa.field(field.name, normal(field.type), nullable=True)
+
+
+_SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
+_UNSIGNED = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+_FLOATS = [pa.float32(), pa.float64()]  # not float16: Spark reads no such file, and not as a wider type either
+_UNITS = ["s", "ms", "us"]  # not ns: years beyond 2262 would no longer fit
+
+
+def widened(current: Any, incoming: Any) -> Any:
+    """The smallest type that holds all values of both without changing one, or ``current`` where there is none.
+
+    A struct gets the fields that it lacks behind its own, whose places and ids stay; lists and maps what is in them.
+    """
+    t = pa.types
+    if t.is_null(current):
+        return incoming
+    if t.is_struct(current) and t.is_struct(incoming):
+        types = {f.name: f.type for f in incoming}
+        own = [f.with_type(widened(f.type, types.pop(f.name, f.type))) for f in current]
+        return pa.struct([*own, *(f for f in incoming if f.name in types)])
+    for is_list, list_of in ((t.is_list, pa.list_), (t.is_large_list, pa.large_list)):
+        if is_list(current) and is_list(incoming):
+            return list_of(current.value_field.with_type(widened(current.value_type, incoming.value_type)))
+    if t.is_map(current) and t.is_map(incoming):
+        item = current.item_field.with_type(widened(current.item_type, incoming.item_type))
+        return pa.map_(current.key_field, item, current.keys_sorted)
+    for family in (_SIGNED, _UNSIGNED, _FLOATS):
+        if current in family and incoming in family:
+            return family[max(family.index(current), family.index(incoming))]
+    if current in _UNSIGNED[:3] and incoming in _SIGNED:
+        return _SIGNED[max(_UNSIGNED.index(current) + 1, _SIGNED.index(incoming))]
+    if current in _SIGNED and incoming in _UNSIGNED[:3]:
+        return _SIGNED[max(_SIGNED.index(current), _UNSIGNED.index(incoming) + 1)]
+    if t.is_decimal(current) and t.is_decimal(incoming):
+        scale = max(current.scale, incoming.scale)
+        precision = max(current.precision - current.scale, incoming.precision - incoming.scale) + scale
+        if precision <= 38:
+            return (
+                current if (precision, scale) == (current.precision, current.scale) else pa.decimal128(precision, scale)
+            )
+        return current if precision > 76 else pa.decimal256(precision, scale)
+    if (
+        t.is_timestamp(current)
+        and t.is_timestamp(incoming)
+        and current.tz == incoming.tz
+        and (
+            current.unit in _UNITS
+            and incoming.unit in _UNITS
+            and _UNITS.index(incoming.unit) > _UNITS.index(current.unit)
+        )
+    ):
+        return incoming
+    if t.is_string(current) and t.is_large_string(incoming):
+        return incoming
+    if t.is_binary(current) and t.is_large_binary(incoming):
+        return incoming
+    return current
+
+
+def same_key_bytes(one: Any, other: Any) -> bool:
+    """Whether a key's canonical bytes are the same under both types (docs/FORMAT.md, "Buckets")."""
+    p = pa.types
+    if p.is_timestamp(one) and p.is_timestamp(other):
+        return bool((one.unit == "ns") == (other.unit == "ns"))
+    if p.is_decimal(one) and p.is_decimal(other):
+        return bool(one.scale == other.scale and (one.precision > 38) == (other.precision > 38))
+    alike = (
+        (p.is_integer,),
+        (p.is_string, p.is_large_string),
+        (p.is_binary, p.is_large_binary, p.is_fixed_size_binary),
+    )
+    return bool(one.equals(other)) or any(
+        any(is_one(one) for is_one in kind) and any(is_one(other) for is_one in kind) for kind in alike
+    )
+
+
+def is_key_type(t: Any) -> bool:
+    p = pa.types
+    return bool(
+        p.is_integer(t) or p.is_decimal(t) or p.is_string(t) or p.is_large_string(t) or p.is_date(t) or p.is_timestamp(t)
+        or p.is_boolean(t) or p.is_binary(t) or p.is_large_binary(t) or p.is_fixed_size_binary(t)
+    )  # fmt: skip
+
+
+def is_order_type(t: Any) -> bool:
+    return is_key_type(t) or bool(pa.types.is_floating(t) or pa.types.is_time(t) or pa.types.is_duration(t))
+
+
+def is_partition_type(t: Any) -> bool:
+    p = pa.types
+    return bool(p.is_date32(t) or p.is_string(t) or p.is_large_string(t) or p.is_integer(t) or p.is_boolean(t))

@@ -26,8 +26,8 @@ from lakeupsert.storage import (
     s3,
 )
 from lakeupsert.table.chain import Chain
+from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import create
 from lakeupsert.testing.contracts import ObjectStoreContract
 from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import Server

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.pipeline.explain import ExplainedPartition, Version
+from lakeupsert.table.evolution import create
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, Failed, Manifest
 from lakeupsert.table.snapshot import Shown, Snapshot
-from lakeupsert.table.spec import create
 from lakeupsert.testing.lake import DAY, Lake, row
 from lakeupsert.testing.model import rank
 

@@ -148,6 +148,17 @@ def test_vacuum_keeps_the_vectors_of_what_is_not_merged(lake: Lake, monkeypatch:
 # ---------------------------------------------------------------- races and crashes
 
 
+def append_amid(lake: Lake, beside: Lake, another: Callable[[], None], at: str) -> None:
+    """An append in whose middle ``beside`` does another one."""
+    lake.points.amid(0, another, at)
+    lake.table.append(host="local")
+    assert lake.points.struck
+    lake.points.disarm()
+    lake.landed |= beside.landed
+    lake.refused |= beside.refused
+    lake.finish_and_check()
+
+
 @pytest.mark.parametrize("at", ["create _lakeupsert/ledger", "put _lakeupsert/keys", "put _lakeupsert/data"])
 def test_append_that_loses_a_race_looks_its_keys_up_again(lake: Lake, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both move the same keys, the one that commits first with greater orders for some, and lesser ones for others."""
@@ -162,13 +173,7 @@ def test_append_that_loses_a_race_looks_its_keys_up_again(lake: Lake, at: str, m
         assert beside.table.append(host="local") is not None
         (lake.root / "away").rename(lake.root / "landing" / "1.jsonl")
 
-    lake.points.amid(0, another, at)
-    lake.table.append(host="local")
-    assert lake.points.struck
-    lake.points.disarm()
-    lake.landed |= beside.landed
-    lake.refused |= beside.refused
-    lake.finish_and_check()
+    append_amid(lake, beside, another, at)
     assert days(lake) == {"a": [1], "b": [2], "c": [1], "late": [0]}
     assert objects(lake) == {name for _, e in lake.entries() for name in named(e)}, "what lost the race was discarded"
     assert lake.stored_files() <= lake.named_files()
@@ -234,13 +239,7 @@ def test_append_whose_index_a_vacuum_took_begins_again(lake: Lake) -> None:
         beside.table.vacuum(dry=False)
         (lake.root / "away").rename(lake.root / "landing" / "2.jsonl")
 
-    lake.points.amid(0, another, "open _lakeupsert/keys")
-    lake.table.append(host="local")
-    assert lake.points.struck
-    lake.points.disarm()
-    lake.landed |= beside.landed
-    lake.refused |= beside.refused
-    lake.finish_and_check()
+    append_amid(lake, beside, another, "open _lakeupsert/keys")
     assert days(lake) == {"a": [0], "b": [0]}
 
 

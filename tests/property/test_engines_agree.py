@@ -20,8 +20,9 @@ from lakeupsert.engine.datafiles import read_file
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.storage import LocalStore
+from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile, added
-from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec, create
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
 PARTITIONS = 50
 NAN = float("nan")

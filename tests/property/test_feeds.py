@@ -31,10 +31,11 @@ from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.storage import LocalStore
+from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
 from lakeupsert.table.snapshot import Shown, Snapshot
-from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec, create
+from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
 WITH_SPARK = ROUNDS // 20

@@ -18,7 +18,7 @@ from lakeupsert.config import Reading
 from lakeupsert.engine import blocks
 from lakeupsert.engine.landing import LandingInput, RowRules, read_rows
 from lakeupsert.storage import ObjectInfo
-from lakeupsert.table.spec import create
+from lakeupsert.table.evolution import create
 
 NAMES = ("id", "day", "note")
 SPEC = create(

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.engine.buckets import BLOCK_ROWS, buckets, key_hashes
-from lakeupsert.table.spec import TableSpec, create
+from lakeupsert.table.evolution import create
+from lakeupsert.table.spec import TableSpec
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden/buckets.json").read_text())
 

@@ -37,7 +37,8 @@ from lakeupsert.engine.landing import (
     survey,
 )
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.spec import TableSpec, create
+from lakeupsert.table.evolution import create
+from lakeupsert.table.spec import TableSpec
 
 RECEIVED = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp()) * 1_000_000
 SCHEMA = pa.schema([("id", pa.string()), ("day", pa.date32()), ("at", pa.int64()), ("note", pa.string())])

@@ -32,7 +32,9 @@ from lakeupsert.engine.landing import (
     without_nulls,
 )
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.spec import DeleteRule, TableSpec, create, normal
+from lakeupsert.table.evolution import create
+from lakeupsert.table.spec import DeleteRule, TableSpec
+from lakeupsert.table.types import normal
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 RECEIVED = int(NOW.timestamp()) * 1_000_000

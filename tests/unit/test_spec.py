@@ -8,18 +8,8 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.table.spec import (
-    DeleteRule,
-    Ordering,
-    PartitionColumn,
-    TableSpec,
-    check_spec,
-    create,
-    drop,
-    evolve,
-    rename,
-    roles,
-)
+from lakeupsert.table.evolution import create, drop, evolve, rename, roles
+from lakeupsert.table.spec import DeleteRule, Ordering, PartitionColumn, TableSpec, check_spec
 
 SCHEMA = pa.schema(
     [("id", pa.string()), ("at", pa.timestamp("us", "UTC")), ("version", pa.int64()), ("day", pa.date32())]

@@ -1,0 +1,448 @@
+"""What the spec of a table begins as, and what it becomes: new columns, wider types, renames and drops.
+
+Each gives the next version of a spec, or refuses. Nothing is written here: `append` and `schema` put it into the chain.
+"""
+
+import base64
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NoReturn
+
+import msgspec
+import pyarrow as pa
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.table.spec import (
+    FIELD_ID,
+    RESERVED,
+    ColumnGroup,
+    DeleteRule,
+    FieldText,
+    Ordering,
+    PartitionColumn,
+    Renamed,
+    TableSpec,
+    field_id,
+)
+from lakeupsert.table.types import is_key_type, is_order_type, is_partition_type, normal, widened
+
+_GRAMMAR = {
+    "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
+    "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`)",
+}
+
+
+def create(
+    schema: Any,
+    *,
+    table_id: str,
+    key: Sequence[str],
+    order_by: Sequence[str],
+    partition_by: Sequence[str],
+    delete: DeleteRule | None,
+    stamped: bool,
+    order_in_name: str | None = None,
+    ties: Literal["arrival", "content"] = "arrival",
+    mode: Literal["rows", "columns"] = "rows",
+    nulls: Literal["overwrite", "keep"] = "overwrite",
+    groups: Sequence[ColumnGroup] = (),
+    key_scope: Literal["partition", "table"] = "partition",
+    history: bool = False,
+) -> TableSpec:
+    """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
+
+    ``partition_by`` is as in `PartitionColumn.parse`, ``order_by`` as in `Ordering.parse`. The operation column must be in
+    ``schema`` where a rule needs it; it is left out unless the rule keeps it. An ordering column that is in no file is added
+    here, unless ``schema`` has it already. Raises ConfigurationError where the columns can't be what they are declared to be.
+    """
+    ordering = [Ordering.parse(text) for text in order_by]
+    order_by = [o.column for o in ordering]
+    if (stamped or order_in_name) and order_by[0] not in schema.names:
+        schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64()))
+    partitions = [PartitionColumn.parse(text) for text in partition_by]
+    partition_by = [p.column for p in partitions]
+    made = [p for p in partitions if p.function]
+    for one in made:
+        schema = _with_made(schema, one)
+    for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
+        for name in names:
+            if schema.get_field_index(name) < 0:
+                raise ConfigurationError(
+                    "missing-column",
+                    f"`{role}` names the column {name!r}, which no readable landing file has. Found: {', '.join(schema.names)}.",
+                    next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or put files with that column into the "
+                    "landing zone",
+                )
+    _refuse_reserved_and_ambiguous(schema.names)
+    if set(key) <= set(partition_by):
+        raise ConfigurationError(
+            "useless-key",
+            f"`key` is {list(key)}, nothing but the partition column: a partition could hold one row only.",
+            next="name the columns that identify a row in `key`",
+        )
+    for name in key:
+        _refuse_type(
+            "key",
+            name,
+            schema.field(name).type,
+            is_key_type,
+            "integers, decimals, text, dates, timestamps, booleans, binary",
+        )
+    for name in order_by:
+        _refuse_type(
+            "order_by",
+            name,
+            schema.field(name).type,
+            is_order_type,
+            "numbers, text, dates, times, timestamps, booleans, binary",
+        )
+    if len(set(order_by)) < len(order_by):
+        raise ConfigurationError(
+            "bad-setting", f"`order_by` names a column twice: {', '.join(order_by)}.", next="name each column once"
+        )
+    for name in partition_by:
+        _refuse_type(
+            "partition_by", name, schema.field(name).type, is_partition_type, "dates, text, integers, booleans"
+        )
+        if name in order_by:
+            raise ConfigurationError(
+                "useless-order",
+                f"`order_by` names the partition column {name!r}: all rows of a partition have the same value in it.",
+                next="name a column in `order_by` that tells an older version of a row from a newer one",
+            )
+    if delete and not delete.keep:
+        if delete.column in (*key, *order_by, *partition_by):
+            raise ConfigurationError(
+                "delete-column-in-use",
+                f"`delete.column` is {delete.column!r}, which is a key, ordering or partition column too, and `keep` is false.",
+                next="set `keep = true` in [tables.….delete], or name another column",
+            )
+        schema = schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
+    if ties == "content":
+        _refuse_nested(schema)
+        if stamped:
+            raise ConfigurationError(
+                "bad-setting",
+                f"`ties` is content, and arrival is the only order: no row has a column {order_by[0]!r}, so each gets its stamp.",
+                next='set `ties = "arrival"`, or name a column of the files in `order_by`',
+            )
+    if groups:
+        _refuse_groups(schema, groups, ordering, [*key, *partition_by, *order_by], made)
+    if key_scope == "table" and (named := sorted(set(key) & set(partition_by))):
+        raise ConfigurationError(
+            "bad-setting",
+            f"`key_scope` is table, and `key` names the partition column {named[0]!r}: such a key can't change its partition.",
+            next=f'leave {named[0]!r} out of `key`, or set `key_scope = "partition"`',
+        )
+    if history and (ordering[0].ascending or ordering[0].nulls_first):
+        raise ConfigurationError(
+            "bad-setting",
+            f"`order_by` begins with {str(ordering[0])!r}, and with `history` a version holds until the next greater value "
+            "of its first column.",
+            next="begin `order_by` with a column whose greatest value wins, and whose null loses",
+        )
+    numbered = _Numbered(0)
+    return _spec(
+        [numbered.field(f) for f in schema],
+        TableSpec(
+            table_id=table_id,
+            key=tuple(key),
+            order_by=tuple(order_by),
+            ascending=tuple(o.column for o in ordering if o.ascending),
+            nulls_first=tuple(o.column for o in ordering if o.nulls_first),
+            order_in_name=order_in_name,
+            ties=ties,
+            mode=mode,
+            nulls=nulls,
+            groups=tuple(groups),
+            key_scope=key_scope,
+            history=history,
+            requires=tuple(
+                feature
+                for feature, needed in (
+                    ("columns", mode == "columns"),
+                    ("history", history),
+                    ("key_scope", key_scope == "table"),
+                )
+                if needed
+            ),
+            partition_by=tuple(partition_by),
+            partition_from=tuple(made),
+            stamped=stamped,
+            delete=delete,
+            fields=(),
+            arrow_schema="",
+            last_field_id=0,
+        ),
+        numbered.last,
+    )
+
+
+def evolve(spec: TableSpec, schema: Any) -> TableSpec:
+    """The spec after a batch whose typed files have ``schema``: columns added at the end, types widened, or unchanged.
+
+    What can't be widened stays as it is; rows whose values don't convert are quarantined later. Key columns never change
+    their type: their canonical bytes would.
+    """
+    fields = list(spec.schema)
+    numbered = _Numbered(spec.last_field_id)
+    places = {f.name: i for i, f in enumerate(fields)}
+    dropped = {spec.delete.column} if spec.delete and not spec.delete.keep else set()
+    for incoming in schema:
+        name = spec.called(incoming.name)
+        if name in dropped:
+            continue
+        if name not in places:
+            _refuse_reserved_and_ambiguous([*(f.name for f in fields), name])
+            fields.append(numbered.field(incoming))
+            continue
+        place = places[name]
+        if name not in (*spec.key, *spec.partition_by):
+            wider = widened(fields[place].type, normal(incoming.type))
+            if not wider.equals(fields[place].type):
+                _refuse_ambiguous_within(name, wider)
+                fields[place] = fields[place].with_type(numbered.type(wider))
+    if pa.schema(fields).equals(spec.schema):
+        return spec
+    if spec.ties == "content":
+        _refuse_nested(fields)
+    return _spec(fields, spec, numbered.last)
+
+
+def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
+    """The spec in which a column is called ``name``. Raises ConfigurationError where it can't be."""
+    field = _own(spec, column, f"be called {name!r}")
+    clash = next((own for own in (*spec.schema.names, _operation(spec)) if own.lower() == name.lower()), None)
+    if name == field.name:
+        raise ConfigurationError(
+            "column-exists",
+            f"The column is called {name!r} already. Nothing was changed.",
+            next="give another name; `lakeupsert schema` lists the columns",
+        )
+    if clash not in (None, field.name):
+        raise ConfigurationError(
+            "column-exists",
+            f"The column {field.name!r} can't be called {name!r}: the table has a column {clash!r}, and names that differ by "
+            "case alone are the same. Nothing was changed.",
+            next="choose another name, or rename or drop that column first",
+        )
+    if not name.strip() or name.lower().startswith(RESERVED) or not name.isprintable():
+        raise ConfigurationError(
+            "unfit-column-name",
+            f"No column can be called {name!r}: it is blank, begins with {RESERVED}, or has characters that can't be printed. "
+            "Nothing was changed.",
+            next="choose another name",
+        )
+    fields = [f.with_name(name) if f.name == field.name else f for f in spec.schema]
+    return _renamed(spec, field, fields)
+
+
+def drop(spec: TableSpec, column: str) -> TableSpec:
+    """The spec without a column. Raises ConfigurationError where it can't do without."""
+    field = _own(spec, column, "be dropped")
+    return _renamed(spec, field, [f for f in spec.schema if f.name != field.name])
+
+
+def roles(spec: TableSpec) -> dict[str, str]:
+    """What the configuration names columns for, each by the first such thing."""
+    sources = [one.source for one in spec.partition_from if one.source]
+    named = {"key": spec.key, "order_by": spec.order_by, "partition_by": (*spec.partition_by, *sources)}
+    named |= {f"groups.{g.name}": (*(o.column for o in g.ordering), *g.columns) for g in spec.groups}
+    found = {column: role for role in reversed(named) for column in named[role]}
+    return ({_operation(spec): "delete"} if _operation(spec) else {}) | found
+
+
+def _operation(spec: TableSpec) -> str:
+    return spec.delete.column or "" if spec.delete else ""
+
+
+def _own(spec: TableSpec, column: str, what: str) -> Any:
+    """The field (``pyarrow.Field``) of a column whose name may change."""
+    name = spec.called(column)
+    role = roles(spec).get(name)
+    if role is not None:
+        raise ConfigurationError(
+            "column-in-use",
+            f"The column {name!r} can't {what}: `{role}` names it. Nothing was changed.",
+            next="these columns are fixed when a table is created; a table of another name and `processed` can have others",
+        )
+    if name not in spec.schema.names:
+        close = difflib.get_close_matches(name, spec.schema.names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigurationError(
+            "unknown-column",
+            f"The table has no column {column!r}.{hint} Its columns: {', '.join(spec.schema.names)}. Nothing was changed.",
+            next="`lakeupsert schema` lists the columns",
+        )
+    if spec.ties == "content":
+        raise ConfigurationError(
+            "content-decides",
+            f"The column {name!r} can't {what}: `ties` is content, so between equal ordering values all columns decide, in the "
+            "order of their names. Nothing was changed.",
+            next="leave it as it is, or give readers a view under other names",
+        )
+    return spec.schema.field(name)
+
+
+def _renamed(spec: TableSpec, field: Any, fields: Sequence[Any]) -> TableSpec:
+    one = Renamed(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
+    requires = tuple(sorted({*spec.requires, "renames"}))  # by name alone such a table would be misread
+    return msgspec.structs.replace(
+        _spec(fields, spec, spec.last_field_id), renames=(*spec.renames, one), requires=requires
+    )
+
+
+def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> None:
+    if allowed(type_):
+        return
+    hint = ""
+    if role == "partition_by" and pa.types.is_timestamp(type_):
+        hint = f', for example `{name} = "date"` where all its times are midnight'
+    raise ConfigurationError(
+        "unfit-type",
+        f"Column {name!r} is {type_} and can't be in `{role}`, which takes {names}.",
+        next=f"name another column in `{role}`, or give {name!r} another type under [tables.….schema]{hint}",
+    )
+
+
+def _refuse_groups(
+    schema: Any,
+    groups: Sequence[ColumnGroup],
+    ordering: Sequence[Ordering],
+    of_row: Sequence[str],
+    made: Sequence[PartitionColumn],
+) -> None:
+    def refuse(what: str, instead: str) -> NoReturn:
+        raise ConfigurationError("bad-setting", what, next=instead)
+
+    if made:
+        refuse(
+            f"`partition_by` makes {made[0].column!r} of {made[0].source!r}, which every record has to bring, and with `groups` "
+            "no record need bring a column of another source.",
+            "partition by a column that is there",
+        )
+    for where, orders in (("order_by", ordering), *((f"groups.{g.name}.order_by", g.ordering) for g in groups)):
+        for o in orders:
+            if o.nulls_first:
+                refuse(
+                    f"`{where}` has {str(o)!r}; with `groups` null says that a record does not bring them.",
+                    "leave it out",
+                )
+    taken = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
+    for group in groups:
+        order_by = [o.column for o in group.ordering]
+        for name in (*order_by, *group.columns):
+            if name in taken:
+                refuse(
+                    f"`groups.{group.name}` names {name!r}, which is {taken[name]}.", "name each column in one place"
+                )
+            taken[name] = f"in `groups.{group.name}` already"
+            if name not in schema.names:
+                raise ConfigurationError(
+                    "missing-column",
+                    f"`groups.{group.name}` names the column {name!r}, which no readable landing file has. Found: "
+                    f"{', '.join(schema.names)}.",
+                    next=f'correct it, or give a column that comes later its type under [tables.….schema]: `{name} = "…"`',
+                )
+        for name in order_by:
+            what = "numbers, text, dates, times, timestamps, booleans, binary"
+            _refuse_type(f"groups.{group.name}.order_by", name, schema.field(name).type, is_order_type, what)
+
+
+def _with_made(schema: Any, made: PartitionColumn) -> Any:
+    at = schema.get_field_index(made.source)
+    t = pa.types
+    if at < 0 or not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
+        found = "which no readable landing file has" if at < 0 else f"which is {schema.field(at).type}"
+        raise ConfigurationError(
+            "unfit-type" if at >= 0 else "missing-column",
+            f"`partition_by` takes the {made.function} of the column {made.source!r}, {found}; expected a date or timestamp.",
+            next=f'correct `partition_by`, or give it a type such as `{made.source} = "timestamp"` under [tables.….schema]',
+        )
+    if made.column in schema.names:
+        raise ConfigurationError(
+            "partition-in-files",
+            f"`partition_by` makes the column {made.column!r} of {made.source!r}, and the landing files have one of that name.",
+            next=f"give it another name: `{made.function}({made.source}) as NAME`",
+        )
+    return schema.append(pa.field(made.column, made.type))
+
+
+def _refuse_nested(fields: Iterable[Any]) -> None:
+    for field in fields:
+        if pa.types.is_nested(field.type):
+            raise ConfigurationError(
+                "unfit-type",
+                f"Column {field.name!r} is {field.type}, whose values have no order, and `ties` is content.",
+                next=f'set `ties = "arrival"`, or give {field.name!r} the type string under [tables.….schema]',
+            )
+
+
+def _refuse_reserved_and_ambiguous(names: Iterable[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if name.lower().startswith(RESERVED) or other is not name:
+            what = "is reserved for lakeupsert" if other is name else f"differs from {other!r} by case at most"
+            raise ConfigurationError(
+                "unfit-column-name",
+                f"The column name {name!r} {what}, and engines such as Spark could not tell them apart.",
+                next="rename the column where the landing files are made",
+            )
+
+
+def _refuse_ambiguous_within(column: str, type_: Any) -> None:
+    names = [f.name.lower() for f in type_] if pa.types.is_struct(type_) else []
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(
+            "unfit-column-name",
+            f"Column {column!r} would have two fields within it whose names differ by case at most, {twice!r} in small letters; "
+            "engines such as Spark could not tell them apart.",
+            next="rename the field where the landing files are made",
+        )
+    for i in range(type_.num_fields if pa.types.is_nested(type_) else 0):
+        _refuse_ambiguous_within(column, type_.field(i).type)
+
+
+class _Numbered:
+    """Gives ids to fields that have none, depth first; nested fields have ids of their own, as Iceberg's have."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def _next(self) -> int:
+        self.last += 1
+        return self.last
+
+    def field(self, field: Any) -> Any:
+        metadata = {FIELD_ID: str(self._next()).encode()}
+        return pa.field(field.name, self.type(normal(field.type)), nullable=True, metadata=metadata)
+
+    def type(self, type_: Any) -> Any:
+        t = pa.types
+        if t.is_list(type_):
+            return pa.list_(self._child(type_.value_field))
+        if t.is_large_list(type_):
+            return pa.large_list(self._child(type_.value_field))
+        if t.is_fixed_size_list(type_):
+            return pa.list_(self._child(type_.value_field), type_.list_size)
+        if t.is_map(type_):
+            return pa.map_(self._child(type_.key_field), self._child(type_.item_field), type_.keys_sorted)
+        if t.is_struct(type_):
+            return pa.struct([self._child(f) for f in type_])
+        return type_
+
+    def _child(self, field: Any) -> Any:
+        metadata = field.metadata or {FIELD_ID: str(self._next()).encode()}
+        return pa.field(field.name, self.type(field.type), field.nullable, metadata)
+
+
+def _spec(fields: Sequence[Any], like: TableSpec, last_field_id: int) -> TableSpec:
+    schema = pa.schema(fields)
+    return msgspec.structs.replace(
+        like,
+        fields=tuple(FieldText(id=field_id(f), name=f.name, type=str(f.type)) for f in schema),
+        arrow_schema=base64.b64encode(schema.serialize()).decode(),
+        last_field_id=last_field_id,
+    )
