@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-cloud test-property test-others lint lint-infra servers test-crash test-chaos test-feeds test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-cloud test-integration test-others lint lint-infra servers test-crash test-chaos test-feeds test-big bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -43,13 +43,13 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
-	@$(MAKE) --jobs 4 --no-print-directory test-others test-property test-cloud test-spark
+	@$(MAKE) --jobs 4 --no-print-directory test-integration test-others test-cloud test-spark
 
 test-spark: TESTS := -m "not crash and not big and spark"
 test-cloud: TESTS := -m "not crash and not big and cloud"
-test-property: TESTS := -m "not crash and not big and not spark and not cloud" tests/property
-test-others: TESTS := -m "not crash and not big and not spark and not cloud" --ignore tests/property
-test-spark test-cloud test-property test-others:
+test-integration: TESTS := -m "not crash and not big and not spark and not cloud" tests/integration
+test-others: TESTS := -m "not crash and not big and not spark and not cloud" --ignore tests/integration
+test-spark test-cloud test-integration test-others:
 	@$(BIN)/pytest $(TESTS)
 
 lint: setup ## style, types, and the direction of imports
@@ -72,7 +72,7 @@ build/infra/.installed: infra/requirements.txt
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
 
-test-feeds: setup ## 20,000 generated change feeds in any order, where `make test` takes 2,000; ten minutes
+test-feeds: setup ## 20,000 generated change feeds in any order, where `make test` takes 2,000; half an hour
 	@FEEDS_ROUNDS=400 $(BIN)/pytest tests/property/test_feeds.py
 
 test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"

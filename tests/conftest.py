@@ -15,6 +15,9 @@ from lakeupsert.testing import servers
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+)  # every JVM of a test is young: the second compiler costs it half of its processor time and gives nothing back
+os.environ.setdefault(
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
 )  # asks Google by gRPC, which its emulator does not speak
 
@@ -31,6 +34,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
         elif fixtures & CLOUDS:
             item.add_marker(pytest.mark.cloud)
+
+
+@pytest.fixture(autouse=True)
+def no_session_by_accident(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that forgot `host="local"` costs the other processes of `make test` a JVM."""
+    before = _session()
+    yield
+    if before is None and request.node.get_closest_marker("spark") is None:
+        assert _session() is None, "this test started Spark without the fixture `spark`"
+
+
+def _session() -> Any:
+    pyspark = sys.modules.get("pyspark")
+    return pyspark and pyspark.SparkContext._active_spark_context
 
 
 @pytest.fixture(scope="session")

@@ -156,7 +156,8 @@ def elasticmq() -> Iterator[Server]:
         "node-address.port": port,
     }
     settings = [f"-D{name}={value}" for name, value in options.items()]
-    command = ["java", "-Xmx256m", *settings, "-cp", f"{jars}/*", "org.elasticmq.server.Main"]
+    java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    command = [*java, *settings, "-cp", f"{jars}/*", "org.elasticmq.server.Main"]
     env = _aws(port)
     env["AWS_ENDPOINT_URL_SQS"] = env.pop("AWS_ENDPOINT_URL")  # beside another server for S3
     with tempfile.TemporaryDirectory(prefix="elasticmq-") as folder, serve(command, port, Path(folder) / "log"):

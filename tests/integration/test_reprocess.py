@@ -528,8 +528,11 @@ def test_a_restore_between_plan_and_work_brings_back_what_was_not_read(lake: Lak
 # ---------------------------------------------------------------- faults
 
 
+OTHERS = [pytest.param(fault, marks=pytest.mark.crash) for fault in Fault if fault is not Fault.KILL_AFTER]
+
+
 @both
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", [Fault.KILL_AFTER, *OTHERS])
 def test_struck_anywhere_a_rerun_is_exact(lake: Lake, source: Source, fault: Fault) -> None:
     lake.land("5.jsonl", [row("b", 0, 8, 5), row("e", 2, 1, 5)])
     lake.table.append(host="local")

@@ -38,9 +38,26 @@ from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
-WITH_SPARK = ROUNDS // 20
+"""Of all tests of many feeds together."""
 FEEDS = 50
 MEMORY = Path("/dev/shm")
+
+
+def seeds(rounds: int) -> list[Any]:
+    """Of so many rounds; what one in twenty makes is made by engine spark, too, and at least the first."""
+    return [pytest.param(n, marks=[pytest.mark.spark] if n % 20 == 0 else []) for n in range(rounds)]
+
+
+@pytest.fixture
+def engines(request: Any) -> list[Engine]:
+    found: list[Engine] = [ArrowEngine()]
+    if request.node.get_closest_marker("spark"):
+        request.getfixturevalue("spark")
+        from lakeupsert.engine.spark import SparkEngine
+
+        found.append(SparkEngine())
+    return found
+
 
 Record = dict[str, Any]
 ORDERS: dict[str, tuple[Any, list[Any]]] = {
@@ -261,16 +278,12 @@ def written(store: LocalStore, spec: TableSpec, number: int, feeds: dict[str, li
     return list(settle_and_write(job, [pa.table(columns, schema=schema)]))
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
-def test_any_order_split_and_repetition_make_the_same_table(seed: int, tmp_path_factory: Any, request: Any) -> None:
+@pytest.mark.parametrize("seed", seeds(ROUNDS * 2 // 5))
+def test_any_order_split_and_repetition_make_the_same_table(
+    seed: int, engines: list[Engine], tmp_path_factory: Any
+) -> None:
     rng = random.Random(seed)
     spec = spec_of(rng)
-    engines: list[Engine] = [ArrowEngine()]
-    if seed < WITH_SPARK:
-        request.getfixturevalue("spark")
-        from lakeupsert.engine.spark import SparkEngine
-
-        engines.append(SparkEngine())
     feeds = {f"part={n}": feed(spec, rng) for n in range(FEEDS)}
     wanted = {partition: expected(spec, records) for partition, records in feeds.items()}
     for engine in engines:
@@ -328,17 +341,12 @@ def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark:
     return {p: sorted(of_it) for p, of_it in found.items()}
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
-def test_any_order_split_and_repetition_make_the_same_history(seed: int, tmp_path_factory: Any, request: Any) -> None:
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5))
+def test_any_order_split_and_repetition_make_the_same_history(
+    seed: int, engines: list[Engine], tmp_path_factory: Any, request: Any
+) -> None:
     rng = random.Random(f"history {seed}")
     spec = spec_of(rng, history=True)
-    engines: list[Engine] = [ArrowEngine()]
-    spark = None
-    if seed < 1:
-        spark = request.getfixturevalue("spark")
-        from lakeupsert.engine.spark import SparkEngine
-
-        engines.append(SparkEngine())
     feeds = {f"part={n}": feed(spec, rng) for n in range(FEEDS)}
     alive = {partition: expected(spec, records) for partition, records in feeds.items()}
     wanted = {partition: versions_of(spec, records) for partition, records in feeds.items()}
@@ -350,25 +358,19 @@ def test_any_order_split_and_repetition_make_the_same_history(seed: int, tmp_pat
             piles = merged(spec, engine, arrived, rng, store)
             assert stored(spec, piles, store) == alive, (spec.ordering, spec.ties)
             assert histories(spec, piles, store) == wanted, (spec.ordering, spec.ties)
-    if spark is not None:
-        assert histories(spec, piles, store, spark) == wanted, (spec.ordering, spec.ties)
+    if len(engines) > 1:
+        assert histories(spec, piles, store, request.getfixturevalue("spark")) == wanted, (spec.ordering, spec.ties)
 
 
 # ---------------------------------------------------------------- one row a key in the whole table
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", seeds(ROUNDS))
 def test_any_order_split_and_repetition_make_the_same_table_of_keys_that_move(
-    seed: int, tmp_path_factory: Any, request: Any
+    seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:
     rng = random.Random(f"in the table {seed}")
     spec = spec_of(rng, "arrival", "table")
-    engines: list[Engine] = [ArrowEngine()]
-    if seed < 2:
-        request.getfixturevalue("spark")
-        from lakeupsert.engine.spark import SparkEngine
-
-        engines.append(SparkEngine())
     records = [{**record, "home": f"part={rng.randrange(6)}"} for record in feed(spec, rng, keys=20, most=200)]
     best: dict[int, Record] = {}
     for record in records:
@@ -506,18 +508,12 @@ def order_of(spec: TableSpec, record: Record) -> str:
     return greatest((), pa.table(columns), spec) or ""
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS // 4))
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5))
 def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
-    seed: int, tmp_path_factory: Any, request: Any
+    seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:
     rng = random.Random(f"forgotten {seed}")
     spec = spec_of(rng, ties="arrival", history=rng.random() < 0.5)
-    engines: list[Engine] = [ArrowEngine()]
-    if seed < WITH_SPARK:
-        request.getfixturevalue("spark")
-        from lakeupsert.engine.spark import SparkEngine
-
-        engines.append(SparkEngine())
     feeds = {f"part={n}": [feed(spec, rng, keys=16) for _ in range(4)] for n in range(FEEDS)}
     ways = {(p, n): rng.choice(["rewrite", "delta"]) for p in feeds for n in range(4)}
     retention = rng.choice([0, 0, 10])
@@ -670,18 +666,12 @@ def row_of(spec: TableSpec, records: Sequence[Record]) -> tuple[Record | None, l
     return row, used
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", seeds(ROUNDS // 5))
 def test_each_column_is_that_of_the_greatest_record_that_brings_it(
-    seed: int, tmp_path_factory: Any, request: Any
+    seed: int, engines: list[Engine], tmp_path_factory: Any
 ) -> None:
     rng = random.Random(f"columns {seed}")
     spec = spec_of_columns(rng)
-    engines: list[Engine] = [ArrowEngine()]
-    if seed < WITH_SPARK:
-        request.getfixturevalue("spark")
-        from lakeupsert.engine.spark import SparkEngine
-
-        engines.append(SparkEngine())
     feeds = {f"part={n}": records for n in range(FEEDS) if (records := feed_of_columns(spec, rng))}
     wanted = {}
     for partition, records in feeds.items():
