@@ -321,7 +321,7 @@ def _without_lacking(
     key[order.to_numpy()] = np.cumsum(true(wins)) - 1
     ages = rows[AGE].to_numpy()
     present = true(rows[_PRESENT]) if _PRESENT in rows.schema.names else None
-    killed_by, has = lacking(rows, key, ages, task.full, spec, present)
+    killed_by, has = lacking(rows, key, ages, task.full, spec, task.forgets, present)
     dead = killed_by >= 0
     if _PRESENT in rows.schema.names:
         rows = rows.drop_columns(_PRESENT)

@@ -24,7 +24,7 @@ from lakeupsert.engine.datafiles import from_bytes, read_file, to_bytes
 from lakeupsert.engine.rank import sortable
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, Manifest
-from lakeupsert.table.spec import Ordering, TableSpec
+from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
 
 DELETED_AT = pa.field("_lakeupsert_deleted_at", pa.int64())
 """Column of tombstone files of tables that forget: the receipt stamp of the batch that deleted the key."""
@@ -37,16 +37,25 @@ _REFUSED = pa.schema([("batch", pa.string()), ("arrow", pa.binary())])
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Which tombstones a merge drops: those of before ``before``. All in microseconds UTC.
+    """Which tombstones a merge drops: those that are older than ``retention``. All in microseconds, moments UTC.
 
     Attributes:
-        received: the receipt stamps of the batches that are merged, in their order.
-        now: that of the batch that the merge goes up to; tombstones of which it is not known count as that old.
+        now: the receipt stamp of the batch that the merge goes up to; tombstones of which it is not known count as that old.
+        received: those of the batches that are merged, in their order.
     """
 
-    before: int
+    retention: int
     now: int
-    received: tuple[int, ...]
+    received: tuple[int, ...] = ()
+
+    @property
+    def before(self) -> int:
+        return self.now - self.retention
+
+    def forgotten(self, age: int) -> list[int]:
+        """Ages of the batches whose deletes are forgotten when that of ``age`` comes, where each is merged by itself."""
+        earlier = self.received[: age - 1]
+        return [of_it for of_it, at in enumerate(earlier, 1) if at < max(earlier) - self.retention]
 
 
 def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Any]:
@@ -120,21 +129,31 @@ def up_to(rows: Any, floor: str, spec: TableSpec) -> Any:
 
 
 def lacking(
-    rows: Any, key: Any, ages: Any, full: Sequence[tuple[int, str]], spec: TableSpec, present: Any = None
+    rows: Any,
+    key: Any,
+    ages: Any,
+    full: Sequence[tuple[int, str]],
+    spec: TableSpec,
+    forgets: Forgetting | None,
+    present: Any = None,
 ) -> tuple[Any, Any]:
     """Which rows full extracts delete, as they lack the keys, and which keys the last one has.
 
     Of n rows with the numbers of their keys (``key``) and ages (0 for a stored row): for each the place in ``full`` of the first
     extract that deletes it, or -1; and for each key whether the last has it. ``present`` marks rows of which that is known
-    already (all numpy).
+    already (all numpy). Of keys that an extract has it takes away the deletes that had been forgotten when it came.
     """
+    deleted = true(rows[DELETE_FLAG])
     killed_by = np.full(rows.num_rows, -1)
     for number, (age, order) in enumerate(full):
         has = np.zeros(rows.num_rows, bool)
         has[key[ages == age]] = True
         if present is not None and age == full[-1][0]:
             has[key[present]] = True
-        killed_by[(killed_by < 0) & (ages < age) & ~has[key] & up_to(rows, order, spec)] = number
+        dies = ~has[key] & up_to(rows, order, spec)
+        if forgets is not None:
+            dies |= has[key] & deleted & np.isin(ages, forgets.forgotten(age))
+        killed_by[(killed_by < 0) & (ages < age) & dies] = number
     return killed_by, has
 
 

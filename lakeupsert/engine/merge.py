@@ -256,7 +256,7 @@ class MergeWriter:
     def keep_lacking(self, rows: Any, killed_by: Any) -> None:
         """Put what full extracts delete into the history: of all rows of some keys, ``killed_by`` as `floor.lacking` tells.
 
-        The one that lived ends at the extract's greatest order; others had been superseded before.
+        The one that lived, or was known to be deleted, ends at the extract's greatest order; others had been superseded before.
         """
         ages = rows[AGE].to_numpy()
         for number, (age, floor) in enumerate(self._task.full):
@@ -264,8 +264,10 @@ class MergeWriter:
             came = rows.filter(pa.array(there))
             order, wins = latest(came, self._spec, (AGE, FILE, PLACE))
             dead, wins = (killed_by[there] == number)[order.to_numpy()], true(wins)
+            forgotten = self._task.forgets.forgotten(age) if self._task.forgets else []
+            known = ~true(came[DELETE_FLAG].take(order)) | ~np.isin(ages[there][order.to_numpy()], forgotten)
             self._put_past(came.take(order.filter(pa.array(dead & versions(came, self._spec, order, wins)))))
-            ended = came.take(order.filter(pa.array(dead & wins)))
+            ended = came.take(order.filter(pa.array(dead & wins & known)))
             for name, value in {AGE: age, DELETE_FLAG: True, **scalars(floor, self._spec)}.items():
                 at = ended.schema.get_field_index(name)
                 column = pa.repeat(pa.scalar(value, ended.schema.field(at).type), ended.num_rows)

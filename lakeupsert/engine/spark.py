@@ -178,7 +178,7 @@ class SparkEngine:
         ddl = ", ".join(f"{name} {type_}" for name, type_ in zip([*keys, *orders, *content], columns, strict=True))
         has_full = any(task.full for task in tasks)
         if has_full:
-            ddl += ", lacking array<int>"
+            ddl += ", lacking array<int>, void array<int>"
 
         def read(batches: Iterator[Any]) -> Iterator[Any]:
             for number in _ids(batches):
@@ -195,7 +195,9 @@ class SparkEngine:
             by_key = Window.partitionBy("unit", *keys)
             dead = F.lit(False)
             if has_full:
-                dead = F.exists("lacking", lambda age: ~F.array_contains(F.collect_set("age").over(by_key), age))
+                came = F.collect_set("age").over(by_key)
+                dead = F.exists("lacking", lambda age: ~F.array_contains(came, age))
+                dead |= F.exists("void", lambda age: F.array_contains(came, age))
             greatest_first = [
                 F.col("dead"),
                 *(window_order(F.col(name), ordering) for name, ordering in orders.items()),
@@ -378,7 +380,7 @@ def _ranks(
     lacking: bool,
 ) -> Iterator[Any]:
     """The columns that decide, and the position, of each row of one file that is in the task's bucket; ``lacking``: and which
-    full extracts delete it where they lack its key."""
+    full extracts delete it where they lack its key, or where they have it."""
     appended = spec.ranked_schema if age else None
     extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.has_deletes else []))] if appended else []
     position = pa.field(POSITION, pa.int64())
@@ -403,16 +405,29 @@ def _ranks(
         columns |= {f"c{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.content)}
         if lacking:
             columns["lacking"] = _lacking(rows, age, spec, task)
+            columns["void"] = _void(columns["deleted"], age, task)
         yield from pa.table(columns).to_batches()
 
 
 def _lacking(rows: Any, age: int, spec: TableSpec, task: MergeTask) -> Any:
     """For each row the ages of the full extracts that delete it where they lack its key."""
     later = [(of_it, order) for of_it, order in task.full if age < of_it]
-    dies = np.array([up_to(rows, order, spec) for _, order in later], bool).reshape(len(later), rows.num_rows).T
-    ages = np.broadcast_to(np.array([of_it for of_it, _ in later], np.int32), dies.shape)[dies]
-    ends = np.cumsum([0, *dies.sum(axis=1)], dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(ages, pa.int32()))
+    return _ages([of_it for of_it, _ in later], [up_to(rows, order, spec) for _, order in later], rows.num_rows)
+
+
+def _void(deleted: Any, age: int, task: MergeTask) -> Any:
+    """For each row the ages of the full extracts that take it away where they have its key (see `floor.lacking`)."""
+    forgets = task.forgets
+    void = [of_it for of_it, _ in task.full if forgets is not None and age in forgets.forgotten(of_it)]
+    return _ages(void, [np.asarray(deleted)] * len(void), len(deleted))
+
+
+def _ages(ages: Sequence[int], masks: Sequence[Any], rows: int) -> Any:
+    """For each of so many rows a list of those ages whose mask (numpy) has it."""
+    marked = np.array(masks, bool).reshape(len(ages), rows).T
+    flat = np.broadcast_to(np.array(ages, np.int32), marked.shape)[marked]
+    ends = np.cumsum([0, *marked.sum(axis=1)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, pa.int32()))
 
 
 def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[Any], Any]]:
@@ -534,7 +549,7 @@ def _keep_past(out: MergeWriter, spec: TableSpec, task: MergeTask, batch: Any, r
     nth = batch["nth"].to_numpy()
     if not nth.all():
         ordered, key = rows.take(order), np.cumsum(true(batch["begins"])) - 1
-        out.keep_lacking(ordered, lacking(ordered, key, batch["age"].to_numpy(), task.full, spec)[0])
+        out.keep_lacking(ordered, lacking(ordered, key, batch["age"].to_numpy(), task.full, spec, task.forgets)[0])
     known = true(batch["known"])[nth == 1] if task.refuses else None
     out.keep_past(rows, order.filter(pa.array(nth > 0)), pa.array(nth[nth > 0] == 1), known)
 

@@ -19,6 +19,7 @@ import lzma
 import re
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ from lakeupsert.engine import avrofile, orcfile
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.datafiles import from_bytes, read_file
 from lakeupsert.engine.envelopes import UNWRAP
-from lakeupsert.engine.floor import refused_by_merges
+from lakeupsert.engine.floor import Forgetting, refused_by_merges
 from lakeupsert.engine.landing import LandingInput, content_hash, format_of
 from lakeupsert.engine.unpacked import UNDECODABLE, compression_of, is_utf8
 from lakeupsert.errors import ConfigurationError
@@ -163,6 +164,9 @@ class _Inputs:
     def __init__(self, table: OpenTable, spec: TableSpec, db: Any, below: Mapping[str, Any]) -> None:
         self._below = below
         self._number = 0
+        self._received: dict[str, list[tuple[int, int]]] = defaultdict(
+            list
+        )  # by partition: number and stamp of its batches
         self._table = table
         self._spec = spec
         self._db = db
@@ -216,14 +220,16 @@ class _Inputs:
             self._db.register("below", self._below[entry.batch_id])
             same = " AND ".join(f"below.{_name(c)} = landed.{_name(c)}" for c in self._key)
             self._db.execute(f"DELETE FROM landed USING below WHERE {_BATCH} = {self._number} AND {same}")
+        for partition in partitions:
+            self._received[partition].append((number, entry.received_at))
         if entry.full:
-            self._take_away(entry.full)
+            self._take_away(entry.full, partitions)
 
     @property
     def _key(self) -> list[str]:
         return list(dict.fromkeys((*self._spec.partition_by, *self._spec.key)))
 
-    def _take_away(self, full: FullExtract) -> None:
+    def _take_away(self, full: FullExtract, partitions: Sequence[str]) -> None:
         self._db.register("extract", from_bytes(base64.b64decode(full.order)))
         beats, equal = [], "true"
         for o in self._spec.ordering:
@@ -237,12 +243,32 @@ class _Inputs:
             f"AND NOT ({' OR '.join(beats)}) "
             f"AND NOT EXISTS (SELECT 1 FROM landed n WHERE n.{_BATCH} = {self._number} AND {same})"
         )
+        if forgotten := [row for partition in partitions for row in self._forgotten(partition)]:
+            self._db.register("forgotten", pa.Table.from_pylist(forgotten))
+            self._db.execute(
+                f"DELETE FROM landed WHERE {_DELETED} AND {self._is_in('forgotten', _BATCH)} "
+                f"AND EXISTS (SELECT 1 FROM landed n WHERE n.{_BATCH} = {self._number} AND {same})"
+            )
+
+    def _forgotten(self, partition: str) -> list[dict[str, Any]]:
+        """The partition's values and the number of each batch whose deletes it had forgotten when the last one came."""
+        kept, came = self._table.settings.tombstones_kept, self._received[partition]
+        if kept is None:
+            return []
+        forgets = Forgetting(kept // timedelta(microseconds=1), came[-1][1], tuple(at for _, at in came))
+        values = {c: v.as_py() for c, v in partition_scalars(self._spec, partition).items()}
+        return [{**values, _BATCH: came[age - 1][0]} for age in forgets.forgotten(len(came))]
 
     def _is_wanted(self) -> str:
-        shown = self._types(self._spec)
-        columns = ", ".join(f"landed.{_name(c)}" for c in self._spec.partition_by)
-        wanted = ", ".join(f"CAST({_name(c)} AS {shown[c]})" for c in self._spec.partition_by)
-        return f"({columns}) IN (SELECT {wanted} FROM wanted)"
+        return self._is_in("wanted")
+
+    def _is_in(self, table: str, *more: str) -> str:
+        """Whether a row of `landed` has the partition columns, and more integers, of one in ``table``."""
+        types = {**self._types(self._spec), **dict.fromkeys(more, "BIGINT")}
+        names = [*self._spec.partition_by, *more]
+        columns = ", ".join(f"landed.{_name(c)}" for c in names)
+        values = ", ".join(f"CAST({_name(c)} AS {types[c]})" for c in names)
+        return f"({columns}) IN (SELECT {values} FROM {table})"
 
     def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
         reading = entry.reading or self._table.settings.reading

@@ -229,13 +229,13 @@ def _tasks(
 
 def _forgets(table: OpenTable, step: Step, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:
     """By the stamps of the batches, not by a clock: whoever merges the same, and when, drops the same tombstones. What is stored
-    is compacted without forgetting any."""
-    retention = table.settings.tombstones_kept
-    if retention is None or (step.work and not step.pending):
+    is compacted without forgetting any, or when they came."""
+    kept = table.settings.tombstones_kept
+    if kept is None:
         return None
     now = table.entries(step.up_to - 1, step.up_to)[0].body.received_at
-    received = tuple(link.body.received_at for link in counted)
-    return Forgetting(now - retention // timedelta(microseconds=1), now, received)
+    retention = now if step.work and not step.pending else kept // timedelta(microseconds=1)
+    return Forgetting(retention, now, tuple(link.body.received_at for link in counted))
 
 
 def _rebuilt(link: Link[LedgerEntry], partition: str, asked: Rebuilt) -> Link[LedgerEntry]:

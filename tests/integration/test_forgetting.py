@@ -109,14 +109,45 @@ def test_neither_buckets_nor_upkeep_change_what_is_refused(tmp_path: Path, bucke
         [row(keys[0], 0, 30, op="D"), row(keys[1], 0, 29, op="D")],
         [row(keys[2], 0, 31)],  # meets one bucket alone
     ]
-    lake = forgetful(tmp_path, nights, bucket=bucket, strategy="delta")
-    if upkeep == "compact":
-        lake.table.compact(full=True)
-    elif upkeep != "nothing":
-        lake.table.reprocess(source=upkeep, host="local")  # type: ignore[arg-type]
+    lake = forgetful(tmp_path, [], bucket=bucket, strategy="delta")
+    for number, rows in enumerate(nights):
+        night(lake, rows, number)
+        if upkeep == "compact":
+            lake.table.compact(full=True)
+        elif upkeep != "nothing":
+            lake.table.reprocess(source=upkeep, host="local")  # type: ignore[arg-type]
     night(lake, [row(f"new{n}", 0, 20) for n in range(20)] + [row("newer", 0, 30)])
     assert seen(lake) == [(keys[2], 31), *((k, 10) for k in keys[3:]), ("newer", 30)]
     assert refused(lake) == 20
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.parametrize("history", [False, True])
+def test_key_that_an_extract_brings_back_below_its_forgotten_delete_stays(
+    tmp_path: Path, history: bool, engine: Any, request: pytest.FixtureRequest
+) -> None:
+    """Made anew of landing, the delete and the extract meet in one merge."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    lake = forgetful(tmp_path, history=history)
+    lake.land("10.jsonl", [row("a", 0, 2), row("b", 0, 3), row("c", 0, 3)])
+    lake.run(full="table")
+    # This one is not forgotten when the next extract comes, which has an old row of its key.
+    night(lake, [row("c", 0, 9, op="D")], 11)
+    lake.land("12.jsonl", [row("a", 0, 2), row("b", 0, 8), row("c", 0, 3)])
+    lake.run(full="table")
+    night(lake, [row("a", 0, 4)], 13)
+    wanted = [("a", 4), ("b", 8)]
+    past = lake.table.to_arrow(history=True).read_all() if history else None
+    assert seen(lake) == wanted
+    assert refused(lake) == 0
+    assert all(p.difference is None for p in lake.table.reconcile(deep=True).proof)
+    for source in ("stored", "landing"):
+        lake.table.reprocess(source=source, host="local", engine=engine)
+        assert seen(lake) == wanted
+        if history:
+            assert lake.table.to_arrow(history=True).read_all().equals(past)
+    assert all(p.difference is None for p in lake.table.reconcile(deep=True).proof)
 
 
 def test_where_content_decides_a_row_of_the_same_order_as_a_forgotten_delete_is_late(tmp_path: Path) -> None:

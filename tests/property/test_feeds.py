@@ -543,7 +543,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
                     pile.task(partition, "rewrite" if extract else ways[partition, number]),
                     full=((1, order_of(spec, extract)),) if extract else (),
                     floors=(floor,) if floor else (),
-                    forgets=Forgetting(10 * number - retention, 10 * number, (10 * number,) * len(pile.waiting)),
+                    forgets=Forgetting(retention, 10 * number, (10 * number,) * len(pile.waiting)),
                     sources=((str(number), ("file",)),) * len(pile.waiting),
                 )
             for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
