@@ -175,10 +175,7 @@ def everywhere(value: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
-def test_old_structs_have_the_fields_that_came_since(
-    strategy: str, engine: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    spark = request.getfixturevalue("spark")
+def test_old_structs_have_the_fields_that_came_since(strategy: str, engine: str, tmp_path: Path, spark: Any) -> None:
     lake = Lake(tmp_path, strategy=strategy)
     old = {"x": 1, "tag": "old"}
     before = nested(1, POINT, old).set_column(0, "id", pa.array(["a"]))
