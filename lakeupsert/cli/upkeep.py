@@ -44,11 +44,11 @@ def adopt(call: Call, path: str | None) -> Answer:
             ("partitions", f"{found.partitions:,}"),
             ("published", f"snapshot {found.snapshot}"),
         ]
-        warnings = (
-            (f"{output.count(len(found.left), 'object')} are no part of the table, such as {found.left[0]}",)
-            if found.left
-            else ()
-        )
+        warnings = found.warnings
+        if found.left:
+            warnings += (
+                f"{output.count(len(found.left), 'object')} are no part of the table, such as {found.left[0]}",
+            )
         return Answer(
             {
                 "files": found.files,

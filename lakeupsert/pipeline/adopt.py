@@ -41,7 +41,8 @@ _TEXTS = [pa.int64(), pa.date32()]
 
 @dataclass(frozen=True)
 class Adopted:
-    """What the table began with; ``snapshot`` shows it. ``left`` are objects that are no part of it."""
+    """What the table began with; ``snapshot`` shows it. ``left`` are objects that are no part of it; ``warnings`` are for
+    people."""
 
     files: int
     partitions: int
@@ -49,6 +50,7 @@ class Adopted:
     bytes: int
     snapshot: int | None
     left: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> Adopted:
@@ -142,6 +144,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         bytes=sum(t.bytes for t in touched.values()),
         snapshot=published.snapshot,
         left=tuple(left),
+        warnings=tuple(table.stamped_by_name(spec)),
     )
 
 
@@ -155,7 +158,7 @@ def _already(table: OpenTable) -> ConfigurationError:
 
 def _listed(table: OpenTable) -> tuple[dict[str, list[ObjectInfo]], list[str]]:
     """The files of each partition folder, and objects that are no data."""
-    columns = [p.column for p in map(PartitionColumn.parse, table.settings.partition_by)]
+    columns = [p.column for p in PartitionColumn.parse_all(table.settings.partition_by)]
     shape = "/".join(f"{column}=VALUE" for column in columns)
     folders: defaultdict[str, list[ObjectInfo]] = defaultdict(list)
     left = []

@@ -66,7 +66,7 @@ from lakeupsert.table.ledger import (
     taken,
 )
 from lakeupsert.table.spec import TableSpec, field_id
-from lakeupsert.table.types import named_type, same_key_bytes
+from lakeupsert.table.types import named_type, normal, same_values, widened
 
 log = logging.getLogger(__name__)
 
@@ -542,11 +542,13 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
             for n in observed
             if n.lower() in once and n not in known.schema.names
         ]
-        return evolve(known, pa.schema(fields)), warnings
+        spec = evolve(known, pa.schema(fields))
+        return spec, warnings + _given_in_vain(spec, given, where)
     fields += [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     spec = table.new_spec(pa.schema(fields))
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
-    warnings = [
+    warnings = table.stamped_by_name(spec)
+    warnings += [
         f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
     ]
     warnings += [
@@ -561,13 +563,24 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
 def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Mapping[str, Any]) -> None:
     for name in known.stored_key:  # a partition column is no part of a key's bytes
         type_, where = known.schema.field(name).type, f"[tables.{table.name}.schema]"
-        if name in given and not same_key_bytes(type_, given[name]):
+        if name in given and not same_values(type_, given[name]):
             raise ConfigurationError(
                 "key-type-fixed",
                 f"The key column {name!r} is {type_} in table {table.name!r}, and {where} says {given[name]}. A key's type is "
-                "fixed when a table is created: the same key would be another one. Nothing was committed.",
+                "fixed when a table is created. Nothing was committed.",
                 next=f"take {name!r} out of {where}, or give a table of another name its own `processed`",
             )
+
+
+def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> list[str]:
+    """A warning for each type in the configuration that the stored one neither holds nor grows to."""
+    types = {name: spec.schema.field(name).type for name in given if name in spec.schema.names}
+    return [
+        f"column {name!r} is {type_} and stays so: {where} says {given[name]}, which that does not grow to; rows with values "
+        f"that do not fit {type_} go to quarantine"
+        for name, type_ in types.items()
+        if not same_values(widened(normal(given[name]), type_), type_)
+    ]
 
 
 def _text_columns(table: OpenTable) -> frozenset[str]:

@@ -21,7 +21,7 @@ from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.table.chain import PLAIN, Link, newer_format
-from lakeupsert.table.evolution import create
+from lakeupsert.table.evolution import create, nearest
 from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 16
 """Requests of one process that are on their way at once."""
+
+_ARRIVAL = ("record_timestamp",)
+"""`order_by` where it is not given: files need not have that column."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -133,11 +136,22 @@ class OpenTable:
             stamped=settings.order_in_name is None
             and len(settings.order_by) == 1
             # With groups a batch may bring these alone: then only the default says that arrival is the order.
-            and (not settings.groups or settings.order_by == ("record_timestamp",))
+            and (not settings.groups or settings.order_by == _ARRIVAL)
             # Only a bare name: whoever gives a direction means a column that is there, and may have mistyped it.
             and settings.order_by[0] not in schema.names
-            and not re.search(r"\s", settings.order_by[0]),
+            and not re.search(r"\s", settings.order_by[0])
+            # Nor where the files have a name so near that it is a slip: arrival would decide for good.
+            and (settings.order_by == _ARRIVAL or nearest(settings.order_by[0], schema.names) is None),
         )
+
+    def stamped_by_name(self, spec: TableSpec) -> list[str]:
+        """A warning where a new table is stamped in a column that the configuration names."""
+        if not spec.stamped or spec.order_by == _ARRIVAL:
+            return []
+        return [
+            f"no file has the ordering column {spec.order_by[0]!r}, so rows get their receipt stamp in it: arrival decides, for "
+            "good; where that is not meant, correct `order_by` and begin the table anew"
+        ]
 
     @property
     def named_columns(self) -> tuple[str, ...]:

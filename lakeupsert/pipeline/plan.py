@@ -167,7 +167,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     spec: TableSpec | None = known.body if known else None
     sample: tuple[tuple[float, float], ...] = ()
     if spec is None and files:
-        spec, sample = _first_night(table, files)
+        spec, sample = _first_night(table, files, notes)
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = [*_previews(table, files, spec, notes)] if spec else []
@@ -257,11 +257,11 @@ def refuse_above(planned: Plan, max_bytes: int | None, max_cost: float | None) -
 
 
 def _first_night(
-    table: OpenTable, files: Sequence[LandingInput]
+    table: OpenTable, files: Sequence[LandingInput], notes: list[str]
 ) -> tuple[TableSpec | None, tuple[tuple[float, float], ...]]:
     """The spec that the first batch would make, from the beginnings of its text files; and how large its rows become.
 
-    None where no file can be read.
+    None where no file can be read. ``notes`` get what that batch would warn of.
     """
     reading = table.settings.reading
     sizes = _shares(files, reading)
@@ -277,7 +277,8 @@ def _first_night(
                 surveys[file] = Survey(file.path, rows.schema)
     if not surveys:
         return None, ()
-    spec, _ = plan_spec(table, None, list(surveys.values()))
+    spec, warnings = plan_spec(table, None, list(surveys.values()))
+    notes += warnings
     largest = max(surveys, key=lambda f: f.size)
     sample = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), reading)
     return spec, tuple((len(rows), _parquet_bytes(rows)) for rows in (sample.slice(0, 1), sample) if len(rows))

@@ -51,7 +51,7 @@ def replay(
             return None
         entries = table.headers(head.number, write=True)
         files = still_quarantined(entries)
-        spec, _ = plan_spec(table, spec_head.body, ())
+        spec, warnings = plan_spec(table, spec_head.body, ())
         planned = spec is not spec_head.body
         job = AppendJob(
             landing=table.landing,
@@ -67,6 +67,8 @@ def replay(
         progress(f"trying {rows} quarantined rows again")
         replayed, reports = replay_rows(job, files, renames_of(table, spec, head.number))
         if not replayed:
+            for warning in warnings:
+                log.warning(warning)
             if files:
                 log.warning("none of the %d quarantined rows passes now", rows)
             return None
@@ -91,7 +93,7 @@ def replay(
         else:
             outcome = table.objects.ledger.append(entry, head)
             if outcome.link is not None:
-                result = AppendResult(outcome.link.number, entry, ())
+                result = AppendResult(outcome.link.number, entry, tuple(warnings))
                 announce(table, result)
                 return result
             if outcome.result == "lost":

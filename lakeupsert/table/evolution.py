@@ -5,6 +5,7 @@ Each gives the next version of a spec, or refuses. Nothing is written here: `app
 
 import base64
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -30,6 +31,11 @@ _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
     "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`)",
 }
+
+
+_NO_EXPRESSION = (
+    " It is no expression either: those are year(COLUMN), month(COLUMN), date(COLUMN) and hour(COLUMN), one each."
+)
 
 
 def create(
@@ -59,7 +65,7 @@ def create(
     order_by = [o.column for o in ordering]
     if (stamped or order_in_name) and order_by[0] not in schema.names:
         schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64()))
-    partitions = [PartitionColumn.parse(text) for text in partition_by]
+    partitions = PartitionColumn.parse_all(partition_by)
     partition_by = [p.column for p in partitions]
     made = [p for p in partitions if p.function]
     for one in made:
@@ -67,11 +73,17 @@ def create(
     for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
         for name in names:
             if schema.get_field_index(name) < 0:
+                close = nearest(name, schema.names)
+                hint = f" Did you mean {close!r}?" if close else ""
+                if role == "partition_by" and re.search(r"[()]", name):
+                    hint = _NO_EXPRESSION
+                without = "; without `order_by` arrival decides" if role == "order_by" else ""
                 raise ConfigurationError(
                     "missing-column",
-                    f"`{role}` names the column {name!r}, which no readable landing file has. Found: {', '.join(schema.names)}.",
+                    f"`{role}` names the column {name!r}, which no readable landing file has.{hint} Found: "
+                    f"{', '.join(schema.names)}.",
                     next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or put files with that column into the "
-                    "landing zone",
+                    f"landing zone{without}",
                 )
     _refuse_reserved_and_ambiguous(schema.names)
     if set(key) <= set(partition_by):
@@ -176,6 +188,13 @@ def create(
         ),
         numbered.last,
     )
+
+
+def nearest(name: str, columns: Iterable[str]) -> str | None:
+    """The column that ``name`` is most likely a slip for, in any case; None where none is near."""
+    called = {column.lower(): column for column in columns}
+    close = difflib.get_close_matches(name.lower(), called, n=1, cutoff=0.8)  # created_at is no slip for received_at
+    return called[close[0]] if close else None
 
 
 def evolve(spec: TableSpec, schema: Any) -> TableSpec:

@@ -6,6 +6,7 @@ the names of its time, and a name that is used anew never shows what another col
 
 import base64
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Literal
 
@@ -91,7 +92,8 @@ class ColumnGroup(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(map(Ordering.parse, self.order_by))
 
 
-_EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\((.+?)\)(?:\s+as\s+(.+))?")
+# A source may have parentheses within its name, but only whole ones: `date(at), month(at)` is no one expression.
+_EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\(((?:[^()]|\([^()]*\))+)\)(?:\s+as\s+(.+))?")
 
 
 class PartitionColumn(msgspec.Struct, frozen=True):
@@ -112,6 +114,21 @@ class PartitionColumn(msgspec.Struct, frozen=True):
             return cls(text)
         function, source, name = found[1].lower(), found[2].strip(), found[3]
         return cls(name.strip() if name else f"{source}_{function}", function, source)
+
+    @classmethod
+    def parse_all(cls, texts: Iterable[str]) -> "list[PartitionColumn]":
+        """Of `partition_by`. Raises ConfigurationError where two would be one column."""
+        found: dict[str, PartitionColumn] = {}
+        for one in map(cls.parse, texts):
+            other = found.setdefault(one.column.lower(), one)
+            if other is not one:
+                raise ConfigurationError(
+                    "bad-setting",
+                    f"`partition_by` has `{other}` and `{one}`, and names that differ by case at most are one column. Nothing "
+                    "was changed.",
+                    next="name each column once; one that is made of another may have any name: `date(COLUMN) as NAME`",
+                )
+        return list(found.values())
 
     def __str__(self) -> str:
         return f"{self.function}({self.source}) as {self.column}" if self.function else self.column

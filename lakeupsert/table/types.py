@@ -140,21 +140,17 @@ def widened(current: Any, incoming: Any) -> Any:
     return current
 
 
-def same_key_bytes(one: Any, other: Any) -> bool:
-    """Whether a key's canonical bytes are the same under both types (docs/FORMAT.md, "Buckets")."""
-    p = pa.types
-    if p.is_timestamp(one) and p.is_timestamp(other):
-        return bool((one.unit == "ns") == (other.unit == "ns"))
-    if p.is_decimal(one) and p.is_decimal(other):
-        return bool(one.scale == other.scale and (one.precision > 38) == (other.precision > 38))
-    alike = (
-        (p.is_integer,),
-        (p.is_string, p.is_large_string),
-        (p.is_binary, p.is_large_binary, p.is_fixed_size_binary),
-    )
-    return bool(one.equals(other)) or any(
-        any(is_one(one) for is_one in kind) and any(is_one(other) for is_one in kind) for kind in alike
-    )
+_SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two types hold the same values, of which neither the size of offsets nor a moment's zone is a part."""
+
+    def bare(type_: Any) -> Any:
+        with_zone = pa.types.is_timestamp(type_) and type_.tz
+        return pa.timestamp(type_.unit, "UTC") if with_zone else _SMALL.get(type_, type_)
+
+    return bool(bare(normal(one)).equals(bare(normal(other))))
 
 
 def is_key_type(t: Any) -> bool:

@@ -1,6 +1,7 @@
 """What clashes, or comes where the rules of a table do not expect it: told, set aside, never a crash."""
 
 import io
+import json
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from lakeupsert import Table
+from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.layout import parse_partition
 
@@ -167,7 +170,7 @@ def test_first_record_that_never_ends_stops_no_other(tmp_path: Path) -> None:
     assert feed.run() == {"unreadable_file": 1}
 
 
-@pytest.mark.parametrize("order", ["version descending", "versoin desc", "record_timestamp asc"])
+@pytest.mark.parametrize("order", ["version descending", "versoin desc", "record_timestamp asc", "versoin", "Ver_sion"])
 def test_order_that_is_mistyped_is_no_order_of_arrival(tmp_path: Path, order: str) -> None:
     feed = Feed(tmp_path, f"order_by = ['{order}']\n")
     feed.land("a.csv", "id,day,version\na,2020-01-01,1\n")
@@ -175,6 +178,55 @@ def test_order_that_is_mistyped_is_no_order_of_arrival(tmp_path: Path, order: st
         feed.run()
     assert raised.value.code == "missing-column"
     assert "asc or desc" in raised.value.next
+
+
+@pytest.mark.parametrize("near", ["updatd_at", "UpdatedAt"])
+def test_order_that_is_mistyped_is_no_order_of_adopted_files(tmp_path: Path, near: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Did you mean '{near}'") as raised:
+        adopted(tmp_path, "day=2020-01-01", "order_by = ['updated_at']\n", id=["a"], version=[1], **{near: [1]})
+    assert raised.value.code == "missing-column"
+    assert not (tmp_path / "processed/_lakeupsert").exists()
+
+
+@pytest.mark.parametrize(("settings", "told"), [("order_by = ['received_at']\n", 1), ("", 0)])
+def test_order_of_arrival_in_a_column_of_their_choice_is_told(tmp_path: Path, settings: str, told: int) -> None:
+    """Also where a name is alike and another one. By `plan` too, as it is for good; who leaves `order_by` out knows."""
+    feed = Feed(tmp_path, settings)
+    feed.land("a.csv", "id,day,created_at\na,2020-01-01,9\na,2020-01-01,3\n")
+    notes = feed.table.plan().notes
+    result = feed.table.run(host="local").append
+    assert result is not None
+    assert result.warnings == notes
+    assert ["no file has the ordering column 'received_at'" in note for note in notes] == [True] * told
+    assert feed.rows("created_at") == [("3",)]
+    feed.land("b.csv", "id,day,created_at\nb,2020-01-01,9\n")
+    result = feed.table.run(host="local").append
+    assert result is not None
+    assert not result.warnings, "once"
+
+
+def test_order_of_arrival_in_a_column_of_their_choice_is_told_of_adopted_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Feed(tmp_path, "order_by = ['received_at']\n")
+    target = tmp_path / "processed/day=2020-01-01"
+    target.mkdir(parents=True)
+    pq.write_table(pa.table({"id": ["a"]}), target / "part-0.parquet")
+    answer = json.loads(CliRunner().invoke(main, ["adopt", "--json"]).stdout)
+    assert ["'received_at'" in warning for warning in answer["warnings"]] == [True]
+
+
+@pytest.mark.parametrize("by", [["date(at) as d", "month(at) as D"], ["date(at) as d", "d"]])
+def test_partition_columns_of_one_name_are_both_named(tmp_path: Path, by: list[str]) -> None:
+    feed = Feed(tmp_path, f"partition_by = {by}\n[tables.t.schema]\nat = 'timestamp'\n")
+    feed.land("a.csv", "id,at\na,2020-01-01T10:00:00Z\n")
+    for step in (feed.run, feed.table.adopt):
+        with pytest.raises(ConfigurationError) as raised:
+            step()
+        assert raised.value.code == "bad-setting"
+        assert "`date(at) as d` and `" + by[1] in raised.value.message
+    assert not (tmp_path / "processed").exists()
 
 
 def adopted(tmp_path: Path, folder: str, settings: str, **columns: Any) -> Table:

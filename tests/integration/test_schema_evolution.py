@@ -134,6 +134,45 @@ def test_names_of_the_configuration_go_before_those_of_the_first_files(tmp_path:
     lake.prove()
 
 
+@pytest.mark.parametrize(
+    ("stored", "given", "told"),
+    [
+        (pa.int64(), "string", True),
+        (pa.float64(), "decimal(9,2)", True),
+        (pa.int64(), "int", False),
+        (pa.int32(), "bigint", False),
+        (pa.large_string(), "string", False),
+        (pa.timestamp("us", "Europe/Berlin"), "timestamp", False),
+    ],
+)
+def test_type_that_a_column_does_not_grow_to_is_told(stored: Any, given: str, told: bool, tmp_path: Path) -> None:
+    """Of a key, whose type is the stored one, it is refused."""
+    lake = Lake(tmp_path)
+    days = {"day": ["2020-01-01"], "version": [1], "v": pa.array([None], stored)}
+    lake.land("1.parquet", pa.table({"id": pa.array(["a"], pa.large_string()), **days}))
+    lake.config.write_text(lake.config.read_text() + f'[tables.t.schema]\nid = "string"\nv = "{given}"\n')
+    lake.table = Table.open(lake.config)
+    (tmp_path / "landing" / "2.csv").write_text("id,day,version,v\nb,2020-01-01,1,some\n")
+    result = lake.table.append(host="local")
+    assert result is not None
+    assert [f"'v' is {stored} and stays so" in warning for warning in result.warnings] == [True] * told
+    if told:
+        assert result.entry.quarantined == {"bad_type": 1}
+
+
+def test_replay_tells_types_that_a_column_does_not_grow_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lake = Lake(tmp_path, more='[tables.t.schema]\nn = "tinyint"\nv = "bigint"\n')
+    lake.land("1.csv", "id,day,version,n,v\na,2020-01-01,1,1,1\nb,2020-01-01,1,1000,1\nc,2020-01-01,1,1,some\n")
+    lake.config.write_text(lake.config.read_text().replace("tinyint", "int").replace('v = "bigint"', 'v = "string"'))
+    lake.table = Table.open(lake.config)
+    result = lake.table.append(replay_quarantine=True)
+    assert result is not None
+    assert (result.entry.rows_appended, result.entry.quarantined) == (1, {"bad_type": 1})
+    assert ["'v' is int64 and stays so" in warning for warning in result.warnings] == [True]
+    assert lake.table.append(replay_quarantine=True) is None
+    assert "'v' is int64 and stays so" in caplog.text
+
+
 def test_operation_in_another_case_deletes_also_when_it_is_replayed(tmp_path: Path) -> None:
     lake = Lake(tmp_path, more='[tables.t.schema]\nn = "tinyint"\n[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n')
     lake.land("1.csv", "id,day,version,n,op\na,2020-01-01,1,1,I\nb,2020-01-01,1,1,I\n")

@@ -46,6 +46,8 @@ def test_ordering_is_parsed_as_sql_has_it(text: str, ordering: Ordering) -> None
         ("date(created_at)", PartitionColumn("created_at_date", "date", "created_at")),
         ("Month( created at ) AS  month", PartitionColumn("month", "month", "created at")),
         ("upper(name)", PartitionColumn("upper(name)")),
+        ("date(at), month(at)", PartitionColumn("date(at), month(at)")),
+        ("date(price (EUR) at) as day", PartitionColumn("day", "date", "price (EUR) at")),
     ],
 )
 def test_partition_column_is_parsed(text: str, column: PartitionColumn) -> None:
@@ -66,8 +68,16 @@ def test_made_column_is_one_of_the_table() -> None:
         ({"partition_by": ["date(version)"]}, "unfit-type", "int64"),
         ({"partition_by": ["date(nothing)"]}, "missing-column", "nothing"),
         ({"partition_by": ["date(at) as day"]}, "partition-in-files", "'day'"),
-        ({"partition_by": ["upper(id)"]}, "missing-column", "upper(id)"),
+        *(
+            (
+                {"partition_by": [text]},
+                "missing-column",
+                f"{text!r}, which no readable landing file has. It is no expression",
+            )
+            for text in ("upper(id)", "date(at", "date(at), month(at)")
+        ),
         ({"order_by": ["version asc", "version"]}, "bad-setting", "version, version"),
+        ({"key": ["ID_"]}, "missing-column", "Did you mean 'id'?"),
         ({"order_by": ["nothing asc"]}, "missing-column", "'nothing'"),
         ({"order_by": ["version descending"]}, "missing-column", "'version descending'"),
         ({"order_by": ["arrived"], "stamped": True, "ties": "content"}, "bad-setting", "'arrived'"),
