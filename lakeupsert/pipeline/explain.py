@@ -286,9 +286,10 @@ class _Search:
         copies = won | shown
         refused = self._refused(rows, [link.body for link in (head, readers) if link])
         lacking = self._lacking(rows, partition, merged) - refused
-        forgets = head is not None and not won and any(bucket.floor for bucket in head.body.buckets)
+        forgets = head is not None and any(bucket.floor for bucket in head.body.buckets)
         deletes = (row for row in rows if row.deletes and row.age <= merged and row not in lacking)
-        forgotten = next(deletes, None) if forgets else None
+        forgotten = next(deletes, None) if forgets and not won else None
+        counts = counting((link.number, link.body) for link in entries[: merged + 1])
         lowest = max((rows.index(row) for row in (*won, *([forgotten] if forgotten else []))), default=len(rows))
 
         def outcome(rank: int, row: _Row) -> Outcome:
@@ -306,7 +307,10 @@ class _Search:
                 return "refused"
             if row is forgotten:
                 return "forgotten"
-            return "withdrawn" if rank < lowest else "superseded"  # above what is stored: its batch was taken back
+            if rank >= lowest:
+                return "superseded"
+            # Above what is stored: a full extract had the key when the delete was forgotten, or its batch was taken back.
+            return "forgotten" if forgets and row.deletes and row.age in counts else "withdrawn"
 
         outcomes = {row: outcome(rank, row) for rank, row in enumerate(rows)}
         columns = self._columns([row for row in rows if outcomes[row] in ("shown", "superseded")], shown)
@@ -492,10 +496,10 @@ class _Search:
         """Why the row won, or will win, that is first of those that count."""
         uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
         aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
-        winner = next(
-            (row for row in rows if outcomes[row] not in ("withdrawn", "superseded", "refused", "lacking", "in part")),
-            None,
-        )
+        beaten = {"withdrawn", "superseded", "refused", "lacking", "in part"}
+        if not {"shown", "won, not published"}.isdisjoint(outcomes.values()):
+            beaten.add("forgotten")  # that it was is why the other is there
+        winner = next((row for row in rows if outcomes[row] not in beaten), None)
         if winner is None:
             if any(outcome == "lacking" for outcome in outcomes.values()):
                 return f"A full extract lacked the key.{aside}"

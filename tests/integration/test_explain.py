@@ -144,6 +144,16 @@ def test_deleted_key_tells_its_tombstone(lake: Lake, many: int) -> None:
     assert ("tombstones-" in found.versions[1].object) is (many > 1)
 
 
+def test_delete_that_was_forgotten_when_an_extract_had_the_key_was_not_taken_back(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, tombstone_retention="0s")
+    nights(lake, [row("a", 0, 5, op="D")], [row("b", 0, 2)])
+    lake.land("full.jsonl", [row("a", 0, 3), row("b", 0, 3)])
+    lake.run(full="table")
+    found = explained(lake)
+    assert told(found) == [("appended", 1, "forgotten"), ("appended", 3, "shown"), ("base", 3, "shown")]
+    assert found.why == "Batch 3's row (full.jsonl) is shown: it is the only version."
+
+
 def test_batch_that_is_not_merged_is_pending(lake: Lake) -> None:
     nights(lake, [row("a", 0, 5, 1)])
     append(lake, [row("a", 0, 6, 2)])
