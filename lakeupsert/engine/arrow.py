@@ -317,15 +317,13 @@ def _without_lacking(
     """``rows`` without those that a full extract deletes, which are put into ``lost`` and the history of ``past``; with
     `_PRESENT`."""
     order, wins = latest(rows, spec, _TIES)
-    key = np.empty(rows.num_rows, np.int64)
-    key[order.to_numpy()] = np.cumsum(true(wins)) - 1
     ages = rows[AGE].to_numpy()
     present = true(rows[_PRESENT]) if _PRESENT in rows.schema.names else None
-    killed_by, has = lacking(rows, key, ages, task.full, spec, task.forgets, present)
+    killed_by, has = lacking(rows, order, wins, ages, task.full, spec, task.forgets, present)
     dead = killed_by >= 0
     if _PRESENT in rows.schema.names:
         rows = rows.drop_columns(_PRESENT)
-    rows = rows.append_column(_PRESENT, pa.array(has[key]))
+    rows = rows.append_column(_PRESENT, pa.array(has))
     if not dead.any():
         return rows
     lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))

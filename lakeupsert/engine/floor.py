@@ -130,20 +130,25 @@ def up_to(rows: Any, floor: str, spec: TableSpec) -> Any:
 
 def lacking(
     rows: Any,
-    key: Any,
+    order: Any,
+    wins: Any,
     ages: Any,
     full: Sequence[tuple[int, str]],
     spec: TableSpec,
     forgets: Forgetting | None,
     present: Any = None,
 ) -> tuple[Any, Any]:
-    """Which rows full extracts delete, as they lack the keys, and which keys the last one has.
+    """Which rows full extracts delete, as they lack the keys, and whose keys the last one has.
 
-    Of n rows with the numbers of their keys (``key``) and ages (0 for a stored row): for each the place in ``full`` of the first
-    extract that deletes it, or -1; and for each key whether the last has it. ``present`` marks rows of which that is known
-    already (all numpy). Of keys that an extract has it takes away the deletes that had been forgotten when it came.
+    Of n rows in the order of `rank.latest`, and with ages (0 for a stored row): for each the place in ``full`` of the first
+    extract that deletes it, or -1; and whether the last has its key. ``present`` marks rows of which that is known already (all
+    but ``order`` and ``wins`` numpy). Of a key that an extract has, the deletes that had been forgotten when it came are taken
+    away, and what was below them.
     """
+    key, rank = np.empty((2, rows.num_rows), np.int64)
+    key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(true(wins)) - 1, np.arange(rows.num_rows)
     deleted = true(rows[DELETE_FLAG])
+    has = np.zeros(rows.num_rows, bool)
     killed_by = np.full(rows.num_rows, -1)
     for number, (age, order) in enumerate(full):
         has = np.zeros(rows.num_rows, bool)
@@ -152,9 +157,12 @@ def lacking(
             has[key[present]] = True
         dies = ~has[key] & up_to(rows, order, spec)
         if forgets is not None:
-            dies |= has[key] & deleted & np.isin(ages, forgets.forgotten(age))
+            void = (killed_by < 0) & has[key] & deleted & np.isin(ages, forgets.forgotten(age))
+            greatest_void = np.full(rows.num_rows, rows.num_rows)
+            np.minimum.at(greatest_void, key[void], rank[void])
+            dies |= rank >= greatest_void[key]
         killed_by[(killed_by < 0) & (ages < age) & dies] = number
-    return killed_by, has
+    return killed_by, has[key]
 
 
 def scalars(floor: str, spec: TableSpec) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.engine.floor import DELETED_AT, lacking, since, up_to
 from lakeupsert.engine.landing import TYPED, LandingInput, Survey, format_of, survey
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
+from lakeupsert.engine.rank import latest
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import ObjectStore, StoreUnavailableError
 from lakeupsert.table.manifest import DataFile, TombstoneFile
@@ -197,18 +198,17 @@ class SparkEngine:
             if has_full:
                 came = F.collect_set("age").over(by_key)
                 dead = F.exists("lacking", lambda age: ~F.array_contains(came, age))
-                dead |= F.exists("void", lambda age: F.array_contains(came, age))
-            greatest_first = [
-                F.col("dead"),
-                *(window_order(F.col(name), ordering) for name, ordering in orders.items()),
-            ]
-            newest_first = by_key.orderBy(
-                *greatest_first,
-                *[
-                    F.col(name).desc_nulls_last()
-                    for name in (*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL)
-                ],
-            )
+            greatest_first = [window_order(F.col(name), ordering) for name, ordering in orders.items()]
+            ties = [*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL]
+            newest_first = [*greatest_first, *(F.col(name).desc_nulls_last() for name in ties)]
+            # A delete that an extract voids takes with it what it beat, of before the extract.
+            rank, void_by = F.lit(0), F.lit(None)
+            if any(task.forgets for task in tasks if task.full):
+                rank = F.row_number().over(by_key.orderBy(*newest_first))
+                void_by = F.array_min(F.filter("void", lambda age: F.array_contains(came, age)))
+                voids = F.collect_list(F.when(F.col("void_by").isNotNull(), F.struct("rank", "void_by"))).over(by_key)
+                dead |= F.exists(voids, lambda void: (F.col("rank") >= void.rank) & (F.col("age") < void.void_by))
+            greatest_first, newest_first = ([F.col("dead"), *columns] for columns in (greatest_first, newest_first))
             begins = F.col("nth") == 1
             if has_full and spec.history:  # rows that die come first, and have no place
                 begins = F.row_number().over(by_key.orderBy("nth")) == 1
@@ -221,8 +221,11 @@ class SparkEngine:
                     read,
                     f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, {ddl}",
                 )
+                .withColumns({"rank": rank, "void_by": void_by})
                 .withColumn("dead", dead)
-                .withColumn("nth", F.when(F.col("dead"), 0).otherwise(F.row_number().over(newest_first)))
+                .withColumn(
+                    "nth", F.when(F.col("dead"), 0).otherwise(F.row_number().over(by_key.orderBy(*newest_first)))
+                )
                 .withColumn("begins", begins)
                 .withColumn("known", known)
                 .withColumn("version", F.dense_rank().over(by_key.orderBy(*greatest_first, *content)))
@@ -548,8 +551,8 @@ def _keep_past(out: MergeWriter, spec: TableSpec, task: MergeTask, batch: Any, r
     """Put what is superseded into the history; ``rows``, taken by ``order``, are those that the batch names."""
     nth = batch["nth"].to_numpy()
     if not nth.all():
-        ordered, key = rows.take(order), np.cumsum(true(batch["begins"])) - 1
-        out.keep_lacking(ordered, lacking(ordered, key, batch["age"].to_numpy(), task.full, spec, task.forgets)[0])
+        ages = rows[AGE].to_numpy()
+        out.keep_lacking(rows, lacking(rows, *latest(rows, spec, _TIES), ages, task.full, spec, task.forgets)[0])
     known = true(batch["known"])[nth == 1] if task.refuses else None
     out.keep_past(rows, order.filter(pa.array(nth > 0)), pa.array(nth[nth > 0] == 1), known)
 

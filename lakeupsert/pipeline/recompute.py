@@ -74,6 +74,20 @@ FROM ({winners}) e FULL JOIN (SELECT *, row_number() OVER (PARTITION BY {key}) A
 GROUP BY {partition}
 """
 
+# Of keys that a full extract has: deletes that had been forgotten when it came, and what they beat.
+_VOID = """
+DELETE FROM landed WHERE rowid IN (
+    SELECT place FROM (
+        SELECT place, {batch}, nth, min(CASE WHEN forgotten THEN nth END) OVER of_key AS first,
+               bool_or({batch} = {number}) OVER of_key AS has
+        FROM (SELECT *, rowid AS place, {is_forgotten} AS forgotten,
+                     row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS nth
+              FROM landed)
+        WINDOW of_key AS (PARTITION BY {key})
+    ) WHERE has AND nth >= first AND {batch} < {number}
+)
+"""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -245,9 +259,15 @@ class _Inputs:
         )
         if forgotten := [row for partition in partitions for row in self._forgotten(partition)]:
             self._db.register("forgotten", pa.Table.from_pylist(forgotten))
+            key = ", ".join(map(_name, self._key))
             self._db.execute(
-                f"DELETE FROM landed WHERE {_DELETED} AND {self._is_in('forgotten', _BATCH)} "
-                f"AND EXISTS (SELECT 1 FROM landed n WHERE n.{_BATCH} = {self._number} AND {same})"
+                _VOID.format(
+                    key=key,
+                    order=_rank(self._spec),
+                    is_forgotten=f"{_DELETED} AND {self._is_in('forgotten', _BATCH)}",
+                    batch=_BATCH,
+                    number=self._number,
+                )
             )
 
     def _forgotten(self, partition: str) -> list[dict[str, Any]]:
@@ -599,12 +619,10 @@ def _from_text(value: str, type_: str) -> str:
 
 def _winners(spec: TableSpec, key: str) -> str:
     """What the rows that landed come to, a row for each ``key``, in SQL."""
-    ties = [_DELETED, *spec.content] if spec.ties == "content" else []
-    order = ", ".join([*_order(spec.ordering), *(f"{_name(column)} DESC NULLS LAST" for column in ties), "rowid DESC"])
     if spec.mode == "rows":
         unique = ", ".join(map(_name, spec.key)) if spec.key_scope == "table" else key
         return (
-            f"SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {unique} ORDER BY {order}) AS {_NTH} FROM landed) "
+            f"SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {unique} ORDER BY {_rank(spec)}) AS {_NTH} FROM landed) "
             f"WHERE {_NTH} = 1 AND NOT {_DELETED}"
         )
     columns, ranks = [f"1 AS {_NTH}"], []
@@ -626,6 +644,12 @@ def _winners(spec: TableSpec, key: str) -> str:
         f"SELECT {key}, {', '.join(columns)} FROM (SELECT *, {', '.join(ranks)} FROM landed) "
         f"GROUP BY {key} HAVING NOT arg_min({_DELETED}, {_NTH}_0)"
     )
+
+
+def _rank(spec: TableSpec) -> str:
+    """What ORDER BY takes for the rows that landed of a key, greatest first."""
+    ties = [_DELETED, *spec.content] if spec.ties == "content" else []
+    return ", ".join([*_order(spec.ordering), *(f"{_name(column)} DESC NULLS LAST" for column in ties), "rowid DESC"])
 
 
 def _order(ordering: Sequence[Ordering]) -> Iterator[str]:

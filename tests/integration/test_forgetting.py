@@ -129,7 +129,8 @@ def test_key_that_an_extract_brings_back_below_its_forgotten_delete_stays(
     """Made anew of landing, the delete and the extract meet in one merge."""
     if engine == "spark":
         request.getfixturevalue("spark")
-    lake = forgetful(tmp_path, history=history)
+    beaten = [[row("a", 0, 5), row("b", 0, 1)], [row("a", 0, 3), row("a", 0, 6, op="D")], [row("b", 0, 2)]]
+    lake = forgetful(tmp_path, beaten, history=history)
     lake.land("10.jsonl", [row("a", 0, 2), row("b", 0, 3), row("c", 0, 3)])
     lake.run(full="table")
     # This one is not forgotten when the next extract comes, which has an old row of its key.
