@@ -46,7 +46,7 @@ class Forgetting:
 
     retention: int
     now: int
-    received: tuple[int, ...] = ()
+    received: tuple[int, ...]
 
     @property
     def before(self) -> int:
@@ -55,7 +55,8 @@ class Forgetting:
     def forgotten(self, age: int) -> list[int]:
         """Ages of the batches whose deletes are forgotten when that of ``age`` comes, where each is merged by itself."""
         earlier = self.received[: age - 1]
-        return [of_it for of_it, at in enumerate(earlier, 1) if at < max(earlier) - self.retention]
+        before = max(earlier, default=0) - self.retention
+        return [of_it for of_it, at in enumerate(earlier, 1) if at < before]
 
 
 def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Any]:
@@ -148,14 +149,13 @@ def lacking(
     key, rank = np.empty((2, rows.num_rows), np.int64)
     key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(true(wins)) - 1, np.arange(rows.num_rows)
     deleted = true(rows[DELETE_FLAG])
-    has = np.zeros(rows.num_rows, bool)
     killed_by = np.full(rows.num_rows, -1)
-    for number, (age, order) in enumerate(full):
+    for number, (age, floor) in enumerate(full):
         has = np.zeros(rows.num_rows, bool)
         has[key[ages == age]] = True
         if present is not None and age == full[-1][0]:
             has[key[present]] = True
-        dies = ~has[key] & up_to(rows, order, spec)
+        dies = ~has[key] & up_to(rows, floor, spec)
         if forgets is not None:
             void = (killed_by < 0) & has[key] & deleted & np.isin(ages, forgets.forgotten(age))
             greatest_void = np.full(rows.num_rows, rows.num_rows)
