@@ -11,6 +11,7 @@ The processes are forked by a server process that has imported everything and ru
 `forkserver`), so each begins within milliseconds and shares nothing with the test; ``spawn`` begins one from nothing.
 """
 
+import faulthandler
 import os
 import signal
 import threading
@@ -214,6 +215,7 @@ def _die(name: str) -> None:
 
 def _serve(pipe: Any, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
     os.setsid()
+    faulthandler.enable()  # a process that a library's fault ends tells where each of its threads was
     os.environ.update(environment)  # the server's is that of the first test
     lake = Lake(root, **given)
     points = lake.points = _ActingPoints(pipe)
