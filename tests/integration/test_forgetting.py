@@ -121,6 +121,23 @@ def test_neither_buckets_nor_upkeep_change_what_is_refused(tmp_path: Path, bucke
     assert refused(lake) == 20
 
 
+def test_compaction_drops_no_delete(tmp_path: Path) -> None:
+    """Not even where the table shall forget sooner than before: the next merge does, by its batch's stamp."""
+    lake = Lake(tmp_path, tombstone_retention="1d", strategy="delta")
+    for number, rows in enumerate(FORGOTTEN):
+        night(lake, rows, number)
+
+    def known_and_dropped() -> tuple[int, int]:
+        [proof] = lake.table.reconcile().proof
+        return proof.tombstones, proof.tombstones_dropped
+
+    lake.mend(lambda row: True, tombstone_retention="0s")
+    lake.table.compact(full=True)
+    assert known_and_dropped() == (1, 0)
+    night(lake, [row("b", 0, 3)])
+    assert known_and_dropped() == (0, 1)
+
+
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("history", [False, True])
 def test_key_that_an_extract_brings_back_below_its_forgotten_delete_stays(
