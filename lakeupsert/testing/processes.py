@@ -7,7 +7,7 @@
         first.go()
         assert first.end() is None
 
-The processes are forked by a server process that has imported everything and runs no thread (multiprocessing's
+The processes are forked by a server process that has imported everything and runs no thread of ours (multiprocessing's
 `forkserver`), so each begins within milliseconds and shares nothing with the test; ``spawn`` begins one from nothing.
 """
 
