@@ -148,9 +148,10 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         return _duration(self.superseded_retention)
 
     @property
-    def tombstones_kept(self) -> timedelta | None:
-        """`tombstone_retention`."""
-        return None if self.tombstone_retention is None else _duration(self.tombstone_retention)
+    def tombstones_kept(self) -> int | None:
+        """`tombstone_retention`, in microseconds."""
+        kept = self.tombstone_retention
+        return None if kept is None else _duration(kept) // timedelta(microseconds=1)
 
     def within_limit(self, quarantined: int, rows_read: int) -> bool:
         """Whether that many refused rows of a batch are acceptable; a share counts only above 1,000 refused rows."""

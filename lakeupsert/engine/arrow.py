@@ -114,7 +114,9 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     adopted, tally = Digest(spec), Tally()
     incoming = _incoming(store, spec, task, adopted)
     known = None
-    if spec.history:  # all its versions meet what is stored
+    # All versions meet what is stored: a delete that an extract finds forgotten may have beaten a stored row.
+    whole = spec.history or bool(task.full and task.forgets and len(task.batches) > 1)
+    if whole:
         rest = incoming.take(sorted_by(incoming, spec.stored_key))
     else:
         if task.full:
@@ -141,8 +143,8 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
                 rest = rest.slice(met)
                 if task.full:
                     both = _without_lacking(both, spec, task, lost, tally, past)
-                out.write(*_winners(both, spec, task, lost, tally, past, again=not spec.history))
-        if spec.history:
+                out.write(*_winners(both, spec, task, lost, tally, past, again=not whole))
+        if whole:
             if task.full:
                 rest = _without_lacking(rest, spec, task, lost, tally, past)
             out.write(*_winners(rest, spec, task, lost, tally, past))

@@ -1,9 +1,9 @@
 """What a bucket may forget of its deletes, and what it then no longer knows of rows that come late.
 
-A tombstone that is older than `tombstone_retention` is dropped, and the bucket keeps a floor: the greatest order that it
-dropped. Of a key that nothing is stored of, a row below the floor may be one that was deleted, so it is refused, and so is a
-delete, whose tombstone would make the key a known one. Known keys are compared with what is stored, as ever. The greatest
-floor of a partition's buckets holds in all of them.
+A tombstone that is older than the `tombstone_retention` of a batch is dropped by its merge, and the bucket keeps a floor: the
+greatest order that it dropped. Of a key that nothing is stored of, a row below the floor may be one that was deleted, so it is
+refused, and so is a delete, whose tombstone would make the key a known one. Known keys are compared with what is stored, as
+ever. The greatest floor of a partition's buckets holds in all of them.
 
 A full extract deletes what it lacks in the same way: of all other keys the rows up to its greatest order die, and that order
 is the floor from then on. No tombstone is written for a key.
@@ -37,26 +37,35 @@ _REFUSED = pa.schema([("batch", pa.string()), ("arrow", pa.binary())])
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Which tombstones a merge drops: those that are older than ``retention``. All in microseconds, moments UTC.
+    """Which tombstones a merge drops. All in microseconds, moments UTC.
 
     Attributes:
-        now: the receipt stamp of the batch that the merge goes up to; tombstones of which it is not known count as that old.
-        received: those of the batches that are merged, in their order.
+        batches: of those that are merged, in their order, the receipt stamp, and how long each lets deletes be known
+            (`LedgerEntry.retention`; None: for ever).
     """
 
-    retention: int
-    now: int
-    received: tuple[int, ...]
+    batches: tuple[tuple[int, int | None], ...]
+
+    def before(self, age: int) -> int:
+        """Deletes that were received before this moment are forgotten when the batch of ``age`` comes."""
+        return max((at - kept for at, kept in self.batches[: age - 1] if kept is not None), default=0)
 
     @property
-    def before(self) -> int:
-        return self.now - self.retention
+    def dropped_before(self) -> int:
+        """Tombstones from before this moment are dropped when all is merged."""
+        return self.before(len(self.batches) + 1)
 
-    def forgotten(self, age: int) -> list[int]:
-        """Ages of the batches whose deletes are forgotten when that of ``age`` comes, where each is merged by itself."""
-        earlier = self.received[: age - 1]
-        before = max(earlier, default=0) - self.retention
-        return [of_it for of_it, at in enumerate(earlier, 1) if at < before]
+    @property
+    def stamps(self) -> list[int | None]:
+        """When deletes count as received: stored ones of which it is not known, then those of each batch.
+
+        Time in which deletes are known for ever does not count: what was deleted then was received with the first batch that
+        lets it be known for some time only. None: there is no such batch yet.
+        """
+        found: list[int | None] = [None]
+        for at, kept in reversed(self.batches):
+            found.append(found[-1] if kept is None else at)
+        return [found[-1], *reversed(found[1:])]
 
 
 def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Any]:
@@ -90,13 +99,18 @@ def is_among(rows: Any, keys: Any, spec: TableSpec) -> Any:
 
 
 def since(rows: Any, ages: Any, forgets: Forgetting) -> Any:
-    """``rows`` with `DELETED_AT`: a stored tombstone has its own, or counts as of now; others have their batch's stamp.
+    """``rows`` with `DELETED_AT`, where it is known: a stored tombstone's own, or what `Forgetting.stamps` tells.
 
     ``ages``: 0 for a stored row, then 1, 2, … for the batches.
     """
-    of_age = pa.array([forgets.now, *forgets.received], DELETED_AT.type).take(ages)
+    of_age = pa.array(forgets.stamps, DELETED_AT.type).take(ages)
     at = rows.schema.get_field_index(DELETED_AT.name)
     return rows.set_column(at, DELETED_AT, pc.coalesce(rows[DELETED_AT.name], of_age))
+
+
+def forgotten(rows: Any, forgets: Forgetting, age: int) -> Any:
+    """A mask (numpy) of the rows, which have `DELETED_AT`, that are deletes and forgotten when the batch of ``age`` comes."""
+    return true(rows[DELETE_FLAG]) & true(pc.less(rows[DELETED_AT.name], forgets.before(age)))
 
 
 def greatest(floors: Sequence[str], rows: Any, spec: TableSpec) -> str | None:
@@ -148,7 +162,6 @@ def lacking(
     """
     key, rank = np.empty((2, rows.num_rows), np.int64)
     key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(true(wins)) - 1, np.arange(rows.num_rows)
-    deleted = true(rows[DELETE_FLAG])
     killed_by = np.full(rows.num_rows, -1)
     for number, (age, floor) in enumerate(full):
         has = np.zeros(rows.num_rows, bool)
@@ -157,7 +170,7 @@ def lacking(
             has[key[present]] = True
         dies = ~has[key] & up_to(rows, floor, spec)
         if forgets is not None:
-            void = (killed_by < 0) & has[key] & deleted & np.isin(ages, forgets.forgotten(age))
+            void = (killed_by < 0) & has[key] & forgotten(rows, forgets, age)
             greatest_void = np.full(rows.num_rows, rows.num_rows)
             np.minimum.at(greatest_void, key[void], rank[void])
             dies |= rank >= greatest_void[key]

@@ -18,7 +18,7 @@ from lakeupsert.engine.changes import Tally, of_keys
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, stream_file, to_bytes
 from lakeupsert.engine.digest import Digest
-from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, greatest, scalars
+from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, forgotten, greatest, scalars
 from lakeupsert.engine.rank import latest, versions
 from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
@@ -264,10 +264,9 @@ class MergeWriter:
             came = rows.filter(pa.array(there))
             order, wins = latest(came, self._spec, (AGE, FILE, PLACE))
             dead, wins = (killed_by[there] == number)[order.to_numpy()], true(wins)
-            forgotten = self._task.forgets.forgotten(age) if self._task.forgets else []
-            known = ~true(came[DELETE_FLAG].take(order)) | ~np.isin(ages[there][order.to_numpy()], forgotten)
+            void = forgotten(came, self._task.forgets, age) if self._task.forgets else np.zeros(came.num_rows, bool)
             self._put_past(came.take(order.filter(pa.array(dead & versions(came, self._spec, order, wins)))))
-            ended = came.take(order.filter(pa.array(dead & wins & known)))
+            ended = came.take(order.filter(pa.array(dead & wins & ~void[order.to_numpy()])))
             for name, value in {AGE: age, DELETE_FLAG: True, **scalars(floor, self._spec)}.items():
                 at = ended.schema.get_field_index(name)
                 column = pa.repeat(pa.scalar(value, ended.schema.field(at).type), ended.num_rows)
@@ -314,13 +313,14 @@ class MergeWriter:
     def _bury(self, tombstones: Any) -> None:
         forgets = self._task.forgets
         if forgets is not None and tombstones.num_rows:
-            is_old = pc.less(tombstones[DELETED_AT.name], forgets.before)
+            deleted_at = pc.fill_null(tombstones[DELETED_AT.name], forgets.dropped_before)  # not known: not old
+            is_old = pc.less(deleted_at, forgets.dropped_before)
             old, tombstones = tombstones.filter(is_old), tombstones.filter(pc.invert(is_old))
             if old.num_rows:
                 self._dropped.add(old)
                 self._floor = greatest([self._floor] if self._floor else [], old, self._spec)
             if tombstones.num_rows:
-                least = pc.min(tombstones[DELETED_AT.name]).as_py()
+                least = pc.min(pc.fill_null(tombstones[DELETED_AT.name], 0)).as_py()
                 self._since = least if self._since is None else min(self._since, least)
         if self._few is not None:
             self._few.append(tombstones)

@@ -43,7 +43,7 @@ from lakeupsert.engine.columns import combined
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
 from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
-from lakeupsert.engine.floor import DELETED_AT, lacking, since, up_to
+from lakeupsert.engine.floor import DELETED_AT, forgotten, lacking, since, up_to
 from lakeupsert.engine.landing import TYPED, LandingInput, Survey, format_of, survey
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.rank import latest
@@ -386,8 +386,8 @@ def _ranks(
     full extracts delete it where they lack its key, or where they have it."""
     appended = spec.ranked_schema if age else None
     extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.has_deletes else []))] if appended else []
-    position = pa.field(POSITION, pa.int64())
-    schema = pa.schema([*spec.deciding_schema, *extra, position])
+    extra += [DELETED_AT] if task.forgets else []
+    schema = pa.schema([*spec.deciding_schema, *extra, pa.field(POSITION, pa.int64())])
     for block in stream_file(store, file, schema):
         rows = in_bucket(block, file, task, spec)
         n = rows.num_rows
@@ -408,7 +408,7 @@ def _ranks(
         columns |= {f"c{i}": _comparable(spec, c)[1](rows[c]) for i, c in enumerate(spec.content)}
         if lacking:
             columns["lacking"] = _lacking(rows, age, spec, task)
-            columns["void"] = _void(columns["deleted"], age, task)
+            columns["void"] = _void(rows, columns["deleted"], age, task)
         yield from pa.table(columns).to_batches()
 
 
@@ -418,11 +418,15 @@ def _lacking(rows: Any, age: int, spec: TableSpec, task: MergeTask) -> Any:
     return _ages([of_it for of_it, _ in later], [up_to(rows, order, spec) for _, order in later], rows.num_rows)
 
 
-def _void(deleted: Any, age: int, task: MergeTask) -> Any:
+def _void(rows: Any, deleted: Any, age: int, task: MergeTask) -> Any:
     """For each row the ages of the full extracts that take it away where they have its key (see `floor.lacking`)."""
     forgets = task.forgets
-    void = [of_it for of_it, _ in task.full if forgets is not None and age in forgets.forgotten(of_it)]
-    return _ages(void, [np.asarray(deleted)] * len(void), len(deleted))
+    if forgets is None:
+        return _ages([], [], rows.num_rows)
+    deletes = pa.table({DELETE_FLAG: deleted, DELETED_AT.name: rows[DELETED_AT.name]})
+    deletes = since(deletes, np.full(rows.num_rows, age), forgets)
+    later = [of_it for of_it, _ in task.full if age < of_it]
+    return _ages(later, [forgotten(deletes, forgets, of_it) for of_it in later], rows.num_rows)
 
 
 def _ages(ages: Sequence[int], masks: Sequence[Any], rows: int) -> Any:

@@ -468,7 +468,7 @@ def _try(
         failed = [r for r in reports if isinstance(r, FileFailed)]
         if failed:
             raise _FilesFailed(failed)
-        entry = _entry(ground, job, reports, unreadable)
+        entry = _entry(table, ground, job, reports, unreadable)
         _refuse_above_limit(table, entry)
         if ground.full:
             entry = _full(table, spec, ground, entry, reports)
@@ -590,7 +590,9 @@ def _text_columns(table: OpenTable) -> frozenset[str]:
     return (frozenset(table.settings.key) | operation) - frozenset(table.settings.schema)
 
 
-def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadable: dict[str, str]) -> LedgerEntry:
+def _entry(
+    table: OpenTable, ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadable: dict[str, str]
+) -> LedgerEntry:
     rows: Counter[str] = Counter()
     hashes: dict[str, str] = {}
     reasons: Counter[str] = Counter()
@@ -618,6 +620,7 @@ def _entry(ground: _Ground, job: AppendJob, reports: Sequence[Report], unreadabl
         rows_read=sum(rows.values()) + len(unreadable),  # an unreadable file counts as the one row that tells of it
         quarantined=dict(sorted(reasons.items())),
         quarantine=tuple(quarantine),
+        retention=table.settings.tombstones_kept,
     )
 
 

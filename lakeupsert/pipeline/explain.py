@@ -287,9 +287,9 @@ class _Search:
         refused = self._refused(rows, [link.body for link in (head, readers) if link])
         lacking = self._lacking(rows, partition, merged) - refused
         forgets = head is not None and any(bucket.floor for bucket in head.body.buckets)
-        deletes = (row for row in rows if row.deletes and row.age <= merged and row not in lacking)
+        counts = {0, *counting((link.number, link.body) for link in entries[: merged + 1])}
+        deletes = (row for row in rows if row.deletes and row.age in counts and row not in lacking | refused)
         forgotten = next(deletes, None) if forgets and not won else None
-        counts = counting((link.number, link.body) for link in entries[: merged + 1])
         lowest = max((rows.index(row) for row in (*won, *([forgotten] if forgotten else []))), default=len(rows))
 
         def outcome(rank: int, row: _Row) -> Outcome:
@@ -309,8 +309,10 @@ class _Search:
                 return "forgotten"
             if rank >= lowest:
                 return "superseded"
-            # Above what is stored: a full extract had the key when the delete was forgotten, or its batch was taken back.
-            return "forgotten" if forgets and row.deletes and row.age in counts else "withdrawn"
+            if row.age not in counts or not forgets:
+                return "withdrawn"
+            # Above what is stored: a full extract had the key when the delete was forgotten, and what that had beaten.
+            return "forgotten" if row.deletes else "superseded"
 
         outcomes = {row: outcome(rank, row) for rank, row in enumerate(rows)}
         columns = self._columns([row for row in rows if outcomes[row] in ("shown", "superseded")], shown)

@@ -178,9 +178,8 @@ class _Inputs:
     def __init__(self, table: OpenTable, spec: TableSpec, db: Any, below: Mapping[str, Any]) -> None:
         self._below = below
         self._number = 0
-        self._received: dict[str, list[tuple[int, int]]] = defaultdict(
-            list
-        )  # by partition: number and stamp of its batches
+        # By partition, of its batches: the number, the stamp, and how long deletes are known.
+        self._received: dict[str, list[tuple[int, int, int | None]]] = defaultdict(list)
         self._table = table
         self._spec = spec
         self._db = db
@@ -235,7 +234,7 @@ class _Inputs:
             same = " AND ".join(f"below.{_name(c)} = landed.{_name(c)}" for c in self._key)
             self._db.execute(f"DELETE FROM landed USING below WHERE {_BATCH} = {self._number} AND {same}")
         for partition in partitions:
-            self._received[partition].append((number, entry.received_at))
+            self._received[partition].append((number, entry.received_at, entry.retention))
         if entry.full:
             self._take_away(entry.full, partitions)
 
@@ -272,12 +271,12 @@ class _Inputs:
 
     def _forgotten(self, partition: str) -> list[dict[str, Any]]:
         """The partition's values and the number of each batch whose deletes it had forgotten when the last one came."""
-        kept, came = self._table.settings.tombstones_kept, self._received[partition]
-        if kept is None:
-            return []
-        forgets = Forgetting(kept // timedelta(microseconds=1), came[-1][1], tuple(at for _, at in came))
+        came = self._received[partition]
+        forgets = Forgetting(tuple((at, kept) for _, at, kept in came))
+        before = forgets.before(len(came))
         values = {c: v.as_py() for c, v in partition_scalars(self._spec, partition).items()}
-        return [{**values, _BATCH: came[age - 1][0]} for age in forgets.forgotten(len(came))]
+        deleted_at = zip(came, forgets.stamps[1:], strict=True)
+        return [{**values, _BATCH: number} for (number, _, _), at in deleted_at if at is not None and at < before]
 
     def _is_wanted(self) -> str:
         return self._is_in("wanted")

@@ -72,7 +72,7 @@ def replay(
             if files:
                 log.warning("none of the %d quarantined rows passes now", rows)
             return None
-        entry = _entry(job, replayed, reports)
+        entry = _entry(table, job, replayed, reports)
         names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}
         if any(e.kind == "batch" and e.batch_id == job.batch_id for e in entries):
             table.discard(names)
@@ -110,7 +110,7 @@ def renames_of(table: OpenTable, spec: TableSpec, last: int) -> Callable[[str], 
     return lambda batch_id: len(table.spec(versions[batch_id]).renames)
 
 
-def _entry(job: AppendJob, replayed: tuple[Replayed, ...], reports: Sequence[Report]) -> LedgerEntry:
+def _entry(table: OpenTable, job: AppendJob, replayed: tuple[Replayed, ...], reports: Sequence[Report]) -> LedgerEntry:
     refused = [r for r in reports if isinstance(r, Refused)]
     return LedgerEntry(
         kind="batch",
@@ -122,4 +122,5 @@ def _entry(job: AppendJob, replayed: tuple[Replayed, ...], reports: Sequence[Rep
         quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},
         quarantine=tuple(r.file for r in refused),
         replayed=replayed,
+        retention=table.settings.tombstones_kept,
     )

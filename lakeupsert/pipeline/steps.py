@@ -5,7 +5,6 @@ Everybody who looks at the same head, up to the same batch, finds the same step;
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 import msgspec
 
@@ -93,15 +92,15 @@ def next_step(
     if not pending:
         return None
     # One version a batch, but for batches that are withdrawn or published: nobody needs a snapshot of these.
-    together = 0 if one_by_one(table, head, pending) else published
+    together = 0 if one_by_one(head, pending) else published
     needed = [number for number, link in enumerate(pending, 1) if link.number <= together or link.body.restored]
     return step_to(table, head, partition, low, pending[max(needed, default=1) - 1].number)
 
 
-def one_by_one(table: OpenTable, head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]) -> bool:
+def one_by_one(head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]) -> bool:
     """Whether what a batch brings is judged by what the batches before it left, so that no two are merged at once."""
     floors = [bucket.floor for bucket in head.body.buckets if bucket.floor] if head else []
-    return bool(floors) or table.settings.tombstones_kept is not None or any(link.body.full for link in pending)
+    return bool(floors) or any(link.body.retention is not None or link.body.full for link in pending)
 
 
 def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
@@ -187,8 +186,8 @@ def _tasks(
         incoming = as_whole_rows(bucket, incoming, sum(f.rows * share(f, bucket) for files in batches for f in files))
     counted = [link for link in step.pending if link.number in step.counting]
     full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
-    forgets = _forgets(table, step, counted)
-    expires = forgets is not None and any(t.since is None or t.since < forgets.before for t in bucket.tombstones)
+    forgets = _forgets(bucket, counted)
+    expires = forgets is not None and any((t.since or 0) < forgets.dropped_before for t in bucket.tombstones)
     if not any(share(f, bucket) for files in batches for f in files) and not (step.work or full):
         if not expires:
             return
@@ -227,15 +226,13 @@ def _tasks(
         yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
 
 
-def _forgets(table: OpenTable, step: Step, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:
-    """By the stamps of the batches, not by a clock: whoever merges the same, and when, drops the same tombstones. What is stored
-    is compacted without forgetting any, or when they came."""
-    kept = table.settings.tombstones_kept
-    if kept is None:
+def _forgets(bucket: BucketEntry, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:
+    """By what the batches say, not by a clock or by today's settings: whoever merges the same, and when, drops the same
+    tombstones. Without a batch, what is stored is compacted without forgetting any, or when they came."""
+    batches = tuple((link.body.received_at, link.body.retention) for link in counted)
+    if all(kept is None for _, kept in batches) and all(t.since is None for t in bucket.tombstones):
         return None
-    now = table.entries(step.up_to - 1, step.up_to)[0].body.received_at
-    retention = now if step.work and not step.pending else kept // timedelta(microseconds=1)
-    return Forgetting(retention, now, tuple(link.body.received_at for link in counted))
+    return Forgetting(batches)
 
 
 def _rebuilt(link: Link[LedgerEntry], partition: str, asked: Rebuilt) -> Link[LedgerEntry]:

@@ -112,6 +112,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         fence: behind a fence no append commits that began when the ledger had this many entries, or fewer: a vacuum deleted
             what those left. A restore gives up at any fence: the snapshot that it chose may have expired.
         full: set where the batch was declared to be a full extract.
+        retention: microseconds that a deleted key is known when the batch is merged (`tombstone_retention` at its append); None:
+            for ever.
         keys: where keys are unique in the whole table, what the batch changes in the key index.
         index: that index as it was before the batch, where the batch wrote it anew; otherwise it is that of the last entry which
             has one, with the ``keys`` of what came since. A restore is not in it: who appends next makes it anew.
@@ -131,6 +133,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     fence: int | None = None
     seen: tuple[SeenFile, ...] = ()
     full: FullExtract | None = None
+    retention: int | None = None
     reading: Reading | None = None
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None

@@ -81,7 +81,8 @@ class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         inline: an Arrow IPC stream of the rows; ``name`` is then empty, and ``bytes`` is its length.
-        since: the least receipt stamp of the batches that deleted the keys; None where they are not in it.
+        since: the least receipt stamp of the batches that deleted the keys; 0 where that of some is not known, None where
+            it is not in it of any.
     """
 
     inline: bytes = b""

@@ -154,6 +154,25 @@ def test_delete_that_was_forgotten_when_an_extract_had_the_key_was_not_taken_bac
     assert found.why == "Batch 3's row (full.jsonl) is shown: it is the only version."
 
 
+def test_row_that_a_forgotten_delete_had_beaten_was_not_taken_back(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, tombstone_retention="0s")
+    nights(lake, [row("a", 0, 4)], [row("a", 0, 5, op="D")], [row("b", 0, 2)])
+    lake.land("full.jsonl", [row("a", 0, 3), row("b", 0, 3)])
+    lake.run(full="table")
+    assert told(explained(lake))[:2] == [("appended", 2, "forgotten"), ("appended", 1, "superseded")]
+
+
+def test_delete_that_does_not_count_is_none_that_was_forgotten(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, tombstone_retention="0s")
+    nights(lake, [row("a", 0, 5, op="D"), row("b", 0, 1)], [row("b", 0, 2), row("c", 0, 9, op="D")], [row("b", 0, 3)])
+    nights(lake, [row("a", 0, 7, op="D")], [row("a", 0, 8, op="D"), row("a", 0, 20, op="D")])
+    lake.table.restore(lake.table.snapshots()[1].number, dry=False)
+    lake.run()
+    found = explained(lake)
+    assert told(found) == [("appended", 5, "withdrawn"), ("appended", 4, "refused"), ("appended", 1, "forgotten")]
+    assert found.why.startswith("Deleted by batch 1's delete")
+
+
 def test_batch_that_is_not_merged_is_pending(lake: Lake) -> None:
     nights(lake, [row("a", 0, 5, 1)])
     append(lake, [row("a", 0, 6, 2)])

@@ -173,3 +173,116 @@ def test_where_content_decides_a_row_of_the_same_order_as_a_forgotten_delete_is_
     night(lake, [row("a", 0, 5), row("c", 0, 6)])
     assert seen(lake) == [("b", 2), ("c", 6)]
     assert refused(lake) == 1
+
+
+@pytest.mark.parametrize(("before", "after"), [("90d", "0s"), ("0s", "90d"), (None, "0s"), ("0s", None)])
+def test_retention_holds_from_the_next_batch_on(tmp_path: Path, before: Any, after: Any) -> None:
+    """What had been forgotten when an extract came stays so, whatever is set later, when landing is read again too."""
+    first, then = before == "0s", after == "0s"
+    lake = Lake(tmp_path, tombstone_retention=before)
+    night(lake, [row("b", 0, 1), row("a", 0, 5, op="D"), row("e", 0, 5, op="D")], 1)
+    night(lake, [row("b", 0, 2)], 2)
+    extract(lake, [row("a", 0, 2), row("b", 0, 3)], 3)
+    assert seen(lake) == [("a", 2)] * first + [("b", 3)]
+    lake.mend(lambda row: True, tombstone_retention=after)
+    stays_when_made_anew(lake)
+    night(lake, [row("c", 0, 9, op="D"), row("d", 0, 9)], 4)
+    for number in (5, 6):
+        extract(lake, [row("a", 0, 4), row("b", 0, 9), row("c", 0, 4), row("d", 0, 9), row("e", 0, 4)], number)
+        # Under the first retention for ever, what was deleted then is as old as the first batch of the second one.
+        forgot = first or (then and (before is not None or number == 6))
+        again = then and number == 6
+        assert seen(lake) == [("a", 4)] * forgot + [("b", 9)] + [("c", 4)] * again + [("d", 9)] + [("e", 4)] * forgot
+        stays_when_made_anew(lake)
+
+
+@pytest.mark.parametrize("bucket", ["3500B", "256MiB"])
+def test_what_was_deleted_when_deletes_were_known_for_ever_is_forgotten_in_every_bucket(
+    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = [f"{n:03d}" for n in range(40)]
+    lake = Lake(tmp_path, tombstone_retention="90d", bucket=bucket, strategy="delta")
+    night(lake, [row(k, 0, 5) for k in keys], 1)
+    night(lake, [row(k, 0, 6, op="D") for k in keys[:5]], 2)
+    # A batch's file tells which buckets it meets.
+    monkeypatch.setattr("lakeupsert.engine.batch.RANGE_BYTES", 40)
+    known = []
+    for number, (retention, rows) in enumerate(
+        [
+            (None, [row(k, 0, 7, op="D") for k in keys[5:10]] + [row(k, 0, 7) for k in keys[:5]]),
+            ("0s", [row(keys[20], 0, 7)]),  # meets one bucket alone
+            ("0s", [row(keys[20], 0, 8)]),
+        ],
+        3,
+    ):
+        lake.mend(lambda row: True, tombstone_retention=retention)
+        night(lake, rows, number)
+        [proof] = lake.table.reconcile().proof
+        known.append((proof.tombstones, proof.tombstones_dropped))
+    assert known == [(5, 0), (5, 0), (0, 5)]
+
+
+# a was deleted at 5; what is stored when the partition begins to lag, and what it catches up with at once.
+CAUGHT_UP = {
+    "tombstone": ([[row("a", 0, 5, op="D"), row("b", 0, 1)]], [[row("b", 0, 2)]], [row("a", 0, 3), row("b", 0, 3)]),
+    "row": ([[row("a", 0, 3), row("b", 0, 1)]], [[row("a", 0, 5, op="D")], [row("b", 0, 2)]], [row("a", 0, 2), row("b", 0, 3)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("stored", CAUGHT_UP)
+def test_restore_that_merges_an_extract_with_others_forgets_what_nights_would_have(
+    tmp_path: Path, stored: str, history: bool, engine: Any, request: pytest.FixtureRequest
+) -> None:
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    before, later, extracted = CAUGHT_UP[stored]
+    nightly = forgetful(tmp_path / "nightly", [*before, *later])
+    extract(nightly, extracted, 50)
+    lake = forgetful(tmp_path, before, history=history, on_failed_partition="skip")
+    for number, rows in enumerate(later, 10):
+        lake.land(f"{number}.jsonl", rows)
+        lake.table.append(host="local")
+    lake.land("50.jsonl", extracted)
+    lake.table.append(host="local", full="table")
+    catch_up_by_restore(lake, first=len(before) + 1, engine=engine)
+    assert seen(lake) == seen(nightly)
+    stays_when_made_anew(lake)
+
+
+def test_restore_alone_forgets_nothing(tmp_path: Path) -> None:
+    """It is later than the delete, but what decides is the batch that the partition gets."""
+    lake = forgetful(tmp_path, [[row("b", 0, 1)]], on_failed_partition="skip")
+    lake.land("1.jsonl", [row("a", 0, 5, op="D")])
+    lake.table.append(host="local")
+    catch_up_by_restore(lake, first=2, engine="arrow")
+    extract(lake, [row("a", 0, 2), row("b", 0, 3)], 50)
+    assert seen(lake) == [("b", 3)]
+    stays_when_made_anew(lake)
+
+
+def extract(lake: Lake, rows: list[Any], number: int) -> None:
+    lake.land(f"{number}.jsonl", rows)
+    lake.run(full="table")
+
+
+def catch_up_by_restore(lake: Lake, first: int, engine: Any) -> None:
+    """Publish a snapshot that the partition lags in, from that batch on, and go back to it from a later one."""
+    mark_failed(lake.table._table, DAY, first, "of this test")
+    lagging = lake.table.publish().snapshot
+    assert lake.table.status().lagging == (DAY,)
+    lake.land("99.jsonl", [row("withdrawn", 0, 9)])
+    lake.table.append(host="local")
+    lake.table.restore(lagging, dry=False)
+    lake.table.dedupe(engine=engine)
+    lake.table.publish()
+
+
+def stays_when_made_anew(lake: Lake) -> None:
+    """Each column of each row, by DuckDB, and by both kinds of upkeep."""
+    rows = lake.rows()
+    assert all(p.difference is None for p in lake.table.reconcile(deep=True).proof)
+    for source in ("stored", "landing"):
+        lake.table.reprocess(source=source, host="local")  # type: ignore[arg-type]
+        assert lake.rows() == rows
