@@ -5,6 +5,7 @@ Unknown keys are refused with a suggestion, since a typo must not become a defau
 
 import codecs
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -159,6 +160,11 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
             return quarantined <= self.quarantine_limit
         share = float(self.quarantine_limit.rstrip("%")) / 100
         return quarantined <= 1000 or quarantined <= share * rows_read
+
+
+def toml_key(text: str) -> str:
+    """A name as TOML has it left of `=`."""
+    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
 
 
 def _duration(text: str) -> timedelta:

@@ -13,8 +13,8 @@ import click
 
 from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.output import block, columns, count, toml_key, toml_value
-from lakeupsert.config import FILE_NAME, is_remote
+from lakeupsert.cli.output import block, columns, count, toml_value
+from lakeupsert.config import FILE_NAME, is_remote, toml_key
 from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:

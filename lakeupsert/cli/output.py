@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from lakeupsert.config import toml_key
 from lakeupsert.report.numbers import count as count  # the commands' own texts take these from here
 from lakeupsert.report.numbers import size as size
 from lakeupsert.report.numbers import when as when
@@ -150,6 +150,15 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
     return ["  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+_MENDS = {
+    "bad_type": "if the values are right, give the column a wider type in `schema`; then `lakeupsert append "
+    "--replay-quarantine` and `lakeupsert run`",
+    "bad_operation": "correct these rows where they are made, and land them again; a table's `delete` is fixed",
+    "missing_column": "correct the files that lack a column, and land them again; they count as new ones",
+}
+"""What is done about refused rows, by reason."""
+
+
 def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> list[Fact]:
     if appended is None:
         return [("appended", f"nothing: no new file in {settings.landing}")]
@@ -174,14 +183,8 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
     if entry.rows_quarantined:
         facts.append(("quarantined", quarantined(appended)))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
-    if "bad_type" in entry.quarantined:
-        facts.append(
-            (
-                "",
-                "if the values are right, give the column a wider type in `schema`; then `lakeupsert append "
-                "--replay-quarantine` and `lakeupsert run`",
-            )
-        )
+        facts += [("", f"{code}, such as {appended.examples[code]}") for code in sorted(appended.examples)]
+        facts += [("", mend) for code, mend in _MENDS.items() if code in entry.quarantined]
     return facts
 
 
@@ -328,10 +331,6 @@ def named(partitions: Sequence[str]) -> str:
     """The first partitions by name, the others by number."""
     more = len(partitions) - NAMED
     return ", ".join(partitions[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def toml_key(text: str) -> str:
-    return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
 
 
 def toml_value(value: Any) -> str:

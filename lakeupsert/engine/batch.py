@@ -122,10 +122,11 @@ class FileFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A quarantine file and the reasons of its rows."""
+    """A quarantine file, the reasons of its rows, and of each reason a row that tells it to people."""
 
     file: QuarantineFile
     reasons: dict[str, int]
+    examples: dict[str, str]
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
@@ -483,6 +484,7 @@ class QuarantineWriter:
         )
         self._batch_id = job.batch_id
         self._reasons: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
 
     def __enter__(self) -> "QuarantineWriter":
         self._out.__enter__()
@@ -495,13 +497,16 @@ class QuarantineWriter:
         if rows.num_rows:
             counts = pc.value_counts(rows["reason_code"].combine_chunks()).to_pylist()
             self._reasons.update({c["values"]: c["counts"] for c in counts})
+            for code in {c["values"] for c in counts} - self._examples.keys():
+                [row] = rows.slice(pc.index(rows["reason_code"], code).as_py(), 1).to_pylist()
+                self._examples[code] = f"{row['file']}, place {row['position']}: {row['reason']}"
             if "batch" not in rows.schema.names:  # a row that is tried again keeps that of the batch that read it
                 rows = rows.append_column("batch", pa.array([self._batch_id] * rows.num_rows))
             self._out.write(rows.cast(QUARANTINE_SCHEMA))
 
     def report(self) -> Iterator[Refused]:
-        """One report a file; the reasons of all of them stand in the first."""
-        reasons = dict(self._reasons)
+        """One report a file; what is told of the reasons of all of them stands in the first."""
+        reasons, examples = dict(self._reasons), self._examples
         for file in self._out.files:
-            yield Refused(QuarantineFile(name=file.name, rows=file.rows), reasons)
-            reasons = {}
+            yield Refused(QuarantineFile(name=file.name, rows=file.rows), reasons, examples)
+            reasons, examples = {}, {}

@@ -226,6 +226,8 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
             if field.name not in partitions:  # the folder's name counts
                 before = types.get(field.name)
                 types[field.name] = field.type if before is None else unify(before, field.type, typed=True)
+    called = {name.lower(): name for name in (*types, *partitions)}
+    given = {called.get(name.lower(), name): type_ for name, type_ in given.items()}
     types = {name: given.get(name, without_nulls(type_)) for name, type_ in types.items()}
     for found in footings:
         for field in found.schema:

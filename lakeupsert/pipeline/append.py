@@ -10,6 +10,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
       '-- a file failed: go on without it-'          '-- race lost: discard, begin again, or take the next number
 """
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
+from lakeupsert.config import toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -83,12 +85,18 @@ bytes for each of these keys."""
 
 @dataclass(frozen=True)
 class AppendResult:
-    """The batch that was committed; ``warnings`` are for people. ``scattered``: see `batch.in_several_partitions`."""
+    """The batch that was committed; ``warnings`` are for people.
+
+    Attributes:
+        scattered: see `batch.in_several_partitions`.
+        examples: of each reason for which rows were refused one of these, for people.
+    """
 
     number: int
     entry: LedgerEntry
     warnings: tuple[str, ...]
     scattered: int = 0
+    examples: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -490,7 +498,13 @@ def _try(
         if e.discard:
             table.discard([*written, *refused])
         raise
-    return AppendResult(link.number, link.body, tuple(warnings), in_several_partitions(job, reports))
+    scattered = in_several_partitions(job, reports)
+    return AppendResult(link.number, link.body, tuple(warnings), scattered, examples_of(reports))
+
+
+def examples_of(reports: Iterable[Report]) -> dict[str, str]:
+    """Of each reason for which rows were refused one of these, for people."""
+    return {code: text for r in reports if isinstance(r, Refused) for code, text in r.examples.items()}
 
 
 def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
@@ -512,6 +526,7 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     where = f"[tables.{table.name}.schema]"
     given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
     if known is not None:
+        given = {known.called(name): type_ for name, type_ in given.items()}
         _refuse_other_keys(table, known, given)
     observed: dict[str, Any] = {}
     # Names that differ by case alone are one column: as the table calls it, else the configuration, else the first file.
@@ -544,8 +559,8 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
         ]
         spec = evolve(known, pa.schema(fields))
         return spec, warnings + _given_in_vain(spec, given, where)
-    fields += [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
-    spec = table.new_spec(pa.schema(fields))
+    later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
+    spec = table.new_spec(pa.schema(fields), later)
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
     warnings = table.stamped_by_name(spec)
     warnings += [
@@ -553,7 +568,7 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     ]
     warnings += [
         f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
-        f'{table.settings.processed}, set `{n} = "date"` in {where}, and run again'
+        f'{table.settings.processed}, set `{toml_key(n)} = "date"` in {where}, and run again'
         for n in spec.partition_by
         if n in text - {one.column for one in spec.partition_from} and not all(s.typed for s in surveys)
     ]

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -36,6 +36,9 @@ AT_ONCE = 16
 
 _ARRIVAL = ("record_timestamp",)
 """`order_by` where it is not given: files need not have that column."""
+_SLIP = 0.85
+"""How near a column's name is to one that it is a slip for: `versoin` is as near as that to `version`, `received_at` is not to
+`received_by`."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -116,11 +119,14 @@ class OpenTable:
             self._specs[head.number] = head.body
         return head
 
-    def new_spec(self, schema: Any) -> TableSpec:
-        """The first spec of this table as it is configured, of files with these columns (``pyarrow.Schema``)."""
+    def new_spec(self, schema: Any, later: Sequence[Any] = ()) -> TableSpec:
+        """The first spec of this table as it is configured, of files with these columns (``pyarrow.Schema``); ``later`` as in
+        `create`."""
         settings = self.settings
+        typed = {field.name for field in later}
         return create(
             schema,
+            later=later,
             table_id=clock.new_id(),
             key=settings.key,
             order_by=settings.order_by,
@@ -140,13 +146,16 @@ class OpenTable:
             # Only a bare name: whoever gives a direction means a column that is there, and may have mistyped it.
             and settings.order_by[0] not in schema.names
             and not re.search(r"\s", settings.order_by[0])
-            # Nor where the files have a name so near that it is a slip: arrival would decide for good.
-            and (settings.order_by == _ARRIVAL or nearest(settings.order_by[0], schema.names) is None),
+            # So does who gives a type; and a name that the files have one near to is a slip: arrival would decide for good.
+            and (
+                settings.order_by == _ARRIVAL
+                or (settings.order_by[0] not in typed and nearest(settings.order_by[0], schema.names, _SLIP) is None)
+            ),
         )
 
     def stamped_by_name(self, spec: TableSpec) -> list[str]:
         """A warning where a new table is stamped in a column that the configuration names."""
-        if not spec.stamped or spec.order_by == _ARRIVAL:
+        if not spec.stamped or (spec.order_by == _ARRIVAL and _ARRIVAL[0] not in self.settings.schema):
             return []
         return [
             f"no file has the ordering column {spec.order_by[0]!r}, so rows get their receipt stamp in it: arrival decides, for "

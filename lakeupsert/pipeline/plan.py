@@ -166,8 +166,11 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     notes: list[str] = []
     spec: TableSpec | None = known.body if known else None
     sample: tuple[tuple[float, float], ...] = ()
-    if spec is None and files:
+    if files and spec is None:
         spec, sample = _first_night(table, files, notes)
+    elif files:
+        spec, warnings = plan_spec(table, spec, ())
+        notes += warnings
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = [*_previews(table, files, spec, notes)] if spec else []

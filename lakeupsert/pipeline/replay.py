@@ -21,7 +21,7 @@ from lakeupsert.engine.batch import AppendJob, Refused, Report, touched_by
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, plan_spec
+from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, examples_of, plan_spec
 from lakeupsert.pipeline.keyindex import placed
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import races_exhausted
@@ -93,7 +93,7 @@ def replay(
         else:
             outcome = table.objects.ledger.append(entry, head)
             if outcome.link is not None:
-                result = AppendResult(outcome.link.number, entry, tuple(warnings))
+                result = AppendResult(outcome.link.number, entry, tuple(warnings), examples=examples_of(reports))
                 announce(table, result)
                 return result
             if outcome.result == "lost":

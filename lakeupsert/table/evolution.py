@@ -12,6 +12,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 import pyarrow as pa
 
+from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.spec import (
     FIELD_ID,
@@ -54,37 +55,50 @@ def create(
     groups: Sequence[ColumnGroup] = (),
     key_scope: Literal["partition", "table"] = "partition",
     history: bool = False,
+    later: Sequence[Any] = (),
 ) -> TableSpec:
     """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
 
     ``partition_by`` is as in `PartitionColumn.parse`, ``order_by`` as in `Ordering.parse`. The operation column must be in
-    ``schema`` where a rule needs it; it is left out unless the rule keeps it. An ordering column that is in no file is added
-    here, unless ``schema`` has it already. Raises ConfigurationError where the columns can't be what they are declared to be.
+    ``schema`` where a rule needs it; it is left out unless the rule keeps it. ``later`` are fields (``pyarrow.Field``) of columns
+    that the configuration gives types, and that the batch has not: what rows are identified and ordered by is none of them, but
+    an ordering column that is in no file, which is added here. Raises ConfigurationError where the columns can't be what they
+    are declared to be.
     """
     ordering = [Ordering.parse(text) for text in order_by]
     order_by = [o.column for o in ordering]
+    types = {field.name: field.type for field in later}
     if (stamped or order_in_name) and order_by[0] not in schema.names:
-        schema = schema.append(pa.field(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64()))
+        type_ = types.get(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64())
+        if stamped and not pa.types.is_timestamp(type_):
+            raise ConfigurationError(
+                "unfit-type",
+                f"No file has the ordering column {order_by[0]!r}, so rows get their receipt stamp in it, a timestamp; under "
+                f"[tables.….schema] it is {type_}.",
+                next=f"take {order_by[0]!r} out of [tables.….schema], or put files with that column into the landing zone",
+            )
+        schema = schema.append(pa.field(order_by[0], type_))
     partitions = PartitionColumn.parse_all(partition_by)
     partition_by = [p.column for p in partitions]
     made = [p for p in partitions if p.function]
     for one in made:
         schema = _with_made(schema, one)
+    comes = types if mode == "columns" else {}  # such a record need not bring what it is ordered by
     for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
         for name in names:
-            if schema.get_field_index(name) < 0:
-                close = nearest(name, schema.names)
-                hint = f" Did you mean {close!r}?" if close else ""
+            if name not in schema.names and not (role == "order_by" and name in comes):
+                hint = _found(name, schema)
                 if role == "partition_by" and re.search(r"[()]", name):
-                    hint = _NO_EXPRESSION
+                    hint = _NO_EXPRESSION + hint
                 without = "; without `order_by` arrival decides" if role == "order_by" else ""
                 raise ConfigurationError(
                     "missing-column",
-                    f"`{role}` names the column {name!r}, which no readable landing file has.{hint} Found: "
-                    f"{', '.join(schema.names)}.",
+                    f"`{role}` names the column {name!r}, which no readable landing file has.{hint}",
                     next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or put files with that column into the "
                     f"landing zone{without}",
                 )
+    for field in later:
+        schema = schema if field.name in schema.names else schema.append(field)
     _refuse_reserved_and_ambiguous(schema.names)
     if set(key) <= set(partition_by):
         raise ConfigurationError(
@@ -190,10 +204,16 @@ def create(
     )
 
 
-def nearest(name: str, columns: Iterable[str]) -> str | None:
-    """The column that ``name`` is most likely a slip for, in any case; None where none is near."""
+def _found(name: str, schema: Any) -> str:
+    """The column of ``schema`` that ``name`` may be a slip for, and all that it has."""
+    close = nearest(name, schema.names)
+    return f"{f' Did you mean {close!r}?' if close else ''} Found: {', '.join(schema.names)}."
+
+
+def nearest(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:
+    """The column that ``name`` is most likely a slip for, in any case; None where none is as near as ``cutoff`` (1: the same)."""
     called = {column.lower(): column for column in columns}
-    close = difflib.get_close_matches(name.lower(), called, n=1, cutoff=0.8)  # created_at is no slip for received_at
+    close = difflib.get_close_matches(name.lower(), called, n=1, cutoff=cutoff)
     return called[close[0]] if close else None
 
 
@@ -231,6 +251,13 @@ def evolve(spec: TableSpec, schema: Any) -> TableSpec:
 def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
     """The spec in which a column is called ``name``. Raises ConfigurationError where it can't be."""
     field = _own(spec, column, f"be called {name!r}")
+    if not name.strip() or name.lower().startswith(RESERVED) or not name.isprintable():
+        raise ConfigurationError(
+            "unfit-column-name",
+            f"No column can be called {name!r}: it is blank, begins with {RESERVED}, or has characters that can't be printed. "
+            "Nothing was changed.",
+            next="choose another name",
+        )
     clash = next((own for own in (*spec.schema.names, _operation(spec)) if own.lower() == name.lower()), None)
     if name == field.name:
         raise ConfigurationError(
@@ -244,13 +271,6 @@ def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
             f"The column {field.name!r} can't be called {name!r}: the table has a column {clash!r}, and names that differ by "
             "case alone are the same. Nothing was changed.",
             next="choose another name, or rename or drop that column first",
-        )
-    if not name.strip() or name.lower().startswith(RESERVED) or not name.isprintable():
-        raise ConfigurationError(
-            "unfit-column-name",
-            f"No column can be called {name!r}: it is blank, begins with {RESERVED}, or has characters that can't be printed. "
-            "Nothing was changed.",
-            next="choose another name",
         )
     fields = [f.with_name(name) if f.name == field.name else f for f in spec.schema]
     return _renamed(spec, field, fields)
@@ -316,7 +336,7 @@ def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> 
         return
     hint = ""
     if role == "partition_by" and pa.types.is_timestamp(type_):
-        hint = f', for example `{name} = "date"` where all its times are midnight'
+        hint = f', for example `{toml_key(name)} = "date"` where all its times are midnight'
     raise ConfigurationError(
         "unfit-type",
         f"Column {name!r} is {type_} and can't be in `{role}`, which takes {names}.",
@@ -361,7 +381,8 @@ def _refuse_groups(
                     "missing-column",
                     f"`groups.{group.name}` names the column {name!r}, which no readable landing file has. Found: "
                     f"{', '.join(schema.names)}.",
-                    next=f'correct it, or give a column that comes later its type under [tables.….schema]: `{name} = "…"`',
+                    next="correct it, or give a column that comes later its type under [tables.….schema]: "
+                    f'`{toml_key(name)} = "…"`',
                 )
         for name in order_by:
             what = "numbers, text, dates, times, timestamps, booleans, binary"
@@ -369,20 +390,36 @@ def _refuse_groups(
 
 
 def _with_made(schema: Any, made: PartitionColumn) -> Any:
-    at = schema.get_field_index(made.source)
+    source = made.source or ""
+    at = schema.get_field_index(source)
     t = pa.types
-    if at < 0 or not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
-        found = "which no readable landing file has" if at < 0 else f"which is {schema.field(at).type}"
+    takes = f"`partition_by` takes the {made.function} of the column {source!r}, which"
+    if at < 0:
         raise ConfigurationError(
-            "unfit-type" if at >= 0 else "missing-column",
-            f"`partition_by` takes the {made.function} of the column {made.source!r}, {found}; expected a date or timestamp.",
-            next=f'correct `partition_by`, or give it a type such as `{made.source} = "timestamp"` under [tables.….schema]',
+            "missing-column",
+            f"{takes} no readable landing file has.{_found(source, schema)}",
+            next="correct `partition_by` in lakeupsert.toml, or put files with that column into the landing zone",
+        )
+    if not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
+        raise ConfigurationError(
+            "unfit-type",
+            f"{takes} is {schema.field(at).type}; expected a date or timestamp.",
+            next=f'name another column, or give it a type such as `{toml_key(source)} = "timestamp"` under '
+            "[tables.….schema]",
+        )
+    text = f"{made.function}({source})"
+    if text in schema.names and made.column == f"{source}_{made.function}":
+        raise ConfigurationError(
+            "bad-setting",
+            f"`partition_by` has {text!r}, which may be the {made.function} of the column {source!r} or the column of that "
+            "name, and the landing files have both.",
+            next=f"for the former write `{text} as NAME`; for the latter rename the column where the landing files are made",
         )
     if made.column in schema.names:
         raise ConfigurationError(
             "partition-in-files",
-            f"`partition_by` makes the column {made.column!r} of {made.source!r}, and the landing files have one of that name.",
-            next=f"give it another name: `{made.function}({made.source}) as NAME`",
+            f"`partition_by` makes the column {made.column!r} of {source!r}, and the landing files have one of that name.",
+            next=f"give it another name: `{made.function}({source}) as NAME`",
         )
     return schema.append(pa.field(made.column, made.type))
 

@@ -92,8 +92,9 @@ class ColumnGroup(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(map(Ordering.parse, self.order_by))
 
 
-# A source may have parentheses within its name, but only whole ones: `date(at), month(at)` is no one expression.
-_EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\(((?:[^()]|\([^()]*\))+)\)(?:\s+as\s+(.+))?")
+# A source may have parentheses within its name, but only whole ones, and the column that is made none: two expressions in one
+# text, as in `date(at), month(at)` or `date(at) as day, month(at)`, are no column's name.
+_EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\(((?:[^()]|\([^()]*\))+)\)(?:\s+as\s+([^(),]+))?")
 
 
 class PartitionColumn(msgspec.Struct, frozen=True):
@@ -110,7 +111,7 @@ class PartitionColumn(msgspec.Struct, frozen=True):
     def parse(cls, text: str) -> "PartitionColumn":
         """Of a column's name, or of `date(created_at) as day`; without a name of its own it is `created_at_date`."""
         found = _EXPRESSION.fullmatch(text.strip())
-        if found is None:
+        if found is None or not found[2].strip():
             return cls(text)
         function, source, name = found[1].lower(), found[2].strip(), found[3]
         return cls(name.strip() if name else f"{source}_{function}", function, source)

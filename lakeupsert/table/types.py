@@ -144,9 +144,11 @@ _SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 
 def same_values(one: Any, other: Any) -> bool:
-    """Whether two types hold the same values, of which neither the size of offsets nor a moment's zone is a part."""
+    """Whether two types hold the same values, of which neither how wide they are stored nor a moment's zone is a part."""
 
     def bare(type_: Any) -> Any:
+        if pa.types.is_decimal(type_):
+            return pa.decimal256(type_.precision, type_.scale)
         with_zone = pa.types.is_timestamp(type_) and type_.tz
         return pa.timestamp(type_.unit, "UTC") if with_zone else _SMALL.get(type_, type_)
 

@@ -180,6 +180,61 @@ def test_order_that_is_mistyped_is_no_order_of_arrival(tmp_path: Path, order: st
     assert "asc or desc" in raised.value.next
 
 
+@pytest.mark.parametrize(
+    ("settings", "slip"),
+    [
+        ("order_by = ['versoin']\n[tables.t.schema]\nversoin = 'bigint'\n", "versoin"),
+        ("order_by = ['seen_at']\n[tables.t.schema]\nseen_at = 'timestamp'\n", "seen_at"),
+        ("key = ['idd']\n[tables.t.schema]\nidd = 'string'\n", "idd"),
+        ("partition_by = ['dayy']\n[tables.t.schema]\ndayy = 'date'\n", "dayy"),
+        ("partition_by = ['date(att) as d']\n[tables.t.schema]\natt = 'timestamp'\n", "att"),
+    ],
+)
+def test_type_that_is_given_makes_no_column_of_a_slip(tmp_path: Path, settings: str, slip: str) -> None:
+    feed = Feed(tmp_path, settings)
+    feed.land("a.csv", "id,day,version,at\na,2020-01-01,1,2020-01-01T10:00:00Z\n")
+    for step in (feed.table.plan, feed.run):
+        with pytest.raises(ConfigurationError, match="which no readable landing file has") as raised:
+            step()
+        assert raised.value.code == "missing-column"
+        assert repr(slip) in raised.value.message
+        assert "Found: id, day, version, at" in raised.value.message
+    assert not (tmp_path / "processed").exists()
+
+
+def test_column_that_comes_later_has_the_type_that_is_given(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "order_by = ['version']\n[tables.t.schema]\nprice = 'decimal(9,2)'\n")
+    feed.land("a.csv", "id,day,version\na,2020-01-01,1\n")
+    feed.run()
+    feed.land("b.csv", "id,day,version,price\nb,2020-01-01,1,2\n")
+    assert feed.run() == {}
+    assert feed.rows("id", "price") == [("a", "None"), ("b", "2.00")]
+
+
+@pytest.mark.parametrize("type_", ["timestamp", "timestamp_ntz"])
+def test_receipt_stamps_have_the_type_that_is_given(tmp_path: Path, type_: str) -> None:
+    feed = Feed(tmp_path, f"[tables.t.schema]\nrecord_timestamp = '{type_}'\n")
+    feed.land("a.csv", "id,day\na,2020-01-01\n")
+    assert ["no file has the ordering column" in note for note in feed.table.plan().notes] == [True]
+    assert feed.run() == {}
+    [row] = feed.table.to_arrow().read_all().to_pylist()
+    assert (row["record_timestamp"].tzinfo is None) == (type_ == "timestamp_ntz")
+
+
+def test_receipt_stamps_are_nothing_but_timestamps(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "[tables.t.schema]\nrecord_timestamp = 'bigint'\n")
+    feed.land("a.csv", "id,day\na,2020-01-01\n")
+    with pytest.raises(ConfigurationError, match="it is int64"):
+        feed.run()
+
+
+def test_order_of_arrival_may_be_called_like_another_column(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "order_by = ['received_at']\n")
+    feed.land("a.csv", "id,day,received_by,created_on\na,2020-01-01,x,y\n")
+    assert feed.run() == {}
+    assert "received_at" in feed.table.view().spec.schema.names
+
+
 @pytest.mark.parametrize("near", ["updatd_at", "UpdatedAt"])
 def test_order_that_is_mistyped_is_no_order_of_adopted_files(tmp_path: Path, near: str) -> None:
     with pytest.raises(ConfigurationError, match=f"Did you mean '{near}'") as raised:
@@ -227,6 +282,97 @@ def test_partition_columns_of_one_name_are_both_named(tmp_path: Path, by: list[s
         assert raised.value.code == "bad-setting"
         assert "`date(at) as d` and `" + by[1] in raised.value.message
     assert not (tmp_path / "processed").exists()
+
+
+@pytest.mark.parametrize(
+    "by", ["date(at) as day, month(at) as m", "date(at) as day)", "date(at), month(at)", "date( )"]
+)
+def test_what_is_no_partition_expression_is_told(tmp_path: Path, by: str) -> None:
+    feed = Feed(tmp_path, f"partition_by = ['{by}']\n[tables.t.schema]\nat = 'timestamp'\n")
+    feed.land("a.csv", "id,at\na,2020-01-01T10:00:00Z\n")
+    with pytest.raises(ConfigurationError, match="It is no expression either") as raised:
+        feed.run()
+    assert raised.value.code == "missing-column"
+    assert not (tmp_path / "processed").exists()
+
+
+def test_partition_expression_that_is_also_a_columns_name_is_refused_until_it_says_which(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "partition_by = ['date(at)']\n[tables.t.schema]\nat = 'timestamp'\n")
+    feed.land("a.csv", "id,at,date(at)\na,2020-01-01T10:00:00Z,2020-01-02\n")
+    with pytest.raises(ConfigurationError, match="the landing files have both") as raised:
+        feed.run()
+    assert "write `date(at) as NAME`" in raised.value.next
+    (tmp_path / "b").rename(tmp_path / "named")
+    named = Feed(tmp_path / "named", "partition_by = ['date(at) as day']\n[tables.t.schema]\nat = 'timestamp'\n")
+    named.land("a.csv", "id,at,date(at)\na,2020-01-01T10:00:00Z,2020-01-02\n")
+    named.run()
+    assert named.rows("day", "date(at)") == [("2020-01-01", "2020-01-02")]
+
+
+@pytest.mark.parametrize("name", ["price", "PRICE"])
+def test_type_is_given_under_a_name_in_any_case(tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path, "order_by = ['version']\n")
+    feed.land("a.csv", "id,day,version,Price\na,2020-01-01,1,2\n")
+    feed.run()
+    mended = Table.open(configured(tmp_path, f"\n[tables.t.schema]\n{name} = 'string'\n"))
+    feed.land("b.csv", "id,day,version,Price\nb,2020-01-01,1,x\n")
+    assert ["'Price' is int64 and stays so" in note for note in mended.plan().notes] == [True]
+    appended = mended.append(host="local")
+    assert appended is not None
+    assert ["'Price' is int64 and stays so" in warning for warning in appended.warnings] == [True]
+
+
+@pytest.mark.parametrize("name", ["id", "Id"])
+def test_plan_refuses_another_type_for_a_key_as_append_does(tmp_path: Path, name: str) -> None:
+    feed = Feed(tmp_path, "order_by = ['version']\n")
+    feed.land("a.csv", "id,day,version\na,2020-01-01,1\n")
+    feed.run()
+    other = Table.open(configured(tmp_path, f"\n[tables.t.schema]\n{name} = 'bigint'\n"))
+    feed.land("b.csv", "id,day,version\n7,2020-01-01,1\n")
+    for step in (other.plan, lambda: other.append(host="local")):
+        with pytest.raises(ConfigurationError) as raised:
+            step()
+        assert raised.value.code == "key-type-fixed"
+
+
+def test_key_that_is_stored_as_a_narrow_decimal_is_of_the_type_that_is_given(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "order_by = ['version']\n")
+    narrow = pa.table({"id": pa.array([1], pa.decimal32(5, 2)), "day": pa.array([date(2020, 1, 1)]), "version": [1]})
+    feed.land("a.parquet", narrow)
+    feed.run()
+    other = Table.open(configured(tmp_path, "\n[tables.t.schema]\nid = 'decimal(5,2)'\n"))
+    feed.land("b.csv", "id,day,version\n1.00,2020-01-01,2\n")
+    other.run(host="local")
+    assert feed.rows("id", "version") == [("1.00", "2")]
+
+
+def test_refused_rows_are_told_by_one_of_each_reason_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    deletes = "[tables.t.delete]\ncolumn = 'op'\nvalues = ['D']\nupserts = ['U']\n"
+    feed = Feed(tmp_path, "order_by = ['version']\n" + deletes)
+    feed.land("a.csv", "id,day,version,op\na,2020-01-01,1,U\nb,2020-01-01,1,X\n")
+    feed.land("b.csv", "id,version,op\nc,1,U\n")
+    text = CliRunner().invoke(main, ["run", "--host", "local"]).stdout
+    assert "bad_operation, such as a.csv, place 35: Column 'op': 'X' is neither in" in text
+    assert "missing_column, such as b.csv, place 14: The file has no column day" in text
+    assert "correct the files that lack a column, and land them again" in text
+    assert "correct these rows where they are made" in text
+
+
+def test_type_of_adopted_files_is_given_in_any_case(tmp_path: Path) -> None:
+    types = "[tables.t.schema]\nPRICE = 'decimal(9,2)'\nCreated_On = 'date'\n"
+    by = f"order_by = ['version']\npartition_by = ['created_on']\n{types}"
+    narrow = pa.array([1], pa.decimal128(5, 2))
+    table = adopted(tmp_path, "created_on=2020-01-01", by, id=["a"], version=[1], Price=narrow)
+    assert table.view().spec.schema.field("Price").type == pa.decimal128(9, 2)
+
+
+def configured(root: Path, more: str) -> Path:
+    path = root / "lakeupsert.toml"
+    path.write_text(path.read_text() + more)
+    return path
 
 
 def adopted(tmp_path: Path, folder: str, settings: str, **columns: Any) -> Table:
