@@ -203,13 +203,36 @@ def write_into(pack: Pack, rows: Any, schema: Any, footer: Footer, sorted_by: tu
 
 
 def _worth_a_dictionary(first: Any) -> list[str] | bool:
-    """Columns whose first rows repeat: of a column that does not, a dictionary costs time and bytes (ADR 0006)."""
+    """Columns whose first rows repeat: of a column that does not, a dictionary costs time and bytes (ADR 0006).
+
+    What can't be counted gets one: values of nested and of extension types.
+    """
     if first.num_rows < FEW_ROWS:
         return False
-    if any(pa.types.is_nested(t) or isinstance(t, pa.BaseExtensionType) for t in first.schema.types):
-        return True  # the writer wants names of leaves there, and values of extension types can't be counted
     sample = first.slice(0, SAMPLED_ROWS)
-    return [n for n in sample.schema.names if pc.count_distinct(sample[n]).as_py() <= MOST_DISTINCT * sample.num_rows]
+    found: list[str] = []
+    for field in sample.schema:
+        if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
+            found += _leaves(field.name, field.type)
+        elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
+            found.append(field.name)
+    return found
+
+
+def _leaves(path: str, type_: Any) -> list[str]:
+    """What Parquet calls the columns that hold the values of a column."""
+    t = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        return _leaves(path, type_.storage_type)
+    if t.is_struct(type_):
+        inner = [(f.name, f.type) for f in type_]
+    elif t.is_map(type_):
+        inner = [("key_value.key", type_.key_type), ("key_value.value", type_.item_type)]
+    elif t.is_nested(type_):
+        inner = [("list.element", type_.value_type)]
+    else:
+        return [path]
+    return [leaf for name, of_it in inner for leaf in _leaves(f"{path}.{name}", of_it)]
 
 
 def to_bytes(table: Any) -> bytes:

@@ -560,6 +560,8 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
         spec = evolve(known, pa.schema(fields))
         return spec, warnings + _given_in_vain(spec, given, where)
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
+    if not fields:  # files without a line name no column, and what is given is all that is known
+        fields, later = later, []
     spec = table.new_spec(pa.schema(fields), later)
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
     warnings = table.stamped_by_name(spec)

@@ -202,6 +202,16 @@ def test_type_that_is_given_makes_no_column_of_a_slip(tmp_path: Path, settings: 
     assert not (tmp_path / "processed").exists()
 
 
+def test_first_file_without_a_line_names_no_column(tmp_path: Path) -> None:
+    types = "[tables.t.schema]\nid = 'string'\nday = 'date'\nversion = 'bigint'\n"
+    feed = Feed(tmp_path, "order_by = ['version']\n" + types)
+    feed.land("a.jsonl", "")
+    assert feed.run() == {}
+    feed.land("b.jsonl", '{"id": "a", "day": "2020-01-01", "version": 1}\n')
+    assert feed.run() == {}
+    assert feed.rows("id", "version") == [("a", "1")]
+
+
 def test_column_that_comes_later_has_the_type_that_is_given(tmp_path: Path) -> None:
     feed = Feed(tmp_path, "order_by = ['version']\n[tables.t.schema]\nprice = 'decimal(9,2)'\n")
     feed.land("a.csv", "id,day,version\na,2020-01-01,1\n")

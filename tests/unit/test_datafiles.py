@@ -1,0 +1,38 @@
+"""Our own files: how their columns are written."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakeupsert.engine.datafiles import DataFileWriter, Footer
+from lakeupsert.storage import LocalStore
+
+ROWS = 1000
+
+
+def test_nested_columns_leave_the_choice_of_dictionaries_to_the_others(tmp_path: Path) -> None:
+    """What repeats has a dictionary, and what does not has none (ADR 0006); what can't be counted has one."""
+    parts = pa.struct([("x", pa.int64()), ("y", pa.list_(pa.string()))])
+    nested = {
+        "struct": pa.array([{"x": n, "y": [str(n)]} for n in range(ROWS)], parts),
+        "list": pa.array([[n] for n in range(ROWS)], pa.list_(pa.int64())),
+        "large": pa.array([[n] for n in range(ROWS)], pa.large_list(pa.int64())),
+        "fixed": pa.array([[n, n] for n in range(ROWS)], pa.list_(pa.int64(), 2)),
+        "map": pa.array([[(str(n), {"x": n, "y": []})] for n in range(ROWS)], pa.map_(pa.string(), parts)),
+        "tensor": pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.int64(), (2,)), pa.array([[n, n] for n in range(ROWS)], pa.list_(pa.int64(), 2))
+        ),
+    }
+    rows = pa.table({"key": [str(n) for n in range(ROWS)], "repeats": ["a", "b"] * (ROWS // 2), **nested})
+    footer = Footer("t", "base", "1", 0)
+    store = LocalStore(tmp_path)
+    with DataFileWriter(store, lambda: "base.parquet", rows.schema, footer, ("key",)) as out:
+        out.write(rows)
+    written = pq.ParquetFile(tmp_path / "base.parquet")
+    assert written.read().select(["key", "list", "map"]).equals(rows.select(["key", "list", "map"]))
+    group = written.metadata.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    without = {c.path_in_schema for c in columns if c.dictionary_page_offset is None}
+    assert without == {"key"}
+    assert len(columns) == 2 + 2 + 1 + 1 + 1 + 3 + 1
