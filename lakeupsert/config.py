@@ -167,6 +167,10 @@ def toml_key(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
 
 
+LONGEST = timedelta(days=36_500)
+"""The longest duration of a setting; what is to be for ever has none."""
+
+
 def _duration(text: str) -> timedelta:
     units = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
     return timedelta(**{units[text[-1]]: int(text[:-1])})
@@ -383,8 +387,10 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         refuse("quarantine_limit", settings.quarantine_limit, 'expected a share such as "1%" or a number of rows')
     for setting, example in (("superseded_retention", '"24h" or "0s"'), ("tombstone_retention", '"90d"')):
         duration = getattr(settings, setting)
-        if duration is not None and not re.fullmatch(r"\d+(s|m|h|d)", duration):
+        if duration is not None and not re.fullmatch(r"\d{1,9}(s|m|h|d)", duration):
             refuse(setting, duration, f"expected a duration such as {example}")
+        if duration is not None and _duration(duration) > LONGEST:
+            refuse(setting, duration, f"expected {LONGEST.days}d at most")
     if not settings.retention and settings.keep_snapshots > 1:
         expected = 'with superseded_retention = "0s" no older snapshot could be read; expected 1'
         refuse("keep_snapshots", settings.keep_snapshots, expected)

@@ -50,8 +50,6 @@ _AGE = pa.field(AGE, pa.int32())
 """Decides between equal ordering values."""
 _KNOWN = "_lakeupsert_known"
 """Boolean column of incoming rows that were settled: something is stored of the key. Null for what is stored itself."""
-_PRESENT = "_lakeupsert_present"
-"""Boolean column of incoming rows where there is a full extract: the last one has the key. Null for what is stored."""
 _TIES = (AGE, FILE, PLACE)
 _RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
 
@@ -114,13 +112,10 @@ def _rewrite(store: ObjectStore, spec: TableSpec, spec_version: int, task: Merge
     adopted, tally = Digest(spec), Tally()
     incoming = _incoming(store, spec, task, adopted)
     known = None
-    # All versions meet what is stored: a delete that an extract finds forgotten may have beaten a stored row.
-    whole = spec.history or bool(task.full and task.forgets and len(task.batches) > 1)
-    if whole:
+    whole = spec.history or bool(task.full)
+    if whole:  # all versions meet what is stored: which an extract deletes, and which it has, depends on all of them
         rest = incoming.take(sorted_by(incoming, spec.stored_key))
     else:
-        if task.full:
-            incoming = _without_lacking(incoming, spec, task, lost, tally)
         settled, winners, known = _winners(incoming, spec, task, lost, tally)
         rest = settled.take(winners)
         if known is not None:
@@ -316,16 +311,11 @@ def _count(
 def _without_lacking(
     rows: Any, spec: TableSpec, task: MergeTask, lost: list[Any], tally: Tally, past: MergeWriter | None = None
 ) -> Any:
-    """``rows`` without those that a full extract deletes, which are put into ``lost`` and the history of ``past``; with
-    `_PRESENT`."""
+    """``rows`` without those that a full extract deletes, which are put into ``lost`` and the history of ``past``."""
     order, wins = latest(rows, spec, _TIES)
     ages = rows[AGE].to_numpy()
-    present = true(rows[_PRESENT]) if _PRESENT in rows.schema.names else None
-    killed_by, has = lacking(rows, order, wins, ages, task.full, spec, task.forgets, present)
+    killed_by = lacking(rows, order, wins, ages, task.full, spec, task.forgets)
     dead = killed_by >= 0
-    if _PRESENT in rows.schema.names:
-        rows = rows.drop_columns(_PRESENT)
-    rows = rows.append_column(_PRESENT, pa.array(has))
     if not dead.any():
         return rows
     lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))
@@ -353,4 +343,4 @@ def _all(rows: Any, refuses: bool) -> tuple[Any, Any]:
 
 def _has_more(rest: Any) -> bool:
     """Whether incoming rows have columns that stored ones have not."""
-    return not {_KNOWN, _PRESENT, DELETED_AT.name}.isdisjoint(rest.schema.names)
+    return not {_KNOWN, DELETED_AT.name}.isdisjoint(rest.schema.names)

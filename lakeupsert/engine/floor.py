@@ -47,8 +47,9 @@ class Forgetting:
     batches: tuple[tuple[int, int | None], ...]
 
     def before(self, age: int) -> int:
-        """Deletes that were received before this moment are forgotten when the batch of ``age`` comes."""
-        return max((at - kept for at, kept in self.batches[: age - 1] if kept is not None), default=0)
+        """Deletes that were received before this moment are forgotten when the batch of ``age`` comes; 0: none can be, and the
+        moments of those that it is not known of need not be either."""
+        return max((max(1, at - kept) for at, kept in self.batches[: age - 1] if kept is not None), default=0)
 
     @property
     def dropped_before(self) -> int:
@@ -151,14 +152,12 @@ def lacking(
     full: Sequence[tuple[int, str]],
     spec: TableSpec,
     forgets: Forgetting | None,
-    present: Any = None,
-) -> tuple[Any, Any]:
-    """Which rows full extracts delete, as they lack the keys, and whose keys the last one has.
+) -> Any:
+    """Which rows full extracts delete, as they lack the keys.
 
-    Of n rows in the order of `rank.latest`, and with ages (0 for a stored row): for each the place in ``full`` of the first
-    extract that deletes it, or -1; and whether the last has its key. ``present`` marks rows of which that is known already (all
-    but ``order`` and ``wins`` numpy). Of a key that an extract has, the deletes that had been forgotten when it came are taken
-    away, and what was below them.
+    Of n rows in the order of `rank.latest`, all that there are of some keys, and with ages (0 for a stored row): for each the
+    place in ``full`` of the first extract that deletes it, or -1 (all but ``order`` and ``wins`` numpy). Of a key that an extract
+    has, the deletes that had been forgotten when it came are taken away, and what was below them.
     """
     key, rank = np.empty((2, rows.num_rows), np.int64)
     key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(true(wins)) - 1, np.arange(rows.num_rows)
@@ -166,8 +165,6 @@ def lacking(
     for number, (age, floor) in enumerate(full):
         has = np.zeros(rows.num_rows, bool)
         has[key[ages == age]] = True
-        if present is not None and age == full[-1][0]:
-            has[key[present]] = True
         dies = ~has[key] & up_to(rows, floor, spec)
         if forgets is not None:
             void = (killed_by < 0) & has[key] & forgotten(rows, forgets, age)
@@ -175,7 +172,7 @@ def lacking(
             np.minimum.at(greatest_void, key[void], rank[void])
             dies |= rank >= greatest_void[key]
         killed_by[(killed_by < 0) & (ages < age) & dies] = number
-    return killed_by, has[key]
+    return killed_by
 
 
 def scalars(floor: str, spec: TableSpec) -> dict[str, Any]:

@@ -201,13 +201,13 @@ class SparkEngine:
             greatest_first = [window_order(F.col(name), ordering) for name, ordering in orders.items()]
             ties = [*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL]
             newest_first = [*greatest_first, *(F.col(name).desc_nulls_last() for name in ties)]
-            # A delete that an extract voids takes with it what it beat, of before the extract.
             rank, void_by = F.lit(0), F.lit(None)
             if any(task.forgets for task in tasks if task.full):
                 rank = F.row_number().over(by_key.orderBy(*newest_first))
                 void_by = F.array_min(F.filter("void", lambda age: F.array_contains(came, age)))
-                voids = F.collect_list(F.when(F.col("void_by").isNotNull(), F.struct("rank", "void_by"))).over(by_key)
-                dead |= F.exists(voids, lambda void: (F.col("rank") >= void.rank) & (F.col("age") < void.void_by))
+                lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(came, age)))
+                void_by = F.when(lacked_by.isNull() | (void_by < lacked_by), void_by)
+                dead |= F.exists(_voids(by_key), lambda void: _takes(void, F.col("rank"), F.col("age")))
             greatest_first, newest_first = ([F.col("dead"), *columns] for columns in (greatest_first, newest_first))
             begins = F.col("nth") == 1
             if has_full and spec.history:  # rows that die come first, and have no place
@@ -363,6 +363,27 @@ def window_order(column: Any, ordering: Ordering) -> Any:
     if ordering.ascending:
         return column.asc_nulls_first() if ordering.nulls_first else column.asc_nulls_last()
     return column.desc_nulls_first() if ordering.nulls_first else column.desc_nulls_last()
+
+
+def _voids(by_key: Any) -> Any:
+    """The deletes of a key that full extracts void, each by its rank, its age, and the extract's; but those that an earlier
+    extract took away with another one."""
+    voids = F.array_sort(
+        F.collect_list(F.when(F.col("void_by").isNotNull(), F.struct("void_by", "rank", "age"))).over(by_key)
+    )
+    none = F.array().cast("array<struct<void_by:int,rank:int,age:int>>")
+
+    def one_more(found: Any, void: Any) -> Any:
+        return F.when(
+            F.exists(found, lambda other: _takes(other, void.rank, void.age) & (other.void_by < void.void_by)), found
+        ).otherwise(F.concat(found, F.array(void)))
+
+    return F.aggregate(voids, none, one_more)
+
+
+def _takes(void: Any, rank: Any, age: Any) -> Any:
+    """Whether a delete that an extract voids takes a row with it: what the delete beat, of before the extract."""
+    return (rank >= void.rank) & (age < void.void_by)
 
 
 def _sources(task: MergeTask) -> list[tuple[DataFile, int]]:
@@ -556,7 +577,7 @@ def _keep_past(out: MergeWriter, spec: TableSpec, task: MergeTask, batch: Any, r
     nth = batch["nth"].to_numpy()
     if not nth.all():
         ages = rows[AGE].to_numpy()
-        out.keep_lacking(rows, lacking(rows, *latest(rows, spec, _TIES), ages, task.full, spec, task.forgets)[0])
+        out.keep_lacking(rows, lacking(rows, *latest(rows, spec, _TIES), ages, task.full, spec, task.forgets))
     known = true(batch["known"])[nth == 1] if task.refuses else None
     out.keep_past(rows, order.filter(pa.array(nth > 0)), pa.array(nth[nth > 0] == 1), known)
 

@@ -94,7 +94,9 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     heads_of = {p: _head(table, heads, p, spec_version) for p in wanted if p in heads.touched}
     steps = {p: _step(table, heads, p, head) for p, head in heads_of.items()}
     pinned: dict[str, tuple[BucketEntry, ...]] = {}
-    overlay = OverlayStore(table.store) if any(step.tasks for step in steps.values()) else None
+    # A restore alone has no task, but what is judged one by one may come behind it.
+    merges = any(step.tasks or step.up_to < heads.touched[p] for p, step in steps.items())
+    overlay = OverlayStore(table.store) if merges else None
     try:
         for partition, step in steps.items():
             head = heads_of[partition]

@@ -1,10 +1,12 @@
 """Tables that forget deletes: how batches come together, and what upkeep does, changes nothing."""
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lakeupsert import clock
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
@@ -196,9 +198,10 @@ def test_retention_holds_from_the_next_batch_on(tmp_path: Path, before: Any, aft
         stays_when_made_anew(lake)
 
 
+@pytest.mark.parametrize("retention", ["0s", "30000d"])  # the longer one reaches back to before 1970
 @pytest.mark.parametrize("bucket", ["3500B", "256MiB"])
 def test_what_was_deleted_when_deletes_were_known_for_ever_is_forgotten_in_every_bucket(
-    tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, bucket: str, retention: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = [f"{n:03d}" for n in range(40)]
     lake = Lake(tmp_path, tombstone_retention="90d", bucket=bucket, strategy="delta")
@@ -207,48 +210,129 @@ def test_what_was_deleted_when_deletes_were_known_for_ever_is_forgotten_in_every
     # A batch's file tells which buckets it meets.
     monkeypatch.setattr("lakeupsert.engine.batch.RANGE_BYTES", 40)
     known = []
-    for number, (retention, rows) in enumerate(
+    for number, (then, rows) in enumerate(
         [
             (None, [row(k, 0, 7, op="D") for k in keys[5:10]] + [row(k, 0, 7) for k in keys[:5]]),
-            ("0s", [row(keys[20], 0, 7)]),  # meets one bucket alone
+            (retention, [row(keys[20], 0, 7)]),  # meets one bucket alone
             ("0s", [row(keys[20], 0, 8)]),
         ],
         3,
     ):
-        lake.mend(lambda row: True, tombstone_retention=retention)
+        lake.mend(lambda row: True, tombstone_retention=then)
         night(lake, rows, number)
         [proof] = lake.table.reconcile().proof
         known.append((proof.tombstones, proof.tombstones_dropped))
     assert known == [(5, 0), (5, 0), (0, 5)]
 
 
-# a was deleted at 5; what is stored when the partition begins to lag, and what it catches up with at once.
-CAUGHT_UP = {
-    "tombstone": ([[row("a", 0, 5, op="D"), row("b", 0, 1)]], [[row("b", 0, 2)]], [row("a", 0, 3), row("b", 0, 3)]),
-    "row": ([[row("a", 0, 3), row("b", 0, 1)]], [[row("a", 0, 5, op="D")], [row("b", 0, 2)]], [row("a", 0, 2), row("b", 0, 3)]),
-}  # fmt: skip
+# What is stored when the partition begins to lag, and the batches that it catches up with at once, of which some are extracts.
+Nights = list[tuple[list[Any], str | None]]
+CAUGHT_UP: dict[str, tuple[list[Any], Nights, list[tuple[str, int]]]] = {
+    "a tombstone is void": (
+        [[row("a", 0, 5, op="D"), row("b", 0, 1)]],
+        [([row("b", 0, 2)], None), ([row("a", 0, 3), row("b", 0, 3)], "table")],
+        [("a", 3), ("b", 3)],
+    ),
+    "a row was beaten by one that is void": (
+        [[row("a", 0, 3), row("b", 0, 1)]],
+        [([row("a", 0, 5, op="D")], None), ([row("b", 0, 2)], None), ([row("a", 0, 2), row("b", 0, 3)], "table")],
+        [("a", 2), ("b", 3)],
+    ),
+    "two extracts have a row": (
+        [[row("a", 0, 3), row("b", 0, 1)]],
+        [([row("a", 0, 1), row("b", 0, 9)], "table"), ([row("a", 0, 2), row("b", 0, 9)], "table")],
+        [("a", 3), ("b", 9)],
+    ),
+}
 
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 @pytest.mark.parametrize("history", [False, True])
-@pytest.mark.parametrize("stored", CAUGHT_UP)
+@pytest.mark.parametrize("retention", [None, "0s"])
+@pytest.mark.parametrize("case", CAUGHT_UP)
 def test_restore_that_merges_an_extract_with_others_forgets_what_nights_would_have(
-    tmp_path: Path, stored: str, history: bool, engine: Any, request: pytest.FixtureRequest
+    tmp_path: Path, case: str, retention: str | None, history: bool, engine: Any, request: pytest.FixtureRequest
 ) -> None:
     if engine == "spark":
         request.getfixturevalue("spark")
-    before, later, extracted = CAUGHT_UP[stored]
-    nightly = forgetful(tmp_path / "nightly", [*before, *later])
-    extract(nightly, extracted, 50)
-    lake = forgetful(tmp_path, before, history=history, on_failed_partition="skip")
-    for number, rows in enumerate(later, 10):
-        lake.land(f"{number}.jsonl", rows)
-        lake.table.append(host="local")
-    lake.land("50.jsonl", extracted)
-    lake.table.append(host="local", full="table")
+    before, later, wanted = CAUGHT_UP[case]
+    settings = {"tombstone_retention": retention, "history": history}
+    nightly = Lake(tmp_path / "nightly", **settings)
+    lake = Lake(tmp_path / "at once", **settings, on_failed_partition="skip")
+    for number, rows in enumerate(before):
+        night(nightly, rows, number)
+        night(lake, rows, number)
+    for number, (rows, full) in enumerate(later, 10):
+        for each in (nightly, lake):
+            each.land(f"{number}.jsonl", rows)
+        nightly.run(full=full, may_shrink=bool(full))
+        lake.table.append(host="local", full=full, may_shrink=bool(full))
     catch_up_by_restore(lake, first=len(before) + 1, engine=engine)
-    assert seen(lake) == seen(nightly)
+    assert lake.rows() == nightly.rows()
+    if retention is not None:
+        assert seen(lake) == wanted
     stays_when_made_anew(lake)
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_delete_that_an_extract_lacked_is_not_void_once_more(
+    tmp_path: Path, engine: Any, request: pytest.FixtureRequest
+) -> None:
+    """Nights would refuse the late row by the first extract's floor; at once, the floor before both of them counts."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    lake = forgetful(tmp_path, [[row("b", 0, 1)]], on_failed_partition="skip")
+    for number, (rows, full) in enumerate(
+        [
+            ([row("a", 0, 5, op="D")], None),
+            ([row("b", 0, 9)], "table"),
+            ([row("a", 0, 4)], None),
+            ([row("a", 0, 3), row("b", 0, 9)], "table"),
+        ],
+        10,
+    ):
+        lake.land(f"{number}.jsonl", rows)
+        lake.table.append(host="local", full=full)
+    catch_up_by_restore(lake, first=2, engine=engine)
+    assert seen(lake) == [("a", 4), ("b", 9)]
+    stays_when_made_anew(lake)
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_delete_that_went_with_another_one_is_not_void_once_more(
+    tmp_path: Path, engine: Any, request: pytest.FixtureRequest
+) -> None:
+    """Made anew of landing, both meet two extracts; the second is forgotten when the first has taken it away already."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    source = Later()
+    with clock.use(source):
+        lake = Lake(tmp_path, tombstone_retention="50s")
+        for seconds, rows, full in [
+            (0, [row("a", 0, 9, op="D"), row("b", 0, 1)], None),
+            (100, [row("a", 0, 6, op="D")], None),
+            (110, [row("b", 0, 2)], None),  # forgets the first
+            (111, [row("a", 0, 2), row("b", 0, 10)], "table"),
+            (112, [row("a", 0, 4)], None),
+            (200, [row("b", 0, 11)], None),  # would forget the second
+            (201, [row("a", 0, 3), row("b", 0, 12)], "table"),
+        ]:
+            source.seconds = seconds
+            lake.land(f"{seconds}.jsonl", rows)
+            lake.run(full=full)
+        assert seen(lake) == [("a", 4), ("b", 12)]
+        lake.table.reprocess(source="landing", host="local", engine=engine)
+        assert seen(lake) == [("a", 4), ("b", 12)]
+        stays_when_made_anew(lake)
+
+
+class Later(clock.Source):
+    """So many seconds after now."""
+
+    seconds = 0
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.seconds)
 
 
 def test_restore_alone_forgets_nothing(tmp_path: Path) -> None:

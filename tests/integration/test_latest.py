@@ -354,3 +354,24 @@ def _parquet_lake(root: Path, landed: Any, adopted: Any) -> Table:
         _land(root, "1", landed)
         table.run(host="local")
     return table
+
+
+@pytest.mark.parametrize("retention", [None, "0s"])
+@pytest.mark.parametrize("full", [None, "table"])
+def test_restore_with_batches_behind_it_is_read_without_a_file_in_the_table(
+    tmp_path: Path, retention: Any, full: Any
+) -> None:
+    """Where each is judged by what the one before left, the restore is a step of its own, and merges nothing."""
+    lake = Lake(tmp_path, tombstone_retention=retention)
+    for number in (1, 2):
+        lake.land(f"{number}.jsonl", [row("a", 0, number), row("b", 0, 1)])
+        lake.run()
+    lake.table.restore(lake.table.snapshots()[-1].number, dry=False)
+    lake.land("3.jsonl", [row("a", 0, 3), row("b", 0, 3), row("c", 0, 5)])
+    lake.table.append(host="local", full=full)
+    before = lake.stored_files()
+    found = lake.rows("latest")
+    assert [(r["k"], r["ts"].second) for r in found] == [("a", 3), ("b", 3), ("c", 5)]
+    assert lake.stored_files() == before
+    lake.run()
+    assert lake.rows() == found
