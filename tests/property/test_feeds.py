@@ -516,7 +516,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
     spec = spec_of(rng, ties="arrival", history=rng.random() < 0.5)
     feeds = {f"part={n}": [feed(spec, rng, keys=16) for _ in range(4)] for n in range(FEEDS)}
     ways = {(p, n): rng.choice(["rewrite", "delta"]) for p in feeds for n in range(4)}
-    retention = [rng.choice([0, 0, 10]) for _ in range(4)]
+    stamps, retention = [100, 110, 120, 130], [rng.choice([0, 0, 10]) for _ in range(4)]
     full = {(p, n): greatest_of(spec, feeds[p][n]) for p in feeds for n in range(4) if rng.random() < 0.2}
     memories = {partition: Memory() for partition in feeds}
     changes: dict[tuple[str, int], Changes] = {}
@@ -524,7 +524,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
         for partition, parts in feeds.items():
             extract = full.get((partition, number))
             changes[partition, number] = memories[partition].merge(
-                spec, parts[number], 10 * number, 10 * number - retention[number], extract
+                spec, parts[number], stamps[number], stamps[number] - retention[number], extract
             )
     assert sum(memory.refused for memory in memories.values()) > 5
     assert sum(memory.dropped for memory in memories.values()) > 5
@@ -543,7 +543,7 @@ def test_what_is_forgotten_or_lacking_is_refused_when_it_comes_late(
                     pile.task(partition, "rewrite" if extract else ways[partition, number]),
                     full=((1, order_of(spec, extract)),) if extract else (),
                     floors=(floor,) if floor else (),
-                    forgets=Forgetting(((10 * number, retention[number]),) * len(pile.waiting)),
+                    forgets=Forgetting(((stamps[number], retention[number]),) * len(pile.waiting)),
                     sources=((str(number), ("file",)),) * len(pile.waiting),
                 )
             for (p, task), out in zip(tasks.items(), engine.merge(store, spec, 0, list(tasks.values())), strict=True):
