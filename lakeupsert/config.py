@@ -395,6 +395,10 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         expected = 'with superseded_retention = "0s" no older snapshot could be read; expected 1'
         refuse("keep_snapshots", settings.keep_snapshots, expected)
     _check_order_in_name(settings, refuse)
+    names: dict[str, str] = {}
+    for name in settings.schema:
+        if (other := names.setdefault(name.lower(), name)) != name:
+            refuse("schema", [other, name], "names that differ by case alone are one column")
     if settings.key_scope == "table":
         alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
         for setting, only in alone.items():

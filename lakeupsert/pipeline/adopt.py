@@ -32,7 +32,7 @@ from lakeupsert.table.layout import HOME, parse_partition, partition_name, parti
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.spec import PartitionColumn, TableSpec
-from lakeupsert.table.types import named_type, widened
+from lakeupsert.table.types import named_type, same_values, widened
 
 AT_ONCE = 16
 """Requests under way at a time."""
@@ -226,13 +226,13 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
             if field.name not in partitions:  # the folder's name counts
                 before = types.get(field.name)
                 types[field.name] = field.type if before is None else unify(before, field.type, typed=True)
-    called = {name.lower(): name for name in (*types, *partitions)}
-    given = {called.get(name.lower(), name): type_ for name, type_ in given.items()}
+    called = {name.lower(): name for name in (*table.named_columns, *types, *partitions)}
+    given = {called[name.lower()]: type_ for name, type_ in given.items()}
     types = {name: given.get(name, without_nulls(type_)) for name, type_ in types.items()}
     for found in footings:
         for field in found.schema:
             wide = types.get(field.name, field.type)
-            if not pa.types.is_null(field.type) and not widened(field.type, wide).equals(wide):
+            if not pa.types.is_null(field.type) and not same_values(widened(field.type, wide), wide):
                 raise RefusedError(
                     "mixed-types",
                     f"Column {field.name!r} is {field.type} in {table.store.uri(found.file.name)} and {wide} "
@@ -251,7 +251,8 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
     for column in (p.column for p in map(PartitionColumn.parse, settings.partition_by) if not p.function):
         values = pa.array([partition_texts(folder)[column] for folder in folders])
         types[column] = given.get(column, inferred(values, _TEXTS))
-    return table.new_spec(pa.schema(list(types.items())))
+    later = [pa.field(name, type_) for name, type_ in given.items() if name not in types]
+    return table.new_spec(pa.schema(list(types.items())), later)
 
 
 def _refuse_null_keys(table: OpenTable, footings: Sequence[Footing]) -> None:

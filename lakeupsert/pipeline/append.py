@@ -524,13 +524,12 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     """
     settings = table.settings
     where = f"[tables.{table.name}.schema]"
-    given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
-    if known is not None:
-        given = {known.called(name): type_ for name, type_ in given.items()}
-        _refuse_other_keys(table, known, given)
-    observed: dict[str, Any] = {}
     # Names that differ by case alone are one column: as the table calls it, else the configuration, else the first file.
     names = {name.lower(): name for name in (*table.named_columns, *(known.schema.names if known is not None else ()))}
+    given = {names[name.lower()]: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
+    if known is not None:
+        _refuse_other_keys(table, known, given)
+    observed: dict[str, Any] = {}
     for survey in surveys:
         if survey.schema is None:
             continue

@@ -164,12 +164,12 @@ class OpenTable:
 
     @property
     def named_columns(self) -> tuple[str, ...]:
-        """Columns that the configuration names."""
+        """Columns that the configuration names; of a column that it names in several cases the name that counts comes last."""
         settings = self.settings
         partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
-        names = [name for one in partitions for name in (one.column, one.source)]
+        names = [*settings.schema, *(name for one in partitions for name in (one.column, one.source))]
         names += [Ordering.parse(text).column for text in settings.order_by]
-        names += [settings.delete.column if settings.delete else None, *settings.key, *settings.schema]
+        names += [settings.delete.column if settings.delete else None, *settings.key]
         names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
         return tuple(name for name in names if name)
 

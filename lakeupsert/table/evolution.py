@@ -83,7 +83,7 @@ def create(
     made = [p for p in partitions if p.function]
     for one in made:
         schema = _with_made(schema, one)
-    comes = types if mode == "columns" else {}  # such a record need not bring what it is ordered by
+    comes = types if groups else {}  # such a record need not bring what it is ordered by
     for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
         for name in names:
             if name not in schema.names and not (role == "order_by" and name in comes):

@@ -185,6 +185,7 @@ def test_order_that_is_mistyped_is_no_order_of_arrival(tmp_path: Path, order: st
     [
         ("order_by = ['versoin']\n[tables.t.schema]\nversoin = 'bigint'\n", "versoin"),
         ("order_by = ['seen_at']\n[tables.t.schema]\nseen_at = 'timestamp'\n", "seen_at"),
+        ("mode = 'columns'\norder_by = ['versoin']\n[tables.t.schema]\nversoin = 'bigint'\n", "versoin"),
         ("key = ['idd']\n[tables.t.schema]\nidd = 'string'\n", "idd"),
         ("partition_by = ['dayy']\n[tables.t.schema]\ndayy = 'date'\n", "dayy"),
         ("partition_by = ['date(att) as d']\n[tables.t.schema]\natt = 'timestamp'\n", "att"),
@@ -377,6 +378,47 @@ def test_type_of_adopted_files_is_given_in_any_case(tmp_path: Path) -> None:
     narrow = pa.array([1], pa.decimal128(5, 2))
     table = adopted(tmp_path, "created_on=2020-01-01", by, id=["a"], version=[1], Price=narrow)
     assert table.view().spec.schema.field("Price").type == pa.decimal128(9, 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "[tables.t.schema]\nID = 'string'\nVersion = 'bigint'\nDAY = 'date'\n",
+        "[tables.t.schema]\nSEEN = 'date'\n[tables.t.groups.g]\norder_by = ['seen']\ncolumns = ['c']\n",
+        "partition_by = ['date(at) as day']\n[tables.t.schema]\nAT = 'timestamp'\n",
+    ],
+)
+def test_type_of_a_column_that_has_a_role_is_given_in_any_case(tmp_path: Path, settings: str) -> None:
+    mode = "mode = 'columns'\n" if "groups" in settings else ""
+    feed = Feed(tmp_path, f"order_by = ['version']\n{mode}{settings}")
+    made = "" if "date(at)" in settings else ",day"
+    feed.land("a.csv", f"id,version,at,seen,c{made}\na,1,2020-01-01,2020-01-01,1{made and ',2020-01-01'}\n")
+    assert feed.run() == {}
+    names = feed.table.view().spec.schema.names
+    assert {"id", "version", "at", "seen", "c", "day"} == set(names)
+
+
+@pytest.mark.parametrize("type_", ["timestamp_ntz", None])
+def test_order_of_arrival_of_adopted_files_has_the_type_that_is_given(tmp_path: Path, type_: str | None) -> None:
+    given = f"[tables.t.schema]\nRecord_Timestamp = '{type_}'\n" if type_ else ""
+    table = adopted(tmp_path, "day=2020-01-01", given, id=["a"], v=[1])
+    zone = table.view().spec.schema.field("record_timestamp").type.tz
+    assert zone == (None if type_ else "UTC")
+
+
+def test_adopted_files_lack_no_column_that_rows_are_ordered_by(tmp_path: Path) -> None:
+    for number, settings in enumerate(["seen_at = 'timestamp'", "record_timestamp = 'bigint'"]):
+        order = "order_by = ['seen_at']\n" if "seen" in settings else ""
+        with pytest.raises(ConfigurationError, match=settings.split()[0]):
+            adopted(tmp_path / "ab"[number], "day=2020-01-01", f"{order}[tables.t.schema]\n{settings}\n", id=["a"])
+        assert not (tmp_path / "ab"[number] / "processed/_lakeupsert").exists()
+
+
+def test_adopted_decimals_are_of_the_type_that_is_given_however_narrow_they_lie(tmp_path: Path) -> None:
+    given = "order_by = ['version']\n[tables.t.schema]\nprice = 'decimal(5,2)'\n"
+    table = adopted(tmp_path, "day=2020-01-01", given, id=["b"], version=[1], price=pa.array([1], pa.decimal32(5, 2)))
+    assert table.view().spec.schema.field("price").type == pa.decimal128(5, 2)
+    assert [str(r["price"]) for r in table.to_arrow().read_all().to_pylist()] == ["1.00"]
 
 
 def configured(root: Path, more: str) -> Path:

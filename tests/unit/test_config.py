@@ -170,6 +170,7 @@ def test_missing_settings_are_all_named(file: Path) -> None:
         ("keep_snapshots = 0", "(found 0)"),
         ('quarantine_limit = "much"', 'expected a share such as "1%"'),
         ('superseded_retention = "1 day"', 'expected a duration such as "24h"'),
+        ('schema = { price = "int", PRICE = "int" }', "names that differ by case alone are one column"),
         ('tombstone_retention = "99999999999d"', 'expected a duration such as "90d"'),
         ('tombstone_retention = "999999999d"', "expected 36500d at most"),
         ('order_by = ["ts", "ts"]', "a column is named twice"),
