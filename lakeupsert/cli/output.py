@@ -153,10 +153,9 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
 _MENDS = {
     "bad_type": "if the values are right, give the column a wider type in `schema`; then `lakeupsert append "
     "--replay-quarantine` and `lakeupsert run`",
-    "bad_operation": "correct these rows where they are made, and land them again; a table's `delete` is fixed",
-    "missing_column": "correct the files that lack a column, and land them again; they count as new ones",
+    "future_order": "when that moment is near, `lakeupsert append --replay-quarantine` and `lakeupsert run`",
 }
-"""What is done about refused rows, by reason."""
+"""What is done about refused rows that need not be corrected, by reason."""
 
 
 def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> list[Fact]:
@@ -184,7 +183,10 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         facts.append(("quarantined", quarantined(appended)))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
         facts += [("", f"{code}, such as {appended.examples[code]}") for code in sorted(appended.examples)]
-        facts += [("", mend) for code, mend in _MENDS.items() if code in entry.quarantined]
+        facts += [("", f"{code}: {_MENDS[code]}") for code in sorted(appended.examples) if code in _MENDS]
+        if others := sorted(appended.examples.keys() - _MENDS):
+            mend = "correct them where they are made, and land them in a new file, or the file as corrected"
+            facts.append(("", f"{', '.join(others)}: {mend}"))
     return facts
 
 

@@ -499,7 +499,9 @@ class QuarantineWriter:
             self._reasons.update({c["values"]: c["counts"] for c in counts})
             for code in {c["values"] for c in counts} - self._examples.keys():
                 [row] = rows.slice(pc.index(rows["reason_code"], code).as_py(), 1).to_pylist()
-                self._examples[code] = f"{row['file']}, place {row['position']}: {row['reason']}"
+                name = row["file"] if row["file"].isprintable() else repr(row["file"])
+                place = "" if row["position"] is None else f", place {row['position']}"
+                self._examples[code] = f"{name}{place}: {row['reason']}"
             if "batch" not in rows.schema.names:  # a row that is tried again keeps that of the batch that read it
                 rows = rows.append_column("batch", pa.array([self._batch_id] * rows.num_rows))
             self._out.write(rows.cast(QUARANTINE_SCHEMA))

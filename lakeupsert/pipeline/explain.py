@@ -25,7 +25,7 @@ import pyarrow.dataset as ds
 from lakeupsert.engine.columns import given, with_brought
 from lakeupsert.engine.convert import convert, plain
 from lakeupsert.engine.datafiles import POSITION, aligned, opened, renamed, stream_file
-from lakeupsert.engine.floor import PARTITION, is_among, refused_by_merges, up_to
+from lakeupsert.engine.floor import PARTITION, Forgetting, is_among, refused_by_merges, up_to
 from lakeupsert.engine.rank import latest, sortable
 from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
@@ -285,10 +285,12 @@ class _Search:
             return None
         copies = won | shown
         refused = self._refused(rows, [link.body for link in (head, readers) if link])
-        lacking = self._lacking(rows, partition, merged) - refused
-        forgets = head is not None and any(bucket.floor for bucket in head.body.buckets)
         counts = {0, *counting((link.number, link.body) for link in entries[: merged + 1])}
-        deletes = (row for row in rows if row.deletes and row.age in counts and row not in lacking | refused)
+        counted = [link for link in entries if link.number in counts and partition in link.body.touched]
+        lacking = self._lacking(rows, counted) - refused
+        forgets = head is not None and any(bucket.floor for bucket in head.body.buckets)
+        void = _void(rows, counted)
+        deletes = (row for row in rows if row.deletes and row.age in counts and row not in lacking | refused | void)
         forgotten = next(deletes, None) if forgets and not won else None
         lowest = max((rows.index(row) for row in (*won, *([forgotten] if forgotten else []))), default=len(rows))
 
@@ -327,7 +329,7 @@ class _Search:
             partition=partition,
             versions=tuple(versions),
             shown=self._as_shown(partition, shown.get(seen, seen), readers) if seen else None,
-            why=self._why(rows, outcomes, head),
+            why=self._why([row for row in rows if row not in void], outcomes, head),
             version=published.version if published else None,
             since=self._since(partition, next(iter(shown), None)),
             settled=settled,
@@ -407,13 +409,9 @@ class _Search:
             standing[next(equal, copy)] = copy
         return self._ranked([*rows, *(row for row in standing if row not in rows)]), standing
 
-    def _lacking(self, rows: Sequence[_Row], partition: str, merged: int) -> set[_Row]:
+    def _lacking(self, rows: Sequence[_Row], counted: Sequence[Link[LedgerEntry]]) -> set[_Row]:
         """Those that a full extract deleted, which came later and lacks the key."""
-        full = [
-            (link.number, link.body.full.order)
-            for link in self.table.entries(-1, merged)
-            if link.body.full and partition in link.body.touched
-        ]
+        full = [(link.number, link.body.full.order) for link in counted if link.body.full]
         full = [(number, order) for number, order in full if not any(row.age == number for row in rows)]
         return {
             row
@@ -509,11 +507,13 @@ class _Search:
             return f"{'What came lost to a record in another partition.' if elsewhere else 'No version counts.'}{aside}"
         seen = [row for row in rows if outcomes[row] == "shown"]
         still = f"and readers still see {seen[0] if seen else 'no row'}."
-        reason = self._reason(winner, rows[rows.index(winner) + 1 :])
+        behind = rows[rows.index(winner) + 1 :]
+        reason = self._reason(winner, [row for row in behind if outcomes[row] not in ("withdrawn", "refused")])
         called = str(winner)[0].upper() + str(winner)[1:]
         match outcomes[winner]:
             case "forgotten":
-                return f"Deleted by {winner}, which the table has forgotten; what comes below it goes to quarantine.{aside}"
+                late = "what comes below it goes to quarantine, unless a full extract has it"
+                return f"Deleted by {winner}, which the table has forgotten; {late}.{aside}"
             case "deletes" if winner.moved_to:
                 return f"Moved to {winner.moved_to} by {winner}: {reason}.{aside}"
             case "deletes":
@@ -557,6 +557,17 @@ class _Search:
             return f"{equal}merged when the appended file was there, against {other}"
         ties = {_AGE.name: "later batch", FILE: "later file of the batch", PLACE: "later place in the file"}
         return equal + next(text for column, text in ties.items() if differ(column)) + f" than {other}"
+
+
+def _void(rows: Sequence[_Row], counted: Sequence[Link[LedgerEntry]]) -> set[_Row]:
+    """The deletes that had been forgotten when a full extract came that has the key."""
+    batches = [link for link in counted if link.number]
+    forgets = Forgetting(tuple((link.body.received_at, link.body.retention) for link in batches))
+    stamps = dict(zip((link.number for link in batches), forgets.stamps[1:], strict=True))
+    brought = {row.age for row in rows}
+    before = [forgets.before(age) for age, link in enumerate(batches, 1) if link.body.full and link.number in brought]
+    found_before = max(before, default=0)
+    return {row for row in rows if row.deletes and (stamps.get(row.age) or found_before) < found_before}
 
 
 def _moment(microseconds: int) -> str:

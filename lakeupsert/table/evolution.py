@@ -408,7 +408,7 @@ def _with_made(schema: Any, made: PartitionColumn) -> Any:
             "[tables.….schema]",
         )
     text = f"{made.function}({source})"
-    if text in schema.names and made.column == f"{source}_{made.function}":
+    if text.lower() in map(str.lower, schema.names) and made.column == f"{source}_{made.function}":
         raise ConfigurationError(
             "bad-setting",
             f"`partition_by` has {text!r}, which may be the {made.function} of the column {source!r} or the column of that "

@@ -173,6 +173,33 @@ def test_delete_that_does_not_count_is_none_that_was_forgotten(tmp_path: Path) -
     assert found.why.startswith("Deleted by batch 1's delete")
 
 
+def test_delete_after_one_that_an_extract_found_forgotten_is_the_one_that_counts(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, tombstone_retention="0s")
+    nights(lake, [row("a", 0, 5, op="D"), row("b", 0, 1)], [row("b", 0, 2)])
+    lake.land("full.jsonl", [row("a", 0, 3), row("b", 0, 9)])
+    lake.run(full="table")
+    nights(lake, [row("a", 0, 4, op="D")])
+    assert explained(lake).why.startswith("Deleted by batch 4's delete (3.jsonl): greater ts")
+    nights(lake, [row("b", 0, 10)])
+    found = explained(lake)
+    assert [t[1:] for t in told(found)] == [(1, "forgotten"), (4, "forgotten"), (3, "superseded")]
+    assert found.why.startswith("Deleted by batch 4's delete (3.jsonl), which the table has forgotten")
+    nights(lake, [row("a", 0, 7)], [row("a", 0, 12)])
+    found = explained(lake)
+    assert [t[1:] for t in told(found)][:4] == [(7, "shown"), (7, "shown"), (6, "refused"), (1, "superseded")]
+    assert "batch 6" not in found.why
+
+
+def test_extract_that_was_taken_back_deletes_nothing(lake: Lake) -> None:
+    nights(lake, [row("a", 0, 1), row("b", 0, 1)], [row("a", 0, 2)])
+    lake.land("full.jsonl", [row("b", 0, 9)])
+    lake.run(full="table", may_shrink=True)
+    assert {t[2] for t in told(explained(lake))} == {"lacking"}
+    lake.table.restore(lake.table.snapshots()[1].number, dry=False)
+    lake.run()
+    assert [t[2] for t in told(explained(lake))] == ["shown", "shown", "superseded"]
+
+
 def test_batch_that_is_not_merged_is_pending(lake: Lake) -> None:
     nights(lake, [row("a", 0, 5, 1)])
     append(lake, [row("a", 0, 6, 2)])
