@@ -237,8 +237,10 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
                     "mixed-types",
                     f"Column {field.name!r} is {field.type} in {table.store.uri(found.file.name)} and {wide} "
                     + (f"by {where}" if field.name in given else "in other files")
-                    + "; no type holds both. Nothing was changed.",
-                    next="rewrite the files that differ under one type, then run `lakeupsert adopt` again",
+                    + "; the one does not grow to the other. Nothing was changed.",
+                    next="rewrite the files that differ under one type"
+                    + (f", or give {field.name!r} theirs in {where}" if field.name in given else "")
+                    + "; then run `lakeupsert adopt` again",
                 )
     delete = settings.delete
     if delete and not delete.keep and delete.column in types:

@@ -276,20 +276,23 @@ class _Search:
                     settled[link.number] = unseen
         self.gone += len(gone)
 
+        counts = {0, *counting((link.number, link.body) for link in entries[: merged + 1])}
+        counted = [link for link in entries if link.number in counts and partition in link.body.touched]
+        refused = self._refused(rows, [link.body for link in (head, readers) if link])
+        lacking = self._lacking([row for row in rows if row.age in counts], counted) - refused
+        void = _void(rows, counted)
+        gone_rows = refused | lacking | void | {row for row in rows if row.age not in counts}
+
         # Readers' version first: where the newest one holds the same row in another file, that file is nobody's news.
-        rows, shown = self._standing(rows, partition, readers)
+        rows, shown = self._standing(rows, partition, readers, gone_rows)
         won = shown
         if head is not None and (readers is None or head.number != readers.number):
-            rows, won = self._standing(rows, partition, head)
+            rows, won = self._standing(rows, partition, head, gone_rows)
         if not rows:
             return None
         copies = won | shown
-        refused = self._refused(rows, [link.body for link in (head, readers) if link])
-        counts = {0, *counting((link.number, link.body) for link in entries[: merged + 1])}
-        counted = [link for link in entries if link.number in counts and partition in link.body.touched]
-        lacking = self._lacking(rows, counted) - refused
+        void -= copies.keys()
         forgets = head is not None and any(bucket.floor for bucket in head.body.buckets)
-        void = _void(rows, counted)
         deletes = (row for row in rows if row.deletes and row.age in counts and row not in lacking | refused | void)
         forgotten = next(deletes, None) if forgets and not won else None
         lowest = max((rows.index(row) for row in (*won, *([forgotten] if forgotten else []))), default=len(rows))
@@ -329,7 +332,7 @@ class _Search:
             partition=partition,
             versions=tuple(versions),
             shown=self._as_shown(partition, shown.get(seen, seen), readers) if seen else None,
-            why=self._why([row for row in rows if row not in void], outcomes, head),
+            why=self._why(rows, outcomes, head, void),
             version=published.version if published else None,
             since=self._since(partition, next(iter(shown), None)),
             settled=settled,
@@ -385,11 +388,12 @@ class _Search:
         ]
 
     def _standing(
-        self, rows: list[_Row], partition: str, version: Link[Manifest] | None
+        self, rows: list[_Row], partition: str, version: Link[Manifest] | None, gone: set[_Row]
     ) -> tuple[list[_Row], dict[_Row, _Row]]:
         """``rows`` by rank, with what ``version`` holds where none is a copy of it; and the copied rows with their copies.
 
-        A key has one stored row, or tombstone; only adopted partitions that were never merged may hold it twice.
+        Those that are ``gone`` now are copied by none where another one is equal. A key has one stored row, or tombstone; only
+        adopted partitions that were never merged may hold it twice.
         """
         stored: list[_Row] = []
         if version is not None:
@@ -405,8 +409,8 @@ class _Search:
             by_order = copy.deletes or self.spec.mode == "columns"
             same = (self.spec.tombstone_schema if by_order else self.spec.stored_schema).names
             before = (row for row in rows if row not in standing and row.age <= copy.age and not row.lost_in_append)
-            equal = (row for row in before if row.deletes == copy.deletes and row.texts(same) == copy.texts(same))
-            standing[next(equal, copy)] = copy
+            equal = [row for row in before if row.deletes == copy.deletes and row.texts(same) == copy.texts(same)]
+            standing[min(equal, key=gone.__contains__, default=copy)] = copy
         return self._ranked([*rows, *(row for row in standing if row not in rows)]), standing
 
     def _lacking(self, rows: Sequence[_Row], counted: Sequence[Link[LedgerEntry]]) -> set[_Row]:
@@ -472,7 +476,7 @@ class _Search:
         if then.renames == self.spec.renames:
             return self._row_of(partition, row)
         search = replace(self, spec=then)
-        rows, _ = search._standing([], partition, readers)
+        rows, _ = search._standing([], partition, readers, set())
         return search._row_of(partition, rows[0])
 
     def _row_of(self, partition: str, row: _Row) -> dict[str, Any]:
@@ -492,23 +496,31 @@ class _Search:
             link = before
         return None
 
-    def _why(self, rows: Sequence[_Row], outcomes: Mapping[_Row, Outcome], head: Link[Manifest] | None) -> str:
-        """Why the row won, or will win, that is first of those that count."""
+    def _why(
+        self, rows: Sequence[_Row], outcomes: Mapping[_Row, Outcome], head: Link[Manifest] | None, void: set[_Row]
+    ) -> str:
+        """Why the row won, or will win, that is first of those that count; ``void`` deletes do not."""
         uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
         aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
         beaten = {"withdrawn", "superseded", "refused", "lacking", "in part"}
         if not {"shown", "won, not published"}.isdisjoint(outcomes.values()):
             beaten.add("forgotten")  # that it was is why the other is there
-        winner = next((row for row in rows if outcomes[row] not in beaten), None)
+        winner = next((row for row in rows if outcomes[row] not in beaten and row not in void), None)
         if winner is None:
             if any(outcome == "lacking" for outcome in outcomes.values()):
                 return f"A full extract lacked the key.{aside}"
+            if any(outcome == "refused" for outcome in outcomes.values()):
+                return (
+                    f"What came is below what the table has forgotten, or a full extract had, and in quarantine.{aside}"
+                )
             elsewhere = any(row.lost_in_append for row in rows)
             return f"{'What came lost to a record in another partition.' if elsewhere else 'No version counts.'}{aside}"
         seen = [row for row in rows if outcomes[row] == "shown"]
         still = f"and readers still see {seen[0] if seen else 'no row'}."
         behind = rows[rows.index(winner) + 1 :]
-        reason = self._reason(winner, [row for row in behind if outcomes[row] not in ("withdrawn", "refused")])
+        behind = [row for row in behind if outcomes[row] not in ("withdrawn", "refused") and row not in void]
+        only = f"it is the only version{' that counts' if len(rows) > 1 else ''}"
+        reason = self._reason(winner, behind[0]) if behind else only
         called = str(winner)[0].upper() + str(winner)[1:]
         match outcomes[winner]:
             case "forgotten":
@@ -528,11 +540,8 @@ class _Search:
         mark = f" (batch {failed.batch} failed: {first})" if failed else ""
         return f"{called} will win: {reason}. It is not merged yet{mark}, {still}{aside}"
 
-    def _reason(self, winner: _Row, others: Sequence[_Row]) -> str:
+    def _reason(self, winner: _Row, other: _Row) -> str:
         """What decided between a row and the one that follows it by rank: the first part of the rank that differs."""
-        if not others:
-            return "it is the only version"
-        other = others[0]
         both = pa.concat_tables([winner.values, other.values])
 
         def differ(column: str) -> bool:

@@ -75,7 +75,7 @@ def create(
                 "unfit-type",
                 f"No file has the ordering column {order_by[0]!r}, so rows get their receipt stamp in it, a timestamp; under "
                 f"[tables.….schema] it is {type_}.",
-                next=f"take {order_by[0]!r} out of [tables.….schema], or put files with that column into the landing zone",
+                next=f"take {order_by[0]!r} out of [tables.….schema], or bring files that have that column",
             )
         schema = schema.append(pa.field(order_by[0], type_))
     partitions = PartitionColumn.parse_all(partition_by)
@@ -93,9 +93,9 @@ def create(
                 without = "; without `order_by` arrival decides" if role == "order_by" else ""
                 raise ConfigurationError(
                     "missing-column",
-                    f"`{role}` names the column {name!r}, which no readable landing file has.{hint}",
-                    next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or put files with that column into the "
-                    f"landing zone{without}",
+                    f"`{role}` names the column {name!r}, which no readable file has.{hint}",
+                    next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or bring files that "
+                    f"have that column{without}",
                 )
     for field in later:
         schema = schema if field.name in schema.names else schema.append(field)
@@ -379,7 +379,7 @@ def _refuse_groups(
             if name not in schema.names:
                 raise ConfigurationError(
                     "missing-column",
-                    f"`groups.{group.name}` names the column {name!r}, which no readable landing file has. Found: "
+                    f"`groups.{group.name}` names the column {name!r}, which no readable file has. Found: "
                     f"{', '.join(schema.names)}.",
                     next="correct it, or give a column that comes later its type under [tables.….schema]: "
                     f'`{toml_key(name)} = "…"`',
@@ -397,8 +397,8 @@ def _with_made(schema: Any, made: PartitionColumn) -> Any:
     if at < 0:
         raise ConfigurationError(
             "missing-column",
-            f"{takes} no readable landing file has.{_found(source, schema)}",
-            next="correct `partition_by` in lakeupsert.toml, or put files with that column into the landing zone",
+            f"{takes} no readable file has.{_found(source, schema)}",
+            next="correct `partition_by` in lakeupsert.toml, or bring files that have that column",
         )
     if not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
         raise ConfigurationError(

@@ -77,7 +77,7 @@ def test_key_column_that_no_file_has_is_named(lake: Path) -> None:
     land("a.csv", "order,transaction_date\n1,2020-01-01\n")
     error = run(2)["error"]
     assert error["code"] == "missing-column"
-    assert "'id', which no readable landing file has. Found: order, transaction_date" in error["message"]
+    assert "'id', which no readable file has. Found: order, transaction_date" in error["message"]
     assert not error["data_changed"]
     assert not Path("processed/_lakeupsert/ledger").exists()
 

@@ -307,7 +307,7 @@ def test_settings_that_do_not_go_together(settings: str, message: str, tmp_path:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        (GROUP.replace('"a"', '"colour"'), "names the column 'colour', which no readable landing file has"),
+        (GROUP.replace('"a"', '"colour"'), "names the column 'colour', which no readable file has"),
         (GROUP.replace('"at"', '"version"'), "names 'version', which is a key, ordering or partition column"),
         (GROUP.replace('"at"', '"at nulls first"'), "null says that a record does not bring them"),
         (GROUP + GROUP.replace("groups.g", "groups.h"), "names 'at', which is in `groups.g` already"),

@@ -151,7 +151,7 @@ def test_delete_that_was_forgotten_when_an_extract_had_the_key_was_not_taken_bac
     lake.run(full="table")
     found = explained(lake)
     assert told(found) == [("appended", 1, "forgotten"), ("appended", 3, "shown"), ("base", 3, "shown")]
-    assert found.why == "Batch 3's row (full.jsonl) is shown: it is the only version."
+    assert found.why == "Batch 3's row (full.jsonl) is shown: it is the only version that counts."
 
 
 def test_row_that_a_forgotten_delete_had_beaten_was_not_taken_back(tmp_path: Path) -> None:
@@ -198,6 +198,36 @@ def test_extract_that_was_taken_back_deletes_nothing(lake: Lake) -> None:
     lake.table.restore(lake.table.snapshots()[1].number, dry=False)
     lake.run()
     assert [t[2] for t in told(explained(lake))] == ["shown", "shown", "superseded"]
+
+
+def test_stored_delete_is_not_the_equal_one_that_was_forgotten(tmp_path: Path) -> None:
+    """By content the forgotten one is the greater; a tombstone has key and order alone."""
+    lake = Lake(tmp_path, tombstone_retention="0s", ties="content")
+    nights(lake, [row("a", 0, 2, 1, op="D"), row("b", 0, 1)], [row("b", 0, 2)])
+    lake.land("full.jsonl", [row("a", 0, 2, 0, op="D"), row("b", 0, 3)])
+    lake.run(full="table")
+    found = explained(lake)
+    assert {t[1:] for t in told(found)} == {(1, "forgotten"), (3, "deletes")}
+    assert found.why.startswith("Deleted by batch 3's delete")
+
+
+def test_row_that_was_taken_back_is_lacking_in_no_later_extract(lake: Lake) -> None:
+    nights(lake, [row("b", 0, 1)], [row("a", 0, 2)])
+    lake.table.restore(lake.table.snapshots()[1].number, dry=False)
+    lake.run()
+    lake.land("full.jsonl", [row("b", 0, 9)])
+    lake.run(full="table")
+    assert [t[2] for t in told(explained(lake))] == ["withdrawn"]
+
+
+def test_key_of_which_all_was_refused_says_where_it_is(lake: Lake) -> None:
+    nights(lake, [row("b", 0, 1)])
+    lake.land("full.jsonl", [row("b", 0, 9)])
+    lake.run(full="table")
+    nights(lake, [row("a", 0, 2)])
+    found = explained(lake)
+    assert [t[2] for t in told(found)] == ["refused"]
+    assert found.why.startswith("What came is below what the table has forgotten, or a full extract had")
 
 
 def test_batch_that_is_not_merged_is_pending(lake: Lake) -> None:
@@ -327,7 +357,9 @@ def test_row_of_a_batch_that_does_not_count_is_withdrawn(lake: Lake) -> None:
     lake.table.publish()
     found = explained(lake)
     assert told(found) == [("appended", 2, "withdrawn"), ("appended", 1, "shown"), ("base", 1, "shown")]
-    assert found.why.endswith("it is the only version. Of greater rank, but withdrawn: batch 2's row (1.jsonl).")
+    assert found.why.endswith(
+        "it is the only version that counts. Of greater rank, but withdrawn: batch 2's row (1.jsonl)."
+    )
 
 
 def adopt(lake: Lake, *files: Sequence[Any]) -> None:

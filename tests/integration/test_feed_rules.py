@@ -195,7 +195,7 @@ def test_type_that_is_given_makes_no_column_of_a_slip(tmp_path: Path, settings: 
     feed = Feed(tmp_path, settings)
     feed.land("a.csv", "id,day,version,at\na,2020-01-01,1,2020-01-01T10:00:00Z\n")
     for step in (feed.table.plan, feed.run):
-        with pytest.raises(ConfigurationError, match="which no readable landing file has") as raised:
+        with pytest.raises(ConfigurationError, match="which no readable file has") as raised:
             step()
         assert raised.value.code == "missing-column"
         assert repr(slip) in raised.value.message

@@ -72,7 +72,7 @@ def test_made_column_is_one_of_the_table() -> None:
             (
                 {"partition_by": [text]},
                 "missing-column",
-                f"{text!r}, which no readable landing file has. It is no expression",
+                f"{text!r}, which no readable file has. It is no expression",
             )
             for text in ("upper(id)", "date(at", "date(at), month(at)")
         ),
