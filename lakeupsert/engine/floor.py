@@ -68,6 +68,11 @@ class Forgetting:
             found.append(found[-1] if kept is None else at)
         return [found[-1], *reversed(found[1:])]
 
+    def forgotten_ages(self, age: int) -> list[int]:
+        """Ages of the batches whose deletes are forgotten when that of ``age`` comes."""
+        before = self.before(age)
+        return [of_it for of_it, at in enumerate(self.stamps[1:], 1) if at is not None and at < before]
+
 
 def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Any]:
     """The keys that merges refused, by batch id: tables of the partition's name, the partition columns and the key columns.

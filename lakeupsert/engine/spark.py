@@ -197,7 +197,8 @@ class SparkEngine:
             dead = F.lit(False)
             if has_full:
                 came = F.collect_set("age").over(by_key)
-                dead = F.exists("lacking", lambda age: ~F.array_contains(came, age))
+                lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(came, age)))
+                dead = lacked_by.isNotNull()
             greatest_first = [window_order(F.col(name), ordering) for name, ordering in orders.items()]
             ties = [*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL]
             newest_first = [*greatest_first, *(F.col(name).desc_nulls_last() for name in ties)]
@@ -205,7 +206,6 @@ class SparkEngine:
             if any(task.forgets for task in tasks if task.full):
                 rank = F.row_number().over(by_key.orderBy(*newest_first))
                 void_by = F.array_min(F.filter("void", lambda age: F.array_contains(came, age)))
-                lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(came, age)))
                 void_by = F.when(lacked_by.isNull() | (void_by < lacked_by), void_by)
                 dead |= F.exists(_voids(by_key), lambda void: _takes(void, F.col("rank"), F.col("age")))
             greatest_first, newest_first = ([F.col("dead"), *columns] for columns in (greatest_first, newest_first))

@@ -32,7 +32,7 @@ from lakeupsert.table.layout import HOME, parse_partition, partition_name, parti
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.spec import PartitionColumn, TableSpec
-from lakeupsert.table.types import named_type, same_values, widened
+from lakeupsert.table.types import same_values, widened
 
 AT_ONCE = 16
 """Requests under way at a time."""
@@ -218,7 +218,6 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
     """The spec of all files: each column under a type that holds the values of every file."""
     settings = table.settings
     where = f"[tables.{table.name}.schema]"
-    given = {name: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
     partitions = {p.column for p in map(PartitionColumn.parse, settings.partition_by)}
     types: dict[str, Any] = {}
     for found in footings:
@@ -226,8 +225,7 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
             if field.name not in partitions:  # the folder's name counts
                 before = types.get(field.name)
                 types[field.name] = field.type if before is None else unify(before, field.type, typed=True)
-    called = {name.lower(): name for name in (*table.named_columns, *types, *partitions)}
-    given = {called[name.lower()]: type_ for name, type_ in given.items()}
+    _, given = table.given_types((*types, *partitions))
     types = {name: given.get(name, without_nulls(type_)) for name, type_ in types.items()}
     for found in footings:
         for field in found.schema:

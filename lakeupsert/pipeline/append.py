@@ -68,7 +68,7 @@ from lakeupsert.table.ledger import (
     taken,
 )
 from lakeupsert.table.spec import TableSpec, field_id
-from lakeupsert.table.types import named_type, normal, same_values, widened
+from lakeupsert.table.types import normal, same_values, widened
 
 log = logging.getLogger(__name__)
 
@@ -522,11 +522,8 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
 
     Columns grow to the types that files have, and to those given in the configuration.
     """
-    settings = table.settings
     where = f"[tables.{table.name}.schema]"
-    # Names that differ by case alone are one column: as the table calls it, else the configuration, else the first file.
-    names = {name.lower(): name for name in (*table.named_columns, *(known.schema.names if known is not None else ()))}
-    given = {names[name.lower()]: named_type(text, f"{where} {name}") for name, text in settings.schema.items()}
+    names, given = table.given_types(known.schema.names if known is not None else ())
     if known is not None:
         _refuse_other_keys(table, known, given)
     observed: dict[str, Any] = {}

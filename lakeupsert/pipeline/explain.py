@@ -572,11 +572,10 @@ def _void(rows: Sequence[_Row], counted: Sequence[Link[LedgerEntry]]) -> set[_Ro
     """The deletes that had been forgotten when a full extract came that has the key."""
     batches = [link for link in counted if link.number]
     forgets = Forgetting(tuple((link.body.received_at, link.body.retention) for link in batches))
-    stamps = dict(zip((link.number for link in batches), forgets.stamps[1:], strict=True))
     brought = {row.age for row in rows}
-    before = [forgets.before(age) for age, link in enumerate(batches, 1) if link.body.full and link.number in brought]
-    found_before = max(before, default=0)
-    return {row for row in rows if row.deletes and (stamps.get(row.age) or found_before) < found_before}
+    extracts = [age for age, link in enumerate(batches, 1) if link.body.full and link.number in brought]
+    found = {batches[of_it - 1].number for age in extracts for of_it in forgets.forgotten_ages(age)}
+    return {row for row in rows if row.deletes and row.age in found}
 
 
 def _moment(microseconds: int) -> str:

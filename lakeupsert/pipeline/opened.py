@@ -27,6 +27,7 @@ from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, head
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec, refuse_unknown
+from lakeupsert.table.types import named_type
 from lakeupsert.table.work import Work, read_work
 
 log = logging.getLogger(__name__)
@@ -172,6 +173,17 @@ class OpenTable:
         names += [settings.delete.column if settings.delete else None, *settings.key]
         names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
         return tuple(name for name in names if name)
+
+    def given_types(self, own: Iterable[str]) -> tuple[dict[str, str], dict[str, Any]]:
+        """What columns are called, by their names in small letters, and the types that the configuration gives these.
+
+        Names that differ by case alone are one column: as one of ``own`` has it, which are the table's or its files', else as
+        the configuration has it.
+        """
+        called = {name.lower(): name for name in (*self.named_columns, *own)}
+        where = f"[tables.{self.name}.schema]"
+        given = self.settings.schema.items()
+        return called, {called[name.lower()]: named_type(text, f"{where} {name}") for name, text in given}
 
     def spec(self, version: int) -> TableSpec:
         if version not in self._specs:

@@ -273,10 +273,8 @@ class _Inputs:
         """The partition's values and the number of each batch whose deletes it had forgotten when the last one came."""
         came = self._received[partition]
         forgets = Forgetting(tuple((at, kept) for _, at, kept in came))
-        before = forgets.before(len(came))
         values = {c: v.as_py() for c, v in partition_scalars(self._spec, partition).items()}
-        deleted_at = zip(came, forgets.stamps[1:], strict=True)
-        return [{**values, _BATCH: number} for (number, _, _), at in deleted_at if at is not None and at < before]
+        return [{**values, _BATCH: came[age - 1][0]} for age in forgets.forgotten_ages(len(came))]
 
     def _is_wanted(self) -> str:
         return self._is_in("wanted")
