@@ -16,9 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeupsert.engine.checksums import ChecksumSink, checked
 from lakeupsert.engine.vectors import deleted_positions, without
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
+from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, made_anew, partition_of
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import TableSpec
@@ -32,6 +34,8 @@ FILE_BYTES = 512 << 20
 """Compressed bytes after which a base file is closed and the next one begun."""
 PAGE_BYTES = 1 << 20
 """Uncompressed bytes of a page, pyarrow's default: a smaller table has one page a column."""
+BUFFER_BYTES = 1 << 20
+"""Arrow writes the header and the body of each page by themselves; so much of them goes through Python at once."""
 SAMPLED_ROWS = 250
 MOST_DISTINCT = 0.8
 FEW_ROWS = 500
@@ -96,6 +100,17 @@ class Pack:
         self.bytes += file.size
 
 
+@dataclass(frozen=True)
+class _OpenFile:
+    """A file that is being written: Arrow's writer, the buffer before the checksums, and what closes in the store."""
+
+    name: str
+    stack: ExitStack
+    sink: pa.NativeFile
+    checksums: ChecksumSink
+    writer: pq.ParquetWriter
+
+
 class DataFileWriter:
     """Writes tables, given in key order, to as many files as ``FILE_BYTES`` asks for; ``files`` is complete after the block.
 
@@ -115,7 +130,7 @@ class DataFileWriter:
         self._sorting = [pq.SortingColumn(schema.get_field_index(n)) for n in sorted_by] if flat else []
         self._held: list[Any] = []
         self._held_bytes = 0
-        self._open: tuple[str, ExitStack, Any, Any] | None = None
+        self._open: _OpenFile | None = None
         self._rows = 0
 
     def __enter__(self) -> "DataFileWriter":
@@ -131,7 +146,7 @@ class DataFileWriter:
             raise
         finally:
             if self._open is not None:
-                self._open[1].__exit__(kind, error, trace)  # the store drops what is unfinished
+                self._open.stack.__exit__(kind, error, trace)  # the store drops what is unfinished
 
     def write(self, table: Any) -> None:
         """Take rows that have the file's columns, and perhaps others; they are written when a row group is full."""
@@ -149,17 +164,18 @@ class DataFileWriter:
             return
         table = pa.concat_tables(self._held)
         self._held, self._held_bytes = [], 0
-        _name, _, sink, writer = self._open or self._begin(table)
+        here = self._open or self._begin(table)
         groups = max(1, ceil(table.num_rows / ROW_GROUP_ROWS), ceil(table.nbytes / ROW_GROUP_BYTES))
-        writer.write_table(table, row_group_size=ceil(table.num_rows / groups))
+        here.writer.write_table(table, row_group_size=ceil(table.num_rows / groups))
         self._rows += table.num_rows
-        if sink.tell() >= FILE_BYTES:
+        if here.sink.tell() >= FILE_BYTES:
             self._close()
 
-    def _begin(self, first: Any) -> tuple[str, ExitStack, Any, Any]:
+    def _begin(self, first: Any) -> _OpenFile:
         name = self._new_name()
         stack = ExitStack()
-        sink = stack.enter_context(self._store.write(name))
+        checksums = ChecksumSink(stack.enter_context(self._store.write(name)))
+        sink = pa.BufferedOutputStream(pa.PythonFile(checksums, "w"), BUFFER_BYTES)
         schema = self.schema.with_metadata(self._footer.metadata(name))
         writer = stack.enter_context(
             pq.ParquetWriter(
@@ -171,22 +187,25 @@ class DataFileWriter:
                 write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
                 write_page_index=first.nbytes > PAGE_BYTES,  # of one page it would say what the column's statistics say
                 sorting_columns=self._sorting or None,
-                write_page_checksum=self._footer.kind == "keys",  # a wrong bit there puts a key in two partitions
+                write_page_checksum=True,
             )
         )
-        self._open = name, stack, sink, writer
+        self._open = _OpenFile(name, stack, sink, checksums, writer)
         return self._open
 
     def _close(self) -> None:
         if self._open is None:
             return
-        name, stack, sink, writer = self._open
-        self._open = None
-        with stack:
-            writer.close()
-            size = sink.tell()
+        here, self._open = self._open, None
+        with here.stack:
+            here.sink.flush()
+            here.writer.add_key_value_metadata(here.checksums.keys())
+            here.writer.close()
+            here.sink.flush()
+            here.checksums.finish()
         footer = self._footer
-        file = DataFile(name=name, rows=self._rows, bytes=size, bucket=footer.bucket, bits=footer.bits)
+        size = here.checksums.bytes
+        file = DataFile(name=here.name, rows=self._rows, bytes=size, bucket=footer.bucket, bits=footer.bits)
         self.files.append(msgspec.structs.replace(file, renames=footer.renames))
         self._rows = 0
 
@@ -248,6 +267,15 @@ def from_bytes(data: Any) -> Any:
         return reader.read_all()
 
 
+def from_metadata(data: bytes) -> Any:
+    """The same of rows that lie within an object of metadata. Raises DamagedTableError where an earlier lakeupsert wrote that,
+    without a digest, and it was damaged since."""
+    try:
+        return from_bytes(data)
+    except (pa.ArrowInvalid, OSError) as e:
+        raise metadata.damaged("A manifest or ledger entry with rows in it", "an Arrow stream", str(e)) from e
+
+
 def read_file(store: ObjectStore, file: DataFile, schema: Any, spec: TableSpec | None = None) -> Any:
     """All rows of one of our files as a table of ``schema`` (see `stream_file`, `aligned`)."""
     return pa.concat_tables(list(stream_file(store, file, schema, spec=spec)) or [schema.empty_table()])
@@ -283,7 +311,7 @@ def _decoded(
 ) -> Iterator[tuple[int, Any]]:
     """The rows of a file as they are there, each table with the place of its first row."""
     if isinstance(file, TombstoneFile) and file.inline:
-        yield 0, from_bytes(file.inline)
+        yield 0, from_metadata(file.inline)
         return
     part = None if file.at is None else (file.at, file.bytes)
     with (
@@ -293,7 +321,7 @@ def _decoded(
             source,
             coerce_int96_timestamp_unit="us",
             pre_buffer=not isinstance(source, pa.OSFile | pa.BufferReader),
-            page_checksum_verification=True,
+            page_checksum_verification=True,  # where it has no others
         ) as parquet,
     ):
         # Of a few rows, to look at the columns one by one takes longer than to read them.
@@ -351,7 +379,7 @@ def opened(
     """
     try:
         with store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source:
-            yield source
+            yield checked(source)
     except (NotFoundError, pa.ArrowInvalid, OSError) as e:
         if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
             raise StoreUnavailableError(

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import from_bytes, read_file, to_bytes
+from lakeupsert.engine.datafiles import from_bytes, from_metadata, read_file, to_bytes
 from lakeupsert.engine.rank import sortable
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -208,7 +208,7 @@ def _against(column: Any, value: Any, ordering: Ordering) -> tuple[Any, Any]:
 
 
 def _orders(floor: str, spec: TableSpec) -> Any:
-    return from_bytes(base64.b64decode(floor)).cast(_schema(spec))  # a type may have been widened since
+    return from_metadata(base64.b64decode(floor)).cast(_schema(spec))  # a type may have been widened since
 
 
 def _schema(spec: TableSpec) -> Any:

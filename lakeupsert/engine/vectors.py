@@ -4,6 +4,7 @@ A vector is a Roaring bitmap of row positions in the bytes that Delta and Iceber
 so that exports to both can copy it.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ def deleted_positions(store: ObjectStore, file: DataFile) -> Any:
         return np.empty(0, np.uint64)
     try:
         data = vector.inline or store.get(vector.name, (vector.at, vector.size))
+        if vector.crc is not None and zlib.crc32(data) != vector.crc:
+            raise ValueError("its checksum is wrong")
         if data[:4] != MAGIC:
             raise ValueError(f"it begins with {bytes(data[:4])!r}")
         positions = np.asarray(BitMap64.deserialize(bytes(data[4:])).to_array(), np.uint64)
@@ -78,7 +81,14 @@ def with_deleted(
     for (file, more), data in zip(left, bitmaps, strict=True):
         if data:
             rows = file.rows - file.live + len(more)
-            vector = DeletionVector(rows=rows, size=len(data), name=name, at=at, inline=b"" if name else data)
+            vector = DeletionVector(
+                rows=rows,
+                size=len(data),
+                name=name,
+                at=at,
+                inline=b"" if name else data,
+                crc=zlib.crc32(data) if name else None,
+            )
             file = msgspec.structs.replace(file, deleted=vector)
             at += len(data) if name else 0
         found.append(file)

@@ -20,6 +20,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertE
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
+from lakeupsert.table import metadata
 from lakeupsert.table.chain import PLAIN, Link, newer_format
 from lakeupsert.table.evolution import create, nearest
 from lakeupsert.table.layout import HOME, TableObjects
@@ -250,21 +251,21 @@ class OpenTable:
                 return self._headers + [header(link.body) for link in self.entries(first - 1, high)]
             name = TableObjects.ledger_headers(first)
             try:
-                found = msgspec.json.decode(self.store.get(name), type=Headers)
+                found = metadata.decode(
+                    self.store.get(name),
+                    Headers,
+                    self.store.uri(name),
+                    f"the headers of ledger entries {first} to {last}",
+                    next="delete that object: it only repeats what the ledger says, and the next append makes it again",
+                )
                 if found.format > PLAIN:
                     raise newer_format(self.store.uri(name), found.format)
-            except (msgspec.DecodeError, msgspec.ValidationError) as e:
-                raise DamagedTableError(
-                    "damaged-object",
-                    f"{self.store.uri(name)} does not hold headers of lakeupsert's ledger: {e}.",
-                    next="delete that object: it only repeats what the ledger says, and the next append makes it again",
-                ) from e
             except NotFoundError:
                 entries = tuple(header(link.body) for link in self.entries(first - 1, last))
                 found = Headers(format=PLAIN, first=first, entries=entries)
                 if write:
                     with suppress(UnknownOutcomeError):  # the next append finds it, or makes it
-                        self.store.create(name, msgspec.json.encode(found))
+                        self.store.create(name, metadata.encode(found))
             self._headers += found.entries
         return self._headers[: high + 1]
 

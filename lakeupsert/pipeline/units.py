@@ -17,11 +17,13 @@ from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step
 from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.table import metadata
 from lakeupsert.table.layout import TableObjects
 
 ALONE_BUCKETS = 4
 """Bytes of how many buckets one worker merges without asking others. More: a night waits longer for its largest partition.
 Fewer: more messages and objects for work that one worker does in a minute."""
+MERGE_AGAIN = "delete that object and run `lakeupsert run`: the unit is then merged again"
 ATTEMPTS = 3
 """How often a result is sent where the store does not answer."""
 
@@ -52,7 +54,7 @@ class Units:
         name = TableObjects.new_unit_result(task.partition, task.start, self._keys[number])
         for attempt in range(ATTEMPTS):
             try:
-                created = self._table.store.create(name, msgspec.json.encode(output))
+                created = self._table.store.create(name, metadata.encode(output))
             except UnknownOutcomeError:
                 continue
             if not created and not attempt:  # else what is there may be ours
@@ -67,8 +69,12 @@ class Units:
 
     def outputs(self) -> list[MergeOutput]:
         """One for each task, where none is missing. Raises NotFoundError where somebody has committed them meanwhile."""
-        data = self._table.at_once(self._table.store.get, [self._there[key] for key in self._keys])
-        return [msgspec.json.decode(found, type=MergeOutput) for found in data]
+        names = [self._there[key] for key in self._keys]
+        data = self._table.at_once(self._table.store.get, names)
+        return [
+            metadata.decode(found, MergeOutput, self._table.store.uri(name), "the result of a unit", next=MERGE_AGAIN)
+            for name, found in zip(names, data, strict=True)
+        ]
 
     def forget(self) -> None:
         """After the commit."""

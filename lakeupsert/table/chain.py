@@ -13,6 +13,7 @@ Nothing here knows about tables. `docs/FORMAT.md`, "Chains", has the bytes.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Generic, Literal, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.table import metadata
 
 FORMAT = 2
 """The greatest version of the format of a table's objects that is read. A reader refuses a greater one."""
@@ -74,6 +76,7 @@ class Chain(Generic[Body]):
         body_type: a msgspec struct.
         check: raises where the new body may not follow the old one (None: there is none); runs on every append.
         format_of: the version of the format that a body needs.
+        parse: reads what a body holds as text of another kind; raises where that can't be.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class Chain(Generic[Body]):
         body_type: type[Body],
         check: Callable[[Body | None, Body], None],
         format_of: Callable[[Body], int] = lambda body: PLAIN,
+        parse: Callable[[Body], object] = lambda body: None,
     ) -> None:
         self._store = store
         self._folder = folder
@@ -91,6 +95,7 @@ class Chain(Generic[Body]):
         self._body_type = body_type
         self._check = check
         self._format_of = format_of
+        self._parse = parse
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
         """The newest version, or None where the chain is empty; where that still is ``known``, it is not read again."""
@@ -123,7 +128,7 @@ class Chain(Generic[Body]):
                     "missing-version",
                     f"{self._kind} version {number} is missing: {self._store.uri(self.name(number))}. "
                     f"Versions up to {high} exist, so it was deleted by something other than lakeupsert.",
-                    next="restore that object from a backup or from the bucket's own versions",
+                    next=metadata.FROM_BACKUP,
                 )
             yield link
 
@@ -187,24 +192,22 @@ class Chain(Generic[Body]):
 
     def _read(self, number: int, read_at: float) -> Link[Body]:
         name = self.name(number)
-        data = self._store.get(name)
+        where, what = self._store.uri(name), f"version {number} of the chain {self._kind}"
+        found = metadata.decode(self._store.get(name), _Envelope, where, what)
+        if found.format > FORMAT:
+            raise newer_format(where, found.format)
         try:
-            found = msgspec.json.decode(data, type=_Envelope)
-            if found.format > FORMAT:
-                raise newer_format(self._store.uri(name), found.format)
             if (found.kind, found.number) != (self._kind, number):
-                raise msgspec.ValidationError(f"it says {found.kind} {found.number}, not {self._kind} {number}")
+                raise ValueError(f"it says {found.kind} {found.number}")
             body = msgspec.json.decode(found.body, type=self._body_type)
-        except (msgspec.DecodeError, msgspec.ValidationError) as e:
-            raise DamagedTableError(
-                "damaged-object",
-                f"{self._store.uri(name)} ({len(data)} bytes) is not a {self._kind} of lakeupsert: {e}.",
-                next="restore that object from a backup or from the bucket's own versions",
-            ) from e
+            datetime.fromisoformat(found.written_at)
+            self._parse(body)
+        except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
+            raise metadata.damaged(where, what, str(e)) from e
         return Link(number, found.write_id, found.parent, found.written_at, body, read_at)
 
     def _send(self, link: Link[Body]) -> Literal["won", "lost", "unknown"]:
-        data = msgspec.json.encode(
+        data = metadata.encode(
             _Envelope(
                 format=self._format_of(link.body),
                 kind=self._kind,

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectStore
+from lakeupsert.table import metadata
 from lakeupsert.table.chain import FORMAT, PLAIN, Chain
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
@@ -61,7 +62,13 @@ class TableObjects:
         self.store = store
         # Who does not know `requires` must not go on as if it were not there.
         self.specs: Chain[TableSpec] = Chain(
-            store, f"{HOME}/spec", "spec", TableSpec, check_spec, lambda spec: FORMAT if spec.requires else PLAIN
+            store,
+            f"{HOME}/spec",
+            "spec",
+            TableSpec,
+            check_spec,
+            format_of=lambda spec: FORMAT if spec.requires else PLAIN,
+            parse=lambda spec: spec.schema,
         )
         self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
@@ -197,9 +204,18 @@ def made_anew(partition: str) -> str:
 
 
 def partition_scalars(spec: TableSpec, partition: str) -> dict[str, Any]:
-    """The partition's values, as ``pyarrow.Scalar`` of their columns' types, in the order of the columns."""
+    """The partition's values, as ``pyarrow.Scalar`` of their columns' types, in the order of the columns.
+
+    Raises DamagedTableError if it is the name of no partition: the object that has it was damaged.
+    """
     texts = partition_texts(partition)
-    return {column: _scalar(spec, column, texts[column]) for column in spec.partition_by}
+    try:
+        return {column: _scalar(spec, column, texts[column]) for column in spec.partition_by}
+    except (KeyError, ValueError) as e:
+        columns = ", ".join(spec.partition_by)
+        raise metadata.damaged(
+            f"An object that names the partition {partition!r}", f"one of a table partitioned by {columns}", repr(e)
+        ) from e
 
 
 def ranged_column(spec: TableSpec) -> str:

@@ -36,6 +36,7 @@ class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         rows: how many they are.
         size: bytes of the bitmap.
         name: the object that has it, beside others, ``at`` some place; empty where it is ``inline``.
+        crc: the CRC-32 of the bitmap's bytes there; None in manifests of an earlier lakeupsert, and of what is ``inline``.
     """
 
     rows: int
@@ -43,6 +44,7 @@ class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     name: str = ""
     at: int = 0
     inline: bytes = b""
+    crc: int | None = None
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

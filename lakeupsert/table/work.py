@@ -6,9 +6,11 @@ import msgspec
 
 from lakeupsert.errors import RefusedError
 from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table import metadata
 from lakeupsert.table.ledger import Touched
 
 Source = Literal["stored", "landing"]
+AGAIN = "run `lakeupsert reprocess` again"
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,20 +36,20 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_work(store: ObjectStore, name: str, work: Work) -> None:
     with store.write(name) as sink:
-        sink.write(msgspec.json.encode(work))
+        sink.write(metadata.encode(work))
 
 
 def read_work(store: ObjectStore, name: str) -> Work:
-    """Raises RefusedError where it is gone, or nothing that this version can read."""
+    """Raises RefusedError where it is gone, or of a later version; DamagedTableError where it is damaged."""
     try:
-        work = msgspec.json.decode(store.get(name), type=Work)
+        work = metadata.decode(store.get(name), Work, store.uri(name), "a work object", next=AGAIN)
         reason = None if work.format == 1 else f"has format {work.format}, and this lakeupsert reads 1"
-    except (NotFoundError, msgspec.MsgspecError) as e:
-        reason = "is gone" if isinstance(e, NotFoundError) else f"can't be read: {e}"
+    except NotFoundError:
+        reason = "is gone"
     if reason is not None:
         raise RefusedError(
             "no-work",
             f"{store.uri(name)} {reason}. It says what a reprocess has to do; the partition stays as it is.",
-            next="run `lakeupsert reprocess` again",
+            next=AGAIN,
         )
     return work

@@ -1,5 +1,7 @@
 """The chain: one writer a version, lost answers found again, nothing guessed."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import msgspec
@@ -8,7 +10,8 @@ import pytest
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.storage import LocalStore, StoreUnavailableError
-from lakeupsert.table.chain import LARGEST, PLAIN, Chain
+from lakeupsert.table import metadata
+from lakeupsert.table.chain import LARGEST, Chain
 from lakeupsert.testing.faults import Fault, FaultyStore, Points
 
 
@@ -239,7 +242,7 @@ def test_extend_gives_up_with_a_clear_error(chain: Chain[Body]) -> None:
 def test_newer_format_is_refused_clearly(chain: Chain[Body], tmp_path: Path) -> None:
     grown(chain, 1)
     path = tmp_path / "c" / f"v{LARGEST:020d}.json"
-    path.write_bytes(path.read_bytes().replace(f'"format":{PLAIN}'.encode(), b'"format":99'))
+    path.write_bytes(metadata.encode({**json.loads(path.read_bytes()), "format": 99}))
     with pytest.raises(ConfigurationError, match="has format 99; this lakeupsert reads formats up to 2"):
         chain.head()
 
@@ -256,8 +259,50 @@ def test_damaged_version_is_named(chain: Chain[Body], tmp_path: Path, body: byte
 def test_version_of_another_chain_is_refused(chain: Chain[Body], tmp_path: Path) -> None:
     grown(chain, 1, 2)
     (tmp_path / "c" / f"v{LARGEST - 1:020d}.json").write_bytes((tmp_path / "c" / f"v{LARGEST:020d}.json").read_bytes())
-    with pytest.raises(DamagedTableError, match="it says thing 0, not thing 1"):
+    with pytest.raises(DamagedTableError, match=f"{LARGEST - 1:020d}.json") as refused:
         chain.head()
+    assert refused.value.code == "damaged-object"
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_every_byte_of_a_version_counts(chain: Chain[Body], tmp_path: Path, bit: int) -> None:
+    """What was read before the damage is refused after it, or is the same; also times and ids, which nothing else checks."""
+    grown(chain, 1, 2)
+    path, before = tmp_path / "c" / f"v{LARGEST - 1:020d}.json", chain.get(1)
+    good = path.read_bytes()
+    assert before is not None
+    refused = 0
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1 << bit]) + good[place + 1 :])
+        try:
+            found = chain.get(1)
+        except DamagedTableError as e:
+            assert (e.code, path.name in e.message) == ("damaged-object", True)
+            refused += 1
+        else:
+            assert found is not None
+            assert dataclasses.replace(found, read_at=0) == dataclasses.replace(before, read_at=0)
+    assert refused >= good.index(b',"digest":')
+
+
+def test_a_version_without_a_digest_is_read(chain: Chain[Body], tmp_path: Path) -> None:
+    """It is one of an earlier lakeupsert; what can't be parsed is named as anything that is damaged."""
+    grown(chain, 1)
+    path = tmp_path / "c" / f"v{LARGEST:020d}.json"
+    without = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "digest"}
+    path.write_bytes(msgspec.json.encode(without))
+    head = chain.head()
+    assert head is not None
+    assert head.body == Body(1)
+    for damaged in (
+        msgspec.json.encode(without)[:-1],
+        msgspec.json.encode({**without, "written_at": "2026-13-01"}),
+        b"\xff",
+    ):
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedTableError, match=path.name) as refused:
+            chain.head()
+        assert refused.value.code == "damaged-object"
 
 
 def test_gap_in_a_chain_is_named(chain: Chain[Body], tmp_path: Path) -> None:
