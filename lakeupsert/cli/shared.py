@@ -156,10 +156,20 @@ def append_warnings(table: "Table", appended: "AppendResult | None") -> tuple[tu
 
 
 def waiting(published: "PublishResult") -> tuple[str, ...]:
-    """A warning where batches wait for partitions that are only slow; about those that fail `trouble` speaks."""
+    """Warnings where batches wait for partitions that are only slow (about those that fail `trouble` speaks), and where a
+    snapshot was lost."""
+    lost = (
+        ()
+        if published.lost is None
+        else (
+            f"snapshot {published.lost} was gone: something else deleted it. Snapshot {published.snapshot} shows "
+            "the newest whole batch in its place. Tags that were set in the lost one are lost.",
+        )
+    )
     if published.failed or not published.waiting:
-        return ()
+        return lost
     return (
+        *lost,
         f"batches after {published.batch} are not published yet: they touch "
         f"{output.count(len(published.waiting), 'partition')} ({output.named(published.waiting)}), and not all are "
         "merged. `lakeupsert run` merges what nobody else is merging.",

@@ -634,6 +634,7 @@ def _entry(
         quarantined=dict(sorted(reasons.items())),
         quarantine=tuple(quarantine),
         retention=table.settings.tombstones_kept,
+        snapshot=table.known_snapshot,
     )
 
 

@@ -317,6 +317,7 @@ def version_after(
             *(name for output in outputs for name in output.quarantine),
         ),
         reprocessed=step.work or before.reprocessed,
+        entry=step.entry,
         changes=before.changes if step.work else sum((output.changes for output in outputs), NO_CHANGES),
         made=made,
     )

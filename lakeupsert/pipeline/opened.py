@@ -23,7 +23,7 @@ from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOu
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import PLAIN, Link, newer_format
 from lakeupsert.table.evolution import create, nearest
-from lakeupsert.table.layout import HOME, TableObjects
+from lakeupsert.table.layout import HOME, TableObjects, made_anew
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
@@ -115,6 +115,15 @@ class OpenTable:
     def head_spec(self) -> Link[TableSpec] | None:
         """The newest spec, or None where the table does not exist yet; refuses another table's."""
         head = self.objects.specs.head()
+        known = self._entries.get(max(self._entries, default=-1))
+        if known is not None and known.body.spec_version > (head.number if head else -1):
+            raise DamagedTableError(
+                "missing-version",
+                f"Ledger entry {known.number} names version {known.body.spec_version} of the spec, which is not there: "
+                f"{self.store.uri(self.objects.specs.name(known.body.spec_version))}. Something other than "
+                "lakeupsert deleted it.",
+                next=metadata.FROM_BACKUP,
+            )
         if head is not None:
             refuse_unknown(head.body, self.settings.processed)
             self._refuse_other(head.body)
@@ -214,6 +223,23 @@ class OpenTable:
             self._entries[number] = found
         return self._entries[number]
 
+    def refuse_another_entry(self, manifest: Manifest) -> None:
+        """Raises DamagedTableError where the ledger entry that ``manifest`` has merged last is gone, and where another one has
+        its number now: that batch would count as merged here."""
+        link = self.entry(manifest.merged) if manifest.entry is not None else None
+        if manifest.entry is None or (link is not None and link.write_id == manifest.entry):
+            return
+        raise DamagedTableError(
+            "missing-version",
+            f"{manifest.partition} has merged ledger entry {manifest.merged}, and "
+            f"{'it is not there' if link is None else 'another one has its number now'}: "
+            f"{self.store.uri(self.objects.ledger.name(manifest.merged))}. Something other than lakeupsert deleted "
+            "it. The partition stays as it is.",
+            next=f"{metadata.FROM_BACKUP}; without one, run `{made_anew(manifest.partition)}`, then `lakeupsert run`, which "
+            "takes the landing files of that entry again",
+            partition=manifest.partition,
+        )
+
     def entries(self, low: int, high: int) -> list[Link[LedgerEntry]]:
         """Ledger entries with low < number <= high, upwards."""
         for number in range(low + 1, high + 1):
@@ -222,6 +248,23 @@ class OpenTable:
         return [self._entries[number] for number in range(low + 1, high + 1)]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
+        """The newest ledger entry, or None where the table does not exist yet. Raises DamagedTableError as `newest_entry`, and
+        where the snapshot is gone that it knows: what comes after that would show readers the one before."""
+        head = self.newest_entry()
+        lost = self.lost_snapshot(head)
+        if head is not None and lost is not None:
+            raise self.objects.missing_snapshot(lost, head.number, self._snapshot.number if self._snapshot else None)
+        return head
+
+    def lost_snapshot(self, head: Link[LedgerEntry] | None) -> int | None:
+        """The number of a snapshot that ``head`` knows, where it is gone."""
+        known = head.body.snapshot if head is not None else None
+        if known is None or (self._snapshot is not None and self._snapshot.number >= known):
+            return None
+        newest = self.last_snapshot()  # somebody may have published between the two reads
+        return known if newest is None or newest.number < known else None
+
+    def newest_entry(self) -> Link[LedgerEntry] | None:
         """The newest ledger entry, or None where the table does not exist yet.
 
         An error where the snapshot that was read before shows a later one: who appends would take the number of one that is
@@ -273,6 +316,11 @@ class OpenTable:
         self._snapshot = self.objects.snapshots.head(self._snapshot)
         return self._snapshot
 
+    @property
+    def known_snapshot(self) -> int | None:
+        """The number of the snapshot that was read last, for a ledger entry; None where there was none."""
+        return self._snapshot.number if self._snapshot else None
+
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
         """The newest version of each that has one; of those that the last call returned, only what is new is read."""
         partitions = list(partitions)
@@ -312,7 +360,7 @@ class OpenTable:
             write_id=head.write_id if head else "",
             parent=None,
             written_at="",
-            body=msgspec.structs.replace(left, merged=shown.merged, buckets=(BucketEntry(id=""),)),
+            body=msgspec.structs.replace(left, merged=shown.merged, entry=None, buckets=(BucketEntry(id=""),)),
             read_at=clock.elapsed(),
         )
 

@@ -11,6 +11,7 @@ the last batch <= N that touches it. Where one has jumped beyond N, or is not th
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from lakeupsert import clock
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
@@ -23,7 +24,8 @@ class PublishResult:
     """``snapshot`` is the number of the newest snapshot (None: there is none), ``batch`` its batch.
 
     ``waiting`` are partitions whose newest batches are not in it, ``failed`` those among them that are marked failed, or
-    whose shown version is gone, with the reason.
+    whose shown version is gone, with the reason. ``lost``: the snapshot that was gone, and in whose place this one shows what is
+    whole.
     """
 
     snapshot: int | None
@@ -33,6 +35,7 @@ class PublishResult:
     lagging: tuple[str, ...]
     waiting: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
+    lost: int | None = None
 
 
 def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
@@ -42,13 +45,19 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     """
     before: Link[Snapshot] | None = None
     head: Link[LedgerEntry] | None = None
+    stand_in = _stand_in(table)
 
     def build(last: Link[Snapshot] | None) -> Snapshot | None:
         nonlocal before, head
-        before, head = last, table.ledger_head()
-        return _candidate(table, last.body if last else None, head.number, also) if head else None
+        before, head = last, table.newest_entry()
+        if head is None:
+            return None
+        if last is None or last is not stand_in:
+            return _candidate(table, last.body if last else None, head.number, also)
+        # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
+        return _candidate(table, last.body, head.number, last.body.partitions) or last.body
 
-    published = table.objects.snapshots.extend(build)
+    published = table.objects.snapshots.extend(build, behind=stand_in)
     now = published or before
     body = now.body if now else None
     behind = table.unpublished(body, head.number) if head else {}
@@ -64,7 +73,18 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         lagging=body.lagging if body else (),
         waiting=tuple(behind),
         failed=table.failed(behind, now),
+        lost=stand_in.number if stand_in else None,
     )
+
+
+def _stand_in(table: OpenTable) -> Link[Snapshot] | None:
+    """For the newest snapshot where it is gone and the ledger knows it: its number, with what the one before shows."""
+    left = table.last_snapshot()
+    lost = table.lost_snapshot(table.newest_entry())
+    if lost is None:
+        return None
+    body = left.body if left else Snapshot(batch=0, spec_version=0)
+    return Link(lost, write_id="", parent=None, written_at="", body=body, read_at=clock.elapsed())
 
 
 def _candidate(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
@@ -105,6 +125,7 @@ def _snapshot_of(
             if found is None:
                 return None
             lagging.append(partition)
+        table.refuse_another_entry(found.body)
         newer.append(found)
         partitions[partition] = Shown(
             version=found.number,

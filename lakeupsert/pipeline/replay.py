@@ -123,4 +123,5 @@ def _entry(table: OpenTable, job: AppendJob, replayed: tuple[Replayed, ...], rep
         quarantine=tuple(r.file for r in refused),
         replayed=replayed,
         retention=table.settings.tombstones_kept,
+        snapshot=table.known_snapshot,
     )

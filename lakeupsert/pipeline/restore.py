@@ -51,12 +51,12 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
     Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
     """
     for attempt in range(ATTEMPTS):
-        head = table.objects.ledger.head()
+        newest = table.last_snapshot()  # before the ledger, which then has what it shows
+        head = table.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
         headers = list(enumerate(table.headers(head.number)))
         now, then = counting(headers), counting(headers[: to.body.batch + 1])
         changed = now ^ then
-        newest = table.objects.snapshots.head()
         if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it since it was chosen
             raise expired(to.number, newest)
         entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}
@@ -82,6 +82,7 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
             spec_version=head.body.spec_version,
             touched=dict.fromkeys(partitions, NOTHING),
             restored=Restored(snapshot=to.number, batch=to.body.batch, versions=versions),
+            snapshot=newest.number,
         )
         link = table.objects.ledger.append(entry, head).link
         if link is not None:

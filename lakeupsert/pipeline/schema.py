@@ -91,7 +91,11 @@ def _in_ledger(table: OpenTable, version: int) -> int:
         if head.body.spec_version >= version:  # a batch brought it, or who renamed next
             return None
         return LedgerEntry(
-            kind="schema", batch_id=clock.new_id(), received_at=next_stamp(head.body), spec_version=version
+            kind="schema",
+            batch_id=clock.new_id(),
+            received_at=next_stamp(head.body),
+            spec_version=version,
+            snapshot=head.body.snapshot,
         )
 
     link = table.objects.ledger.extend(build)

@@ -31,6 +31,7 @@ class Step:
         tasks: one for each bucket that rows are written into. Buckets that have none stay; a restore alone has none at all.
         work: the work object that asks for it, where the partition is written anew at the `merged` that it has.
         asked: the work object's spec version.
+        entry: the write id of ledger entry ``up_to``.
     """
 
     head: Link[Manifest] | None
@@ -41,6 +42,7 @@ class Step:
     tasks: tuple[MergeTask, ...]
     work: str | None = None
     asked: int = 0
+    entry: str | None = None
 
     @property
     def partition(self) -> str:
@@ -83,9 +85,11 @@ def next_step(
 ) -> Step | None:
     """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""
     merged = head.body.merged if head else 0
+    published = snapshot.batch if snapshot else 0
+    if head is not None and merged >= published:
+        table.refuse_another_entry(head.body)
     if merged >= batch:
         return None
-    published = snapshot.batch if snapshot else 0
     # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
     low = merged if snapshot and partition in snapshot.lagging else max(merged, published)
     pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
@@ -166,7 +170,13 @@ def _step(
     number: int,
     work: str | None = None,
 ) -> Step:
-    step = Step(head, base, pending, counts, number, (), work, table.work(work).spec_version if work else 0)
+    asked = table.work(work) if work else None
+    if asked is not None and asked.source == "stored":
+        entry = base.entry
+    else:
+        link = table.entry(number)
+        entry = link.write_id if link else None
+    step = Step(head, base, pending, counts, number, (), work, asked.spec_version if asked else 0, entry)
     batches = tuple(link.body.touched[base.partition].files for link in pending if link.number in counts)
     if not batches and (work is None or not base.buckets):
         return step

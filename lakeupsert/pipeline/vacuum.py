@@ -85,7 +85,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
         return Vacuumed(expired, tuple(look.garbage), dry)
     progress("fencing off writers that began before")
     fence = max((g.start for g in look.garbage if g.partition is None and g.start is not None), default=-1)
-    table.objects.ledger.extend(lambda head: _ledger_fence(head, fence))
+    table.objects.ledger.extend(lambda head: _ledger_fence(head, fence, table.known_snapshot))
     for partition in sorted({g.partition for g in look.garbage if g.partition is not None}):
         table.objects.partition(partition).extend(lambda head, p=partition: _fence(p, head))  # type: ignore[misc]
     progress("looking again")
@@ -130,7 +130,7 @@ def _expire(table: OpenTable, dry: bool) -> tuple[tuple[int, ...], Link[Snapshot
     return tuple(sorted(gone)), planned
 
 
-def _ledger_fence(head: Link[LedgerEntry] | None, fence: int) -> LedgerEntry:
+def _ledger_fence(head: Link[LedgerEntry] | None, fence: int, snapshot: int | None) -> LedgerEntry:
     assert head is not None, "there is a spec that somebody published under"
     return LedgerEntry(
         kind="fence",
@@ -138,6 +138,7 @@ def _ledger_fence(head: Link[LedgerEntry] | None, fence: int) -> LedgerEntry:
         received_at=next_stamp(head.body),
         spec_version=head.body.spec_version,
         fence=fence,
+        snapshot=snapshot,
     )
 
 

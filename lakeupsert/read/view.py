@@ -161,9 +161,24 @@ def plain_path(uri: str) -> str:
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
 
 
+def _newest(objects: TableObjects) -> Link[Snapshot] | None:
+    """The newest snapshot. Raises DamagedTableError where the ledger knows a newer one, which is gone then.
+
+    The ledger is looked at first: what it knows is there before it. Its head is read only if it came after the snapshot.
+    """
+    last = objects.ledger.newest_number()
+    head = objects.snapshots.head()
+    if last is not None and last > (head.body.batch if head else -1):
+        entry = objects.ledger.get(last)
+        known = entry.body.snapshot if entry else None
+        if known is not None and known > (head.number if head else -1):
+            raise objects.missing_snapshot(known, last, head.number if head else None)
+    return head
+
+
 def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapshot] | None:
     """A snapshot by number, by time (the newest published until then) or by tag; ``"published"`` is the newest, if any."""
-    head = objects.snapshots.head()
+    head = _newest(objects)
     if snapshot == "published":
         return head
     if head is None:

@@ -100,12 +100,18 @@ class Chain(Generic[Body]):
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
         """The newest version, or None where the chain is empty; where that still is ``known``, it is not read again."""
         read_at = clock.elapsed()
-        number = self._head_number()
+        number = self.newest_number()
         if number is None:
             return None
         if known is not None and known.number == number:
             return replace(known, read_at=read_at)
         return self._read(number, read_at)
+
+    def newest_number(self) -> int | None:
+        """The head's number, by one LIST; None where the chain is empty."""
+        for found in self._store.list(f"{self._folder}/v", limit=1):
+            return self.number(found.name)
+        return None
 
     def get(self, number: int) -> Link[Body] | None:
         """One version, or None where that number is absent (not written yet, or trimmed)."""
@@ -143,7 +149,7 @@ class Chain(Generic[Body]):
         if after is not None and clock.elapsed() - begun > FRESH_SECONDS:
             # A stalled writer must not take a number that existed and was trimmed meanwhile.
             begun = clock.elapsed()
-            if self._head_number() != after.number:
+            if self.newest_number() != after.number:
                 return Outcome("lost")
         link = Link(
             number=0 if after is None else after.number + 1,
@@ -158,13 +164,21 @@ class Chain(Generic[Body]):
             result = "won" if self._descends(link) else "unknown"
         return Outcome(result, link if result == "won" else None)
 
-    def extend(self, build: Callable[[Link[Body] | None], Body | None], attempts: int = 20) -> Link[Body] | None:
+    def extend(
+        self,
+        build: Callable[[Link[Body] | None], Body | None],
+        attempts: int = 20,
+        behind: Link[Body] | None = None,
+    ) -> Link[Body] | None:
         """Append what ``build`` makes of the head, again after each lost race; None where it makes nothing.
 
-        For bodies that need no files of their own; who has files to redo calls `append`.
+        For bodies that need no files of their own; who has files to redo calls `append`. ``behind`` stands for a version that is
+        gone, and that no older one may be taken for.
         """
         for attempt in range(attempts):
             head = self.head()
+            if behind is not None and (head is None or head.number < behind.number):
+                head = behind
             body = build(head)
             if body is None:
                 return None
@@ -184,11 +198,6 @@ class Chain(Generic[Body]):
         return f"{self._folder}/v{LARGEST - number:020d}.json"
 
     # -- how
-
-    def _head_number(self) -> int | None:
-        for found in self._store.list(f"{self._folder}/v", limit=1):
-            return self.number(found.name)
-        return None
 
     def _read(self, number: int, read_at: float) -> Link[Body]:
         name = self.name(number)
@@ -229,7 +238,7 @@ class Chain(Generic[Body]):
             found = self.get(link.number)
             if found is not None:
                 return "won" if found.write_id == link.write_id else "lost"
-            head = self._head_number()
+            head = self.newest_number()
             if head is not None and head >= link.number:
                 return "unknown"  # it existed and was trimmed: ours or another's, nobody can tell any more
             clock.sleep(clock.jitter(0.05 * 2**attempt))

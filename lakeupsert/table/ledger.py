@@ -115,6 +115,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         retention: microseconds that a deleted key is known when the batch is merged (`tombstone_retention` at its append); None:
             for ever.
         keys: where keys are unique in the whole table, what the batch changes in the key index.
+        snapshot: the newest snapshot that its writer saw, None if there was none: a chain of snapshots that ends before it has
+            lost the newest.
         index: that index as it was before the batch, where the batch wrote it anew; otherwise it is that of the last entry which
             has one, with the ``keys`` of what came since. A restore is not in it: who appends next makes it anew.
     """
@@ -137,6 +139,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     reading: Reading | None = None
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None
+    snapshot: int | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -192,6 +192,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         fence: the number of the last version that is a fence: writers that began below it may not commit.
         quarantine: objects with rows that dedupe itself refused.
         reprocessed: the last work object that was done to the partition, so that nobody does it twice.
+        entry: the write id of ledger entry ``merged``, by which one is found that another batch has taken the number of; None in
+            manifests of an earlier lakeupsert, and of adopted files.
         changes: what the merge of its batches changed; versions that merge none repeat it.
         made: how this version came about (engine, strategy, seconds, worker), for people.
     """
@@ -204,6 +206,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     fence: int | None = None
     quarantine: tuple[str, ...] = ()
     reprocessed: str | None = None
+    entry: str | None = None
     changes: Changes = NO_CHANGES
     made: dict[str, str | float | int] = {}
 

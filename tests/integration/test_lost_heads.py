@@ -1,0 +1,177 @@
+"""The newest object of a chain is gone: what others know of it tells, and nobody takes the one before for the newest."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.table.chain import Chain
+from lakeupsert.testing.lake import Lake, row
+
+DAYS = ("2020-01-01", "2020-01-02")
+DAMAGED = f"d={DAYS[0]}"
+"""The partition that loses a manifest."""
+
+
+@pytest.fixture
+def lake(folder: Path) -> Lake:
+    """Two nights that went well: `a` and `b` in each partition."""
+    lake = Lake(folder)
+    for night in (1, 2):
+        land(lake, night, "ab")
+        lake.run()
+    return lake
+
+
+def land(lake: Lake, night: int, keys: str) -> None:
+    lake.land(f"{night}.jsonl", [row(key, day, night) for day in (0, 1) for key in keys])
+
+
+def lose_head(lake: Lake, chain: Chain[Any]) -> Path:
+    """Delete a chain's newest object behind the table's back; where it was."""
+    number = chain.newest_number()
+    assert number is not None
+    path = lake.root / "processed" / chain.name(number)
+    path.unlink()
+    lake.reopen()
+    return path
+
+
+def refused(lake: Lake, path: Path, *calls: Callable[[], object]) -> list[DamagedTableError]:
+    """The errors of calls that meet the loss, each as a new process; they name the object."""
+    errors = []
+    for call in calls:
+        with pytest.raises(DamagedTableError) as met:
+            call()
+        assert (met.value.code, path.name in met.value.message) == ("missing-version", True)
+        errors.append(met.value)
+        lake.reopen()
+    return errors
+
+
+def seen(lake: Lake) -> set[tuple[str, int]]:
+    return {(r["k"], r["ts"].second) for r in lake.rows()}
+
+
+def test_newest_snapshot(lake: Lake) -> None:
+    """A batch came after it, so the ledger knows it: readers and writers notice, and `publish` shows what is whole."""
+    land(lake, 3, "ac")
+    lake.table.append(host="local")
+    path = lose_head(lake, lake.table._table.objects.snapshots)
+    refused(
+        lake,
+        path,
+        lambda: lake.table.view(),
+        lambda: lake.table.view("latest"),
+        lambda: lake.table.status(),
+        lambda: lake.table.report(),
+        lambda: lake.table.append(host="local"),
+        lambda: lake.table.reconcile(),
+        lambda: lake.table.vacuum(),
+        lambda: lake.table.restore(0),
+        lambda: lake.table.run(host="local"),
+    )
+    published = lake.table.publish()
+    assert (published.lost, published.snapshot, published.batch) == (1, 2, 2)
+    assert seen(lake) == {("a", 2), ("b", 2)}
+    lake.reopen()
+    assert lake.table.publish().lost is None
+    lake.finish_and_check()
+    assert seen(lake) == {("a", 3), ("b", 2), ("c", 3)}
+
+
+def test_the_only_snapshot(folder: Path) -> None:
+    lake = Lake(folder)
+    for night in (1, 2):
+        land(lake, night, "ab")
+        lake.table.append(host="local")
+        if night == 1:
+            lake.run()
+    path = lose_head(lake, lake.table._table.objects.snapshots)
+    refused(lake, path, lambda: lake.table.view(), lambda: lake.table.status())
+    published = lake.table.publish()
+    assert (published.lost, published.snapshot, published.batch) == (0, 1, 1)
+    lake.finish_and_check()
+
+
+def test_a_snapshot_that_showed_what_was_compacted(lake: Lake) -> None:
+    """Its place is taken with the versions of now: the files of those that the one before it shows may be gone."""
+    lake.table.compact(full=True)
+    lake.run()
+    snapshots = lake.table._table.objects.snapshots
+    shown = snapshots.head()
+    land(lake, 3, "a")
+    lake.table.append(host="local")
+    lose_head(lake, snapshots)
+    lake.table.publish()
+    now = snapshots.head()
+    assert shown is not None
+    assert now is not None
+    assert now.body.partitions == shown.body.partitions
+    lake.finish_and_check()
+
+
+def test_newest_snapshot_after_vacuum(folder: Path) -> None:
+    """The fence of a vacuum is a ledger entry, and knows the snapshot."""
+    lake = Lake(folder, keep_snapshots=1, superseded_retention="0s", strategy="rewrite")
+    for night in (1, 2):
+        land(lake, night, "ab")
+        lake.run()
+    lake.table.vacuum(dry=False)
+    path = lose_head(lake, lake.table._table.objects.snapshots)
+    refused(lake, path, lambda: lake.table.view())
+
+
+def test_newest_ledger_entry_that_is_published(lake: Lake) -> None:
+    path = lose_head(lake, lake.table._table.objects.ledger)
+    land(lake, 3, "ac")
+    refused(lake, path, lambda: lake.table.append(host="local"), lambda: lake.table.status(), lambda: lake.table.publish())
+
+
+def test_newest_ledger_entry_that_is_merged_alone(lake: Lake) -> None:
+    """The next batch takes its number. Partitions that merged the lost one do not count the new one as merged."""
+    land(lake, 3, "ac")
+    lake.table.append(host="local")
+    lake.table.dedupe()
+    lose_head(lake, lake.table._table.objects.ledger)
+    (lake.root / "landing/3.jsonl").unlink()
+    land(lake, 4, "ad")
+    lake.table.append(host="local")
+    failed = [r for r in lake.table.dedupe() if r.status == "failed"]
+    assert {r.partition for r in failed} == {f"d={day}" for day in DAYS}
+    with pytest.raises(DamagedTableError) as met:
+        lake.table.publish()
+    assert met.value.code == "missing-version"
+    assert seen(lake) == {("a", 2), ("b", 2)}
+    lake.table.reprocess(source="landing", host="local")
+    lake.run()
+    assert seen(lake) == {("a", 4), ("b", 2), ("d", 4)}
+    land(lake, 3, "ac")
+    lake.run()
+    assert seen(lake) == {("a", 4), ("b", 2), ("c", 3), ("d", 4)}
+    assert all(p.balanced for p in lake.table.reconcile(deep=True).proof)
+
+
+def test_newest_spec(lake: Lake) -> None:
+    """Without it the next batch would make another one with its number."""
+    lake.table.rename_column("v", "value")
+    path = lose_head(lake, lake.table._table.objects.specs)
+    land(lake, 3, "ac")
+    refused(lake, path, lambda: lake.table.append(host="local"), lambda: lake.table.run(host="local"))
+
+
+def test_newest_manifest(lake: Lake) -> None:
+    path = lose_head(lake, lake.table._table.objects.partition(DAMAGED))
+    refused(lake, path, lambda: lake.table.view().files().__next__(), lambda: list(lake.table.to_arrow()))
+
+
+def test_newest_manifest_that_no_snapshot_shows(lake: Lake) -> None:
+    """Nobody needs it: its batches are merged again."""
+    land(lake, 3, "ac")
+    lake.table.append(host="local")
+    lake.table.dedupe()
+    lose_head(lake, lake.table._table.objects.partition(DAMAGED))
+    lake.finish_and_check()
+    assert seen(lake) == {("a", 3), ("b", 2), ("c", 3)}
