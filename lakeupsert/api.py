@@ -40,7 +40,7 @@ from lakeupsert.queue import AzureQueue, SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
-from lakeupsert.read.view import View, ViewFile, choose, no_files
+from lakeupsert.read.view import View, ViewFile, choose, newest_snapshot, no_files
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
@@ -444,14 +444,21 @@ class Table:
         Tags and expiry are kept in snapshots that show what the one before did; these are left out.
         """
         chain = self._table.objects.snapshots
-        head = chain.head()
+        head = newest_snapshot(self._table.objects)
         kept = [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
         links = [link for n in kept if (link := chain.get(n)) is not None]
         return [a for a, b in zip_longest(links, links[1:]) if b is None or not a.body.shows(b.body)]
 
+    def lost_snapshots(self) -> list[int]:
+        """Numbers of snapshots that nobody expired and that are not there: something other than lakeupsert deleted them."""
+        chain = self._table.objects.snapshots
+        there = set(chain.numbers())
+        head = chain.head()
+        return [n for n in range(head.body.expired, head.number) if n not in there] if head else []
+
     def tags(self) -> dict[str, int]:
         """The names of snapshots, with their numbers."""
-        head = self._table.objects.snapshots.head()
+        head = newest_snapshot(self._table.objects)
         return head.body.tags if head else {}
 
     def view(self, snapshot: str | int | datetime = "published") -> View:

@@ -417,8 +417,13 @@ def history(call: Call) -> Answer:
       lakeupsert history
     """
     with call.open_table() as table:
-        snapshots, tags = table.snapshots(), table.tags()
-        return Answer(output.history_result(snapshots, tags), output.history_text(snapshots, tags))
+        snapshots, tags, lost = table.snapshots(), table.tags(), table.lost_snapshots()
+        warnings = (
+            f"{output.count(len(lost), 'snapshot')} that nobody expired can't be found: "
+            f"{', '.join(map(str, lost))}. Something other than lakeupsert deleted them. Newer ones do not need them.",
+        )
+        text = output.history_text(snapshots, tags)
+        return Answer(output.history_result(snapshots, tags), text, warnings if lost else ())
 
 
 @main.command()

@@ -129,7 +129,7 @@ def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = No
         RefusedError: the table knows no version of the key.
     """
     snapshot = table.last_snapshot()
-    ledger = table.objects.ledger.head()
+    ledger = table.ledger_head()
     spec = table.existing_spec()
     values = _values(table.name, spec, key)
     chosen = None if partition is None else partition_scalars(spec, parse_partition(spec, partition))

@@ -117,18 +117,20 @@ class OpenTable:
         head = self.objects.specs.head()
         known = self._entries.get(max(self._entries, default=-1))
         if known is not None and known.body.spec_version > (head.number if head else -1):
-            raise DamagedTableError(
-                "missing-version",
-                f"Ledger entry {known.number} names version {known.body.spec_version} of the spec, which is not there: "
-                f"{self.store.uri(self.objects.specs.name(known.body.spec_version))}. Something other than "
-                "lakeupsert deleted it.",
-                next=metadata.FROM_BACKUP,
-            )
+            raise self._lost_spec(known.body.spec_version, f"Ledger entry {known.number}")
         if head is not None:
             refuse_unknown(head.body, self.settings.processed)
             self._refuse_other(head.body)
             self._specs[head.number] = head.body
         return head
+
+    def _lost_spec(self, version: int, named_by: str) -> DamagedTableError:
+        return DamagedTableError(
+            "missing-version",
+            f"{named_by} was written under version {version} of the spec, and that is not there: "
+            f"{self.store.uri(self.objects.specs.name(version))}. Something other than lakeupsert deleted it.",
+            next=metadata.FROM_BACKUP,
+        )
 
     def new_spec(self, schema: Any, later: Sequence[Any] = ()) -> TableSpec:
         """The first spec of this table as it is configured, of files with these columns (``pyarrow.Schema``); ``later`` as in
@@ -207,7 +209,10 @@ class OpenTable:
             raise self.no_table_yet()
         return head.body
 
-    def no_table_yet(self) -> ConfigurationError:
+    def no_table_yet(self) -> LakeupsertError:
+        """For who finds no spec: there never was one, or it was lost, and the ledger is there."""
+        if self.objects.ledger.newest_number() is not None:
+            return self._lost_spec(0, "The ledger")
         return ConfigurationError(
             "no-table-yet",
             f"Table {self.name!r} does not exist yet: nothing was ever appended to {self.settings.processed}.",

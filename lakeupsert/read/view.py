@@ -161,7 +161,7 @@ def plain_path(uri: str) -> str:
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
 
 
-def _newest(objects: TableObjects) -> Link[Snapshot] | None:
+def newest_snapshot(objects: TableObjects) -> Link[Snapshot] | None:
     """The newest snapshot. Raises DamagedTableError where the ledger knows a newer one, which is gone then.
 
     The ledger is looked at first: what it knows is there before it. Its head is read only if it came after the snapshot.
@@ -178,7 +178,7 @@ def _newest(objects: TableObjects) -> Link[Snapshot] | None:
 
 def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapshot] | None:
     """A snapshot by number, by time (the newest published until then) or by tag; ``"published"`` is the newest, if any."""
-    head = _newest(objects)
+    head = newest_snapshot(objects)
     if snapshot == "published":
         return head
     if head is None:
