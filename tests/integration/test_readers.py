@@ -502,6 +502,19 @@ def test_time_is_answered_where_snapshots_in_between_are_trimmed(tmp_path: Path)
         lake.view(at[3])
 
 
+def test_spark_finds_a_damaged_page(spark: Any, tmp_path: Path) -> None:
+    """The last byte of a column's only page: without its checksum Spark shows another value."""
+    table = nights(tmp_path, rows(["a", "b"], {"v": pa.array([1.5, 2.5])}))
+    [file] = table.files()
+    chunks = pq.ParquetFile(file.path).metadata.row_group(0)
+    [v] = [c for c in map(chunks.column, range(chunks.num_columns)) if c.path_in_schema == "v"]
+    data = bytearray(Path(file.path).read_bytes())
+    data[v.data_page_offset + v.total_compressed_size - 3] ^= 1
+    Path(file.path).write_bytes(data)
+    with pytest.raises(Exception, match="(?s)verify|CRC|checksum"):
+        table.to_spark(spark).collect()
+
+
 def test_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
     lake = nights(tmp_path, rows([1, 2], d=[DAY, date(2020, 1, 2)]))
     path = Path(lake.files()[1].path)
