@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-cloud test-integration test-others lint lint-infra servers test-crash test-chaos test-feeds test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-cloud test-integration test-others lint lint-infra servers test-crash test-chaos test-damage test-feeds test-big bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -71,6 +71,9 @@ build/infra/.installed: infra/requirements.txt
 
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
+
+test-damage: setup ## every object of six small tables missing, empty, cut, and with 64 single bits changed; half an hour
+	@DAMAGE_FLIPS=64 $(BIN)/pytest -s tests/fault/test_damage.py
 
 test-feeds: setup ## 20,000 generated change feeds in any order, where `make test` takes 2,000; half an hour
 	@FEEDS_ROUNDS=400 $(BIN)/pytest tests/property/test_feeds.py

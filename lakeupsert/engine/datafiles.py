@@ -271,7 +271,9 @@ def from_metadata(data: bytes) -> Any:
     """The same of rows that lie within an object of metadata. Raises DamagedTableError where an earlier lakeupsert wrote that,
     without a digest, and it was damaged since."""
     try:
-        return from_bytes(data)
+        rows = from_bytes(data)
+        rows.validate(full=True)
+        return rows
     except (pa.ArrowInvalid, OSError) as e:
         raise metadata.damaged("A manifest or ledger entry with rows in it", "an Arrow stream", str(e)) from e
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import msgspec
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.table import metadata
 
 NO_ROWS = "0" * 16
 """The digest of nothing; see docs/FORMAT.md, "Digests"."""
@@ -231,7 +232,10 @@ def added(digests: Iterable[str | None]) -> str | None:
     for digest in digests:
         if digest is None:
             return None
-        total += int(digest, 16)
+        try:
+            total += int(digest, 16)
+        except ValueError as e:  # of an object that an earlier lakeupsert wrote, which has no digest of its own
+            raise metadata.damaged("A manifest or ledger entry", "one with digests of rows", str(e)) from e
     return f"{total % 2**64:016x}"
 
 
