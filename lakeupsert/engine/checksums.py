@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-BLOCK_BYTES = 32 << 10
+BLOCK_BYTES = 16 << 10
 """What one checksum covers, and so what a read is rounded up to. Less: footers grow. More: who needs one column reads more."""
 TAIL_BYTES = 64 << 10
 """Read from the end of a file to find its footer; all of a file that is no larger."""
@@ -84,11 +84,11 @@ class ChecksumSink(io.RawIOBase):
         self._sink.write(bytes(end))
 
 
-class _CheckedFile(io.RawIOBase):
-    """A file of which every block that is read is compared with its checksum; the footer was."""
+class CheckedFile(io.RawIOBase):
+    """A file of which every block that is read is compared with its checksum; the footer was. ``source`` is the file itself."""
 
     def __init__(self, source: pa.NativeFile, size: int, end: int, crcs: NDArray[np.uint32], tail: bytes) -> None:
-        self._source, self._size = source, size
+        self.source, self._size = source, size
         self._end, self._crcs = end, crcs  # of the row groups
         self._tail = memoryview(tail)
         self._held, self._held_at = memoryview(b""), 0  # the blocks that the last read compared
@@ -113,27 +113,23 @@ class _CheckedFile(io.RawIOBase):
         self._place = end
         if end <= self._end:
             return self._blocks(begin, end)
+        # Arrow guesses where the footer begins and reads more than that. It uses nothing before it, so nothing is read for it.
         tail_at = self._size - len(self._tail)
-        if begin >= tail_at:
-            return self._tail[begin - tail_at : end - tail_at]
-        # Arrow guesses where the footer begins and reads some more; what is between is the page index, which it leaves alone.
-        between = max(begin, self._end), min(end, tail_at)
-        return b"".join(
-            (
-                self._blocks(begin, self._end) if begin < self._end else b"",
-                self._source.read_at(between[1] - between[0], between[0]) if between[0] < between[1] else b"",
-                self._tail[: max(0, end - tail_at)],
-            )
-        )
+        return bytes(max(0, min(end, tail_at) - begin)) + self._tail[max(0, begin - tail_at) : max(0, end - tail_at)]
 
     def _blocks(self, begin: int, end: int) -> memoryview:
-        """Bytes of the row groups."""
-        if not self._held_at <= begin <= end <= self._held_at + len(self._held):
-            first = begin // BLOCK_BYTES
-            at = first * BLOCK_BYTES
-            data = memoryview(self._source.read_at(min(self._end, -(-end // BLOCK_BYTES) * BLOCK_BYTES) - at, at))
-            compare(data, self._crcs[first:], at)
-            self._held, self._held_at = data, at
+        """Bytes of the row groups. Columns follow each other, so the block that two of them share is read and compared once."""
+        held_to = self._held_at + len(self._held)
+        if not self._held_at <= begin <= end <= held_to:
+            goes_on = self._held_at <= begin < held_to
+            at = held_to if goes_on else begin // BLOCK_BYTES * BLOCK_BYTES
+            data = self.source.read_at(min(self._end, -(-end // BLOCK_BYTES) * BLOCK_BYTES) - at, at)
+            compare(memoryview(data), self._crcs[at // BLOCK_BYTES :], at)
+            before = self._held[begin - self._held_at :] if goes_on else b""
+            self._held, self._held_at = (
+                memoryview(b"".join((before, data)) if goes_on else data),
+                begin if goes_on else at,
+            )
         return self._held[begin - self._held_at : end - self._held_at]
 
 
@@ -145,7 +141,7 @@ def compare(data: memoryview, crcs: NDArray[np.uint32], at: int) -> None:
             raise pa.ArrowInvalid(f"the checksum of its bytes {at + begin} to {at + end} is wrong")
 
 
-def checked(source: pa.NativeFile) -> pa.NativeFile | _CheckedFile:
+def checked(source: pa.NativeFile) -> pa.NativeFile | CheckedFile:
     """The same file, whose reads raise ``pyarrow.ArrowInvalid`` where a byte is not what was written.
 
     ``source`` itself if it has no checksums, as adopted files and those of an earlier lakeupsert. A small file is in memory, and
@@ -174,4 +170,4 @@ def checked(source: pa.NativeFile) -> pa.NativeFile | _CheckedFile:
     if size <= len(tail):
         compare(memoryview(tail)[:end], crcs, 0)
         return pa.BufferReader(tail)
-    return _CheckedFile(source, size, end, crcs, tail[-length:])
+    return CheckedFile(source, size, end, crcs, tail[-length:])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.checksums import ChecksumSink, checked
+from lakeupsert.engine.checksums import CheckedFile, ChecksumSink, checked
 from lakeupsert.engine.vectors import deleted_positions, without
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
@@ -34,7 +34,7 @@ FILE_BYTES = 512 << 20
 """Compressed bytes after which a base file is closed and the next one begun."""
 PAGE_BYTES = 1 << 20
 """Uncompressed bytes of a page, pyarrow's default: a smaller table has one page a column."""
-BUFFER_BYTES = 1 << 20
+BUFFER_BYTES = 64 << 10
 """Arrow writes the header and the body of each page by themselves; so much of them goes through Python at once."""
 SAMPLED_ROWS = 250
 MOST_DISTINCT = 0.8
@@ -322,8 +322,8 @@ def _decoded(
         pq.ParquetFile(
             source,
             coerce_int96_timestamp_unit="us",
-            pre_buffer=not isinstance(source, pa.OSFile | pa.BufferReader),
-            page_checksum_verification=True,  # where it has no others
+            pre_buffer=not isinstance(getattr(source, "source", source), pa.OSFile | pa.BufferReader),
+            page_checksum_verification=not isinstance(source, CheckedFile),
         ) as parquet,
     ):
         # Of a few rows, to look at the columns one by one takes longer than to read them.

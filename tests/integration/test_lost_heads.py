@@ -127,7 +127,9 @@ def test_newest_snapshot_after_vacuum(folder: Path) -> None:
 def test_newest_ledger_entry_that_is_published(lake: Lake) -> None:
     path = lose_head(lake, lake.table._table.objects.ledger)
     land(lake, 3, "ac")
-    refused(lake, path, lambda: lake.table.append(host="local"), lambda: lake.table.status(), lambda: lake.table.publish())
+    refused(
+        lake, path, lambda: lake.table.append(host="local"), lambda: lake.table.status(), lambda: lake.table.publish()
+    )
 
 
 def test_newest_ledger_entry_that_is_merged_alone(lake: Lake) -> None:
