@@ -76,8 +76,14 @@ def _span(nights: Sequence[Night]) -> str:
         if first is last
         else f"the last {len(nights):,} batches, {first.number} to {last.number}"
     )
+    kinds = {
+        "restored an earlier snapshot": sum(n.restored is not None for n in nights),
+        "withdrawn": sum(n.withdrawn for n in nights),
+    }
+    told = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number)
     days = sorted({f"{first.received:%Y-%m-%d}", f"{last.received:%Y-%m-%d}"})
     return (
-        f"The figures show {which}, received {' to '.join(days)}. Older ones are left out. "
+        f"The figures show {which}{f' ({told})' if told else ''}, received {' to '.join(days)}. "
+        f"{'Older ones are left out. ' if first.number > 1 else ''}"
         "All times are UTC; 1 kB is 1,000 bytes."
     )
