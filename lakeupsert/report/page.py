@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 from lakeupsert.report.figures import FIGURES
 from lakeupsert.report.html import document, e
 from lakeupsert.report.nights import Night, Observed
-from lakeupsert.report.numbers import size, when
+from lakeupsert.report.numbers import messages, size, when
 
 # What a browser refuses even if an escape were missing somewhere: scripts, and loads from anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -30,7 +30,7 @@ def page(name: str, seen: Observed) -> str:
 
 
 def _header(name: str, seen: Observed) -> Element:
-    status, queue = seen.status, seen.status.queue
+    status = seen.status
     if status.snapshot is None or status.published_at is None:
         published = "no snapshot yet"
     else:
@@ -43,7 +43,7 @@ def _header(name: str, seen: Observed) -> Element:
         "lagging": f"{len(status.lagging):,}",
         "failed": f"{len(status.failed):,}",
         "quarantined rows": f"{status.quarantined:,}",
-        "queue": f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead",
+        "queue": messages(status.queue),
     }
     bad = {"failed"} if status.failed else set()
     bad |= {"lagging"} if status.lagging else set()
