@@ -73,6 +73,8 @@ class Call:
         self.command: str | None = None
         self.changed = False
         """Whether readers see something new since this call began."""
+        self.tables: list[Table] = []
+        """Those that the command opened."""
         self.stop = Stop(abandon=_terminate)
         self.terminated = False
         self._stoppable = False
@@ -87,6 +89,7 @@ class Call:
 
         self.table, settings = self.config().table(self.table)
         table = Table(self.table, settings)
+        self.tables = [table]
         try:
             yield table
         finally:
@@ -101,12 +104,19 @@ class Call:
         if self.table is not None or len(config.tables) == 1:
             self.table, _ = config.table(self.table)
         names = list(config.tables) if self.table is None else [self.table]
-        tables = [Table(name, config.tables[name]) for name in names]
+        self.tables = [Table(name, config.tables[name]) for name in names]
         try:
-            yield tables
+            yield self.tables
         finally:
-            for table in tables:
+            for table in self.tables:
                 table.close()
+
+    def account(self, error: LakeupsertError, table: "Table | None" = None) -> None:
+        """Say in the error what this call committed of the table, by default of the only one."""
+        if table is None and len(self.tables) == 1:
+            [table] = self.tables
+        if table is not None:
+            table.account(error, named=len(self.tables) > 1)
 
     @contextmanager
     def stoppable(self) -> Iterator[Stop]:
@@ -167,6 +177,8 @@ class Program(click.Group):
                 answer = Answer(None, error=as_ours(e, call))
             # What is left is to say it: a late signal must not cut the one object in two.
             with _handler(signal.SIGTERM, signal.SIG_IGN), _handler(signal.SIGINT, signal.SIG_IGN), _closed_pipe():
+                if answer.error is not None:
+                    call.account(answer.error)
                 if call.as_json:
                     print(json.dumps(_object(call, answer, started_at, clock.elapsed() - begun)), flush=True)
                 else:
@@ -284,6 +296,8 @@ def _object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict
             "code": error.code,
             "message": error.message,
             "data_changed": error.data_changed,
+            "committed": error.standing.committed if error.standing else None,
+            "readers_see": error.standing.readers_see if error.standing else None,
             "next": error.next,
             "partition": error.partition,
         },
@@ -304,7 +318,7 @@ def _tell(answer: Answer) -> None:
     if answer.error is not None:
         error = answer.error
         console.print(Text.assemble(("Error: ", "bold red"), error.message))
-        console.print(Text(f"Data changed: {'yes' if error.data_changed else 'no'}"))
+        console.print(Text(str(error.standing or "Committed: nothing")))
         console.print(Text(f"Next: {error.next}"))
 
 

@@ -66,6 +66,15 @@ class Outcome(Generic[Body]):
     link: Link[Body] | None = None
 
 
+@dataclass
+class _Try:
+    """One call of `Chain.append`; ``unknown`` also before its answer is there."""
+
+    number: int
+    write_id: str
+    result: Literal["won", "lost", "unknown"] = "unknown"
+
+
 class Chain(Generic[Body]):
     """The chain in one folder.
 
@@ -91,6 +100,7 @@ class Chain(Generic[Body]):
         self._body_type = body_type
         self._check = check
         self._format_of = format_of
+        self._tries: list[_Try] = []
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
         """The newest version, or None where the chain is empty; where that still is ``known``, it is not read again."""
@@ -148,10 +158,30 @@ class Chain(Generic[Body]):
             body=body,
             read_at=clock.elapsed(),
         )
-        result = self._send(link)
+        this = _Try(link.number, link.write_id)
+        self._tries.append(this)  # before it is sent: an interrupt may come before its answer
+        result = this.result = self._send(link)
         if result == "won" and clock.elapsed() - begun > FRESH_SECONDS:
-            result = "won" if self._descends(link) else "unknown"
+            result = this.result = "won" if self._descends(link) else "unknown"
         return Outcome(result, link if result == "won" else None)
+
+    def tries(self) -> int:
+        """How often this object tried to append a version."""
+        return len(self._tries)
+
+    def won(self, since: int = 0) -> list[int]:
+        """The numbers of the versions that this object appended, without its first ``since`` tries.
+
+        What became of one that an interrupt or a silent store broke off is found by reading back, which may raise.
+        """
+        numbers = []
+        for this in self._tries[since:]:
+            if this.result == "unknown":
+                found = self.get(this.number)
+                this.result = "won" if found is not None and found.write_id == this.write_id else "lost"
+            if this.result == "won":
+                numbers.append(this.number)
+        return numbers
 
     def extend(self, build: Callable[[Link[Body] | None], Body | None], attempts: int = 20) -> Link[Body] | None:
         """Append what ``build`` makes of the head, again after each lost race; None where it makes nothing.
