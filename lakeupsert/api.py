@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
 from difflib import get_close_matches
 from functools import wraps
 from itertools import zip_longest
@@ -423,7 +423,7 @@ class Table:
         return self.reprocess(costly.__contains__, workers=workers, stop=stop, progress=progress)
 
     @_public
-    def restore(self, to: str | int | datetime, *, dry: bool = True) -> RestorePlan:
+    def restore(self, to: str | int | date, *, dry: bool = True) -> RestorePlan:
         """Go back to a snapshot by its number, a tag or a time; `dedupe` and `publish` then finish it.
 
         With ``dry`` nothing is written: it tells what would change.
@@ -442,7 +442,7 @@ class Table:
         return vacuum(self._table, dry=dry, progress=progress)
 
     @_public
-    def tag(self, name: str, snapshot: str | int | datetime | None = "published") -> Link[Snapshot] | None:
+    def tag(self, name: str, snapshot: str | int | date | None = "published") -> Link[Snapshot] | None:
         """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
         link = None if snapshot is None else choose(self._table.objects, snapshot)
         number = link.number if link else None
@@ -522,28 +522,28 @@ class Table:
         head = self._table.objects.snapshots.head()
         return head.body.tags if head else {}
 
-    def view(self, snapshot: str | int | datetime = "published") -> View:
-        """The table as of a snapshot: ``"published"``, its number, a tag, or a time.
+    def view(self, snapshot: str | int | date = "published") -> View:
+        """The table as of a snapshot: ``"published"``, its number, a tag, or a time; a date is its first moment in UTC.
 
         ``"latest"``: as it will be when all that was appended is merged and published. It is merged now, into temporary
         files that live as long as the view or a reader of it (of Spark: as long as the session).
         """
         return self._view(snapshot, None)
 
-    def _view(self, snapshot: str | int | datetime, where: str | None) -> View:
+    def _view(self, snapshot: str | int | date, where: str | None) -> View:
         """For readers of ``where`` alone: of `latest`, other partitions are not merged and not there."""
         if snapshot == "latest":
             return latest(self._table, where)
         return View.open(self._table.objects, self._table.existing_spec(), snapshot)
 
-    def files(self, snapshot: str | int | datetime = "published", where: str | None = None) -> Sequence[ViewFile]:
+    def files(self, snapshot: str | int | date = "published", where: str | None = None) -> Sequence[ViewFile]:
         """The files that a reader of the snapshot opens for the filter; those of ``"latest"`` can't be told."""
         if snapshot == "latest":
             raise no_files()
         return list(self.view(snapshot).files(where))
 
     def to_arrow(
-        self, snapshot: str | int | datetime = "published", where: str | None = None, *, history: bool = False
+        self, snapshot: str | int | date = "published", where: str | None = None, *, history: bool = False
     ) -> Any:
         """A ``pyarrow.RecordBatchReader``, ordered by partition and key; Polars and DuckDB take it as it is.
 
@@ -557,7 +557,7 @@ class Table:
     def to_spark(
         self,
         spark: Any,
-        snapshot: str | int | datetime = "published",
+        snapshot: str | int | date = "published",
         where: str | None = None,
         *,
         history: bool = False,
@@ -573,7 +573,7 @@ class Table:
         self,
         output: str | Path,
         *,
-        snapshot: str | int | datetime = "published",
+        snapshot: str | int | date = "published",
         where: str | None = None,
         overwrite: bool = False,
         history: bool = False,

@@ -51,7 +51,8 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
     Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
     """
     for attempt in range(ATTEMPTS):
-        head = table.objects.ledger.head()
+        table.last_snapshot()  # before the ledger, which then has what it shows
+        head = table.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
         headers = list(enumerate(table.headers(head.number)))
         now, then = counting(headers), counting(headers[: to.body.batch + 1])

@@ -192,7 +192,7 @@ class SqliteQueue:
                 raise self._failure(e, to="read") from e
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            except PermissionError as e:  # the folder can't be searched, so nobody knows whether there is a queue
+            except OSError as e:  # its folder can't be searched, or the like: nobody knows whether there is a queue
                 raise self._not_permitted(e, to="read") from e
 
     def _read_as_guest(self, look: Callable[[sqlite3.Connection], Found]) -> Found | None:

@@ -25,9 +25,9 @@ def when(written_at: str) -> str:
 
 
 def messages(queue: "QueueStats | None") -> str:
-    """How many messages the queue has; None: this user may not read it."""
+    """How many messages the queue has; None: it can't be read."""
     if queue is None:
-        return "unknown: this user can't read the queue"
+        return "unknown: the queue can't be read"
     return f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"
 
 

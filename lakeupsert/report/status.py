@@ -6,7 +6,7 @@ Repeat    cheap on one `OpenTable`: only what is new since the last call is read
 
 from dataclasses import dataclass
 
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import QueueStats
 from lakeupsert.table.ledger import still_quarantined
@@ -19,7 +19,7 @@ class Status:
 
     ``behind`` are the partitions that readers don't see at their last batch, and whether they are dirty: have batches that
     are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
-    ``queue`` counts the messages of both queues, where there is a ``large_queue``; both are None if this user can't read them,
+    ``queue`` counts the messages of both queues, where there is a ``large_queue``; both are None if they can't be read,
     and ``unread_queue`` then says why.
     ``quarantined`` counts refused rows of batches that count, but for those that a replay took up.
     """
@@ -55,8 +55,10 @@ def status(table: OpenTable) -> Status:
     try:
         if head:
             queue, large_queue = table.queue_stats(), table.large_queue.stats() if table.large_queue else None
-    except ConfigurationError as e:  # who only reads the table may have no right to the queue
-        if e.code != "queue-not-permitted":
+    except (
+        LakeupsertError
+    ) as e:  # who only reads the table may have no right to the queue; a full disk keeps it from all
+        if e.code not in ("queue-not-permitted", "queue-disk"):
             raise
         queue, unread_queue = None, e.message
     return Status(
