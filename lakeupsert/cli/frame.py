@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
@@ -290,7 +291,7 @@ def _refusal(e: BaseException) -> str | None:
     """What the operating system says of a path or a text that it can't use; None: it is about something else."""
     if isinstance(e, OSError) and e.filename is not None:
         return f"The operating system can't use {e.filename}: {e.strerror}"
-    if isinstance(e, FileNotFoundError):  # every other call names its path
+    if isinstance(e, FileNotFoundError) and _is_nowhere():
         return "The current folder does not exist any more"
     if isinstance(e, RuntimeError) and "home directory" in str(e):  # of `Path.expanduser`
         return "A path begins with ~, and no user has that home folder"
@@ -302,6 +303,14 @@ def _refusal(e: BaseException) -> str | None:
             return f"A name or an argument is not UTF-8: it has {found}"
         return f"A name has {found}, which this locale's encoding ({e.encoding}) does not have; LC_ALL=C.UTF-8 has it"
     return None
+
+
+def _is_nowhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _in_short(e: BaseException) -> str:

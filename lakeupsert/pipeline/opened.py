@@ -405,8 +405,10 @@ class OpenTable:
                 with suppress(Exception):
                     seen = self.last_snapshot()
             try:
-                committed = max(filter(self._is_batch, self.objects.ledger.won(since[0])), default=None)
-                error.data_changed |= any(map(self._changes, self.objects.snapshots.won(since[1])))
+                entries, certain = self.objects.ledger.won(since[0])
+                committed = max(filter(self._is_batch, entries), default=None)
+                snapshots, _ = self.objects.snapshots.won(since[1])
+                error.data_changed |= any(map(self._changes, snapshots))
             except Exception:
                 certain = False
         error.standing = Standing(

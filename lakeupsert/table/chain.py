@@ -169,19 +169,22 @@ class Chain(Generic[Body]):
         """How often this object tried to append a version."""
         return len(self._tries)
 
-    def won(self, since: int = 0) -> list[int]:
-        """The numbers of the versions that this object appended, without its first ``since`` tries.
+    def won(self, since: int = 0) -> tuple[list[int], bool]:
+        """The numbers of the versions that this object appended, without its first ``since`` tries; and whether that is certain.
 
-        What became of one that an interrupt or a silent store broke off is found by reading back, which may raise.
+        What became of one that an interrupt or a silent store broke off is found by reading back, which may raise. One that is
+        not there may still appear.
         """
-        numbers = []
+        numbers, certain = [], True
         for this in self._tries[since:]:
             if this.result == "unknown":
                 found = self.get(this.number)
-                this.result = "won" if found is not None and found.write_id == this.write_id else "lost"
+                if found is not None:
+                    this.result = "won" if found.write_id == this.write_id else "lost"
+                certain = certain and found is not None
             if this.result == "won":
                 numbers.append(this.number)
-        return numbers
+        return numbers, certain
 
     def extend(self, build: Callable[[Link[Body] | None], Body | None], attempts: int = 20) -> Link[Body] | None:
         """Append what ``build`` makes of the head, again after each lost race; None where it makes nothing.
