@@ -1,13 +1,16 @@
 """`lakeupsert.Table`: everything that the command line does, from Python."""
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date
+from difflib import get_close_matches
+from functools import wraps
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings, load
@@ -52,6 +55,8 @@ from lakeupsert.table.work import Source
 
 HostName = Literal["spark", "local"]
 EngineName = Literal["arrow", "spark"]
+Given = ParamSpec("Given")
+Found = TypeVar("Found")
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +65,49 @@ PUBLISH_SECONDS = 5.0
 comes minutes later. Shorter: it is killed while it does (harmless, but an alarm tells)."""
 OTHERS_SECONDS = 10.0
 """How often one who only waits for other workers looks at the partitions that are left: two requests for each."""
+
+
+def _public(method: Callable[Given, Found]) -> Callable[Given, Found]:
+    """What holds for every method that may commit: it takes no word but those of its `Literal`s, and an error of it says
+    what it committed."""
+    signature, hints = inspect.signature(method), get_type_hints(method)
+    words = {name: found for name, hint in hints.items() if (found := _words(hint))}
+
+    @wraps(method)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
+        table = args[0]
+        assert isinstance(table, Table)
+        since = table._table.tries()
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+            for name in words.keys() & given.keys():
+                if given[name] not in words[name]:
+                    raise _not_a_word(f"{method.__name__}({name}=…)", given[name], words[name])
+            return method(*args, **kwargs)
+        except LakeupsertError as e:
+            table._table.account(e, since)
+            raise
+
+    return call
+
+
+def _words(hint: Any) -> tuple[object, ...]:
+    """The values that a `Literal`, or one beside others such as None, allows; () of any other type."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    found = [_words(part) for part in get_args(hint) if part is not type(None)]
+    optional = type(None) in get_args(hint)
+    return (*(word for words in found for word in words), *([None] if optional else [])) if any(found) else ()
+
+
+def _not_a_word(where: str, given: object, words: Sequence[object]) -> ConfigurationError:
+    choices = ", ".join(map(repr, words))
+    near = get_close_matches(str(given), [str(word) for word in words if word is not None], 1)
+    return ConfigurationError(
+        "unknown-word",
+        f"{where} is {given!r}. It takes one of: {choices}." + (f" Did you mean {near[0]!r}?" if near else ""),
+        next=f"give one of: {choices}",
+    )
 
 
 @dataclass(frozen=True)
@@ -107,14 +155,20 @@ class Table:
         """How often each kind of call reached the processed zone's store through this object and its workers."""
         return self._table.store.requests.as_dict()
 
+    def account(self, error: LakeupsertError, *, named: bool = False) -> None:
+        """Write into the error what was committed since the table was opened, and what readers see; ``named``: of which table."""
+        self._table.account(error, named=named)
+
     def exists(self) -> bool:
         """Whether anything was ever appended or adopted."""
         return self._table.head_spec() is not None
 
+    @_public
     def adopt(self, progress: Callable[[str], None] = lambda text: None) -> Adopted:
         """Make a table of the Hive-partitioned Parquet folder that `processed` is; no file is rewritten."""
         return adopt(self._table, progress)
 
+    @_public
     def append(
         self,
         *,
@@ -156,10 +210,12 @@ class Table:
         """The landing files that the next `append` would take."""
         return new_files(self._table)
 
+    @_public
     def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:
         """Send a message for every selected partition that the ledger is ahead of; how many were sent."""
         return send_missing(self._table, selected)
 
+    @_public
     def dedupe(
         self,
         *,
@@ -206,6 +262,7 @@ class Table:
             results += drain(large, _spark_engine(), **options)
         return results
 
+    @_public
     def dedupe_received(
         self,
         records: Sequence[Mapping[str, Any]],
@@ -241,10 +298,12 @@ class Table:
                 log.warning("not published: %s", e)
         return [leases[lease] for lease in back]
 
+    @_public
     def publish(self) -> PublishResult:
         """Show readers the newest batch that is whole in every partition."""
         return publish(self._table)
 
+    @_public
     def run(
         self,
         *,
@@ -302,6 +361,7 @@ class Table:
         """
         return plan(self._table, selected, prices)
 
+    @_public
     def reprocess(
         self,
         selected: Callable[[str], bool] = lambda partition: True,
@@ -343,6 +403,7 @@ class Table:
         published = publish(self._table, also=plan.heads)
         return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(self._table)))
 
+    @_public
     def compact(
         self,
         *,
@@ -361,7 +422,8 @@ class Table:
         costly = {p for p, head in heads.items() if any(worth_compacting(b, full=full) for b in head.body.buckets)}
         return self.reprocess(costly.__contains__, workers=workers, stop=stop, progress=progress)
 
-    def restore(self, to: str | int | datetime, *, dry: bool = True) -> RestorePlan:
+    @_public
+    def restore(self, to: str | int | date, *, dry: bool = True) -> RestorePlan:
         """Go back to a snapshot by its number, a tag or a time; `dedupe` and `publish` then finish it.
 
         With ``dry`` nothing is written: it tells what would change.
@@ -374,11 +436,13 @@ class Table:
         self._table.existing_spec()
         return restore(self._table, link, dry=dry)
 
+    @_public
     def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
         """Expire all but the newest `keep_snapshots` snapshots and those with a tag, and delete what only others need."""
         return vacuum(self._table, dry=dry, progress=progress)
 
-    def tag(self, name: str, snapshot: str | int | datetime | None = "published") -> Link[Snapshot] | None:
+    @_public
+    def tag(self, name: str, snapshot: str | int | date | None = "published") -> Link[Snapshot] | None:
         """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
         link = None if snapshot is None else choose(self._table.objects, snapshot)
         number = link.number if link else None
@@ -390,6 +454,7 @@ class Table:
         """The table's columns as the next batch is written under them."""
         return columns(self._table.existing_spec())
 
+    @_public
     def rename_column(self, column: str, name: str, *, dry: bool = False) -> SchemaChange:
         """Call a column ``name`` from the next ledger number on; no file is rewritten. Publish shows it to readers.
 
@@ -397,6 +462,7 @@ class Table:
         """
         return change(self._table, lambda spec: rename(spec, column, name), dry=dry)
 
+    @_public
     def drop_column(self, column: str, *, dry: bool = False) -> SchemaChange:
         """Take a column away from the next ledger number on, as `rename_column` renames one. One that comes under its name
         later is another one."""
@@ -415,10 +481,12 @@ class Table:
         """One HTML page that stands by itself, about the table and its last ``nights`` batches."""
         return page(self.name, observe(self._table, nights))
 
+    @_public
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
         """Give the selected partitions' dead letters back to the queue; those of merged partitions are deleted."""
         return redrive(self._table, selected)
 
+    @_public
     def reconcile(
         self,
         *,
@@ -461,28 +529,28 @@ class Table:
         head = newest_snapshot(self._table.objects)
         return head.body.tags if head else {}
 
-    def view(self, snapshot: str | int | datetime = "published") -> View:
-        """The table as of a snapshot: ``"published"``, its number, a tag, or a time.
+    def view(self, snapshot: str | int | date = "published") -> View:
+        """The table as of a snapshot: ``"published"``, its number, a tag, or a time; a date is its first moment in UTC.
 
         ``"latest"``: as it will be when all that was appended is merged and published. It is merged now, into temporary
         files that live as long as the view or a reader of it (of Spark: as long as the session).
         """
         return self._view(snapshot, None)
 
-    def _view(self, snapshot: str | int | datetime, where: str | None) -> View:
+    def _view(self, snapshot: str | int | date, where: str | None) -> View:
         """For readers of ``where`` alone: of `latest`, other partitions are not merged and not there."""
         if snapshot == "latest":
             return latest(self._table, where)
         return View.open(self._table.objects, self._table.existing_spec(), snapshot)
 
-    def files(self, snapshot: str | int | datetime = "published", where: str | None = None) -> Sequence[ViewFile]:
+    def files(self, snapshot: str | int | date = "published", where: str | None = None) -> Sequence[ViewFile]:
         """The files that a reader of the snapshot opens for the filter; those of ``"latest"`` can't be told."""
         if snapshot == "latest":
             raise no_files()
         return list(self.view(snapshot).files(where))
 
     def to_arrow(
-        self, snapshot: str | int | datetime = "published", where: str | None = None, *, history: bool = False
+        self, snapshot: str | int | date = "published", where: str | None = None, *, history: bool = False
     ) -> Any:
         """A ``pyarrow.RecordBatchReader``, ordered by partition and key; Polars and DuckDB take it as it is.
 
@@ -496,7 +564,7 @@ class Table:
     def to_spark(
         self,
         spark: Any,
-        snapshot: str | int | datetime = "published",
+        snapshot: str | int | date = "published",
         where: str | None = None,
         *,
         history: bool = False,
@@ -512,7 +580,7 @@ class Table:
         self,
         output: str | Path,
         *,
-        snapshot: str | int | datetime = "published",
+        snapshot: str | int | date = "published",
         where: str | None = None,
         overwrite: bool = False,
         history: bool = False,

@@ -223,7 +223,12 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
             raise _unknown(found, "", key, {"tables"})
     tables: dict[str, TableSettings] = {}
     origins: dict[str, dict[str, str]] = {}
-    for name, given in document.get("tables", {}).items():
+    listed = document.get("tables", {})
+    if not isinstance(listed, dict):
+        raise ConfigurationError(
+            "bad-setting", f"{found}: `tables` is {listed!r}; it is a table of tables.", next="write [tables.NAME]"
+        )
+    for name, given in listed.items():
         if not isinstance(given, dict):
             raise ConfigurationError(
                 "bad-setting", f"{found}: [tables] holds {name!r}, which is no table.", next="write [tables.NAME]"

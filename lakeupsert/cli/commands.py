@@ -382,24 +382,27 @@ def status(call: Call, watching: bool) -> Answer:
         found = table.status()
         error = None
         warnings: tuple[str, ...] = ()
-        dead = output.count(found.queue.dead, "dead letter")
+        dead = found.queue.dead if found.queue else 0
+        letters = output.count(dead, "dead letter")
         if found.failed:
             error = failed(table, found.failed)
         elif found.lagging:
             error = lagging(table, found.lagging)
-        elif found.queue.dead and found.dirty:
+        elif dead and found.dirty:
             error = RefusedError(
                 "dead-letters",
-                f"Table {table.name!r}: {dead}: these messages failed at every try, and "
+                f"Table {table.name!r}: {letters}: these messages failed at every try, and "
                 f"{output.count(found.dirty, 'partition')} still to be merged.",
                 next="run `lakeupsert redrive`, which tells why each failed and gives it back to the workers; then "
                 "`lakeupsert dedupe`, where none is at work",
             )
-        elif found.queue.dead:
+        elif dead:
             warnings = (
-                f"{dead} in the queue, and every partition is merged: they are out of date, and "
+                f"{letters} in the queue, and every partition is merged: they are out of date, and "
                 "`lakeupsert redrive` deletes them",
             )
+        if found.unread_queue:
+            warnings += (found.unread_queue,)
         text = output.block(f"Table {table.name}", output.status_facts(found))
         return Answer(output.status_result(found), text, warnings, error=error)
 

@@ -6,17 +6,20 @@ Importing this brings no Arrow and no Spark: `lakeupsert --help` is instant.
 """
 
 import errno
+import io
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -73,6 +76,8 @@ class Call:
         self.command: str | None = None
         self.changed = False
         """Whether readers see something new since this call began."""
+        self.tables: list[Table] = []
+        """Those that the command opened."""
         self.stop = Stop(abandon=_terminate)
         self.terminated = False
         self._stoppable = False
@@ -87,6 +92,7 @@ class Call:
 
         self.table, settings = self.config().table(self.table)
         table = Table(self.table, settings)
+        self.tables = [table]
         try:
             yield table
         finally:
@@ -101,12 +107,19 @@ class Call:
         if self.table is not None or len(config.tables) == 1:
             self.table, _ = config.table(self.table)
         names = list(config.tables) if self.table is None else [self.table]
-        tables = [Table(name, config.tables[name]) for name in names]
+        self.tables = [Table(name, config.tables[name]) for name in names]
         try:
-            yield tables
+            yield self.tables
         finally:
-            for table in tables:
+            for table in self.tables:
                 table.close()
+
+    def account(self, error: LakeupsertError, table: "Table | None" = None) -> None:
+        """Say in the error what this call committed of the table, by default of the only one."""
+        if table is None and len(self.tables) == 1:
+            [table] = self.tables
+        if table is not None:
+            table.account(error, named=len(self.tables) > 1)
 
     @contextmanager
     def stoppable(self) -> Iterator[Stop]:
@@ -153,6 +166,7 @@ class Program(click.Group):
         **extra: Any,
     ) -> NoReturn:
         """Run ``args``, by default the process's own. What else click and its test runner may pass changes nothing."""
+        _open_streams()
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         call = Call(as_json="--json" in args)
         started_at, begun = clock.now().isoformat(), clock.elapsed()
@@ -161,16 +175,21 @@ class Program(click.Group):
                 answer = self._answer(args, call)
             except click.exceptions.Exit as e:
                 sys.exit(e.exit_code)
+            except BrokenPipeError as e:
+                if not _reader_is_gone():  # it was another pipe
+                    answer = Answer(None, error=as_ours(e, call))
+                else:
+                    _discard(sys.stdout)
+                    sys.exit(0)
             except (Exception, KeyboardInterrupt, Terminated) as e:
                 if _debugging():
                     traceback.print_exc()
                 answer = Answer(None, error=as_ours(e, call))
             # What is left is to say it: a late signal must not cut the one object in two.
-            with _handler(signal.SIGTERM, signal.SIG_IGN), _handler(signal.SIGINT, signal.SIG_IGN), _closed_pipe():
-                if call.as_json:
-                    print(json.dumps(_object(call, answer, started_at, clock.elapsed() - begun)), flush=True)
-                else:
-                    _tell(answer)
+            with _handler(signal.SIGTERM, signal.SIG_IGN), _handler(signal.SIGINT, signal.SIG_IGN):
+                if answer.error is not None:
+                    call.account(answer.error)
+                answer = _say(call, answer, started_at, clock.elapsed() - begun)
         sys.exit(answer.error.exit_code if answer.error else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -253,12 +272,45 @@ def as_ours(e: BaseException, call: Call) -> LakeupsertError:
             data_changed=call.changed,
             next="give this user the right to, or name another path",
         )
+    if refused := _refusal(e):
+        return ConfigurationError(
+            "unusable-path",
+            f"{refused}.",
+            data_changed=call.changed,
+            next="correct that path or what is there, then run the same command again; LAKEUPSERT_DEBUG=1 shows what needed it",
+        )
     return LakeupsertError(
         "internal-error",
-        f"Something that lakeupsert did not foresee: {type(e).__name__}: {_in_short(e)}",
+        f"This is a bug of lakeupsert. {type(e).__name__}: {_in_short(e)}",
         data_changed=call.changed,
-        next="run it again with LAKEUPSERT_DEBUG=1 and report what it prints as a bug of lakeupsert",
+        next="run it again with LAKEUPSERT_DEBUG=1, which prints where it happened, and report that",
     )
+
+
+def _refusal(e: BaseException) -> str | None:
+    """What the operating system says of a path or a text that it can't use; None: it is about something else."""
+    if isinstance(e, OSError) and e.filename is not None:
+        return f"The operating system can't use {e.filename}: {e.strerror}"
+    if isinstance(e, FileNotFoundError) and _is_nowhere():
+        return "The current folder does not exist any more"
+    if isinstance(e, RuntimeError) and "home directory" in str(e):  # of `Path.expanduser`
+        return "A path begins with ~, and no user has that home folder"
+    if isinstance(e, ValueError) and "embedded null" in str(e):
+        return "A path holds a NUL character"
+    if isinstance(e, UnicodeEncodeError):
+        found = repr(e.object[e.start : e.end])
+        if sys.getfilesystemencoding() == "utf-8":
+            return f"A name or an argument is not UTF-8: it has {found}"
+        return f"A name has {found}, which this locale's encoding ({e.encoding}) does not have; LC_ALL=C.UTF-8 has it"
+    return None
+
+
+def _is_nowhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _in_short(e: BaseException) -> str:
@@ -284,15 +336,48 @@ def _object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict
             "code": error.code,
             "message": error.message,
             "data_changed": error.data_changed,
+            "committed": error.standing.committed if error.standing else None,
+            "readers_see": error.standing.readers_see if error.standing else None,
             "next": error.next,
             "partition": error.partition,
         },
     }
 
 
+def _say(call: Call, answer: Answer, started_at: str, seconds: float) -> Answer:
+    """Print the answer; it comes back with an error where nobody could read it.
+
+    Who reads our output may have had enough (`| head`): that is no error. A standard output that takes nothing is one, which
+    people are told also with `--json`. Where standard error takes nothing, the exit code is all that is left.
+    """
+    text = json.dumps(_object(call, answer, started_at, seconds)) if call.as_json else answer.text
+    silent = call.as_json
+    try:
+        if text:
+            print(text, flush=True)
+    except BrokenPipeError:
+        _discard(sys.stdout)
+    except OSError as e:
+        _discard(sys.stdout)
+        silent = False
+        if answer.error is None:
+            unread = TryAgainError(
+                "output-failed",
+                f"The command came to its end, but its answer can't be written to standard output: {e.strerror or e}.",
+                data_changed=call.changed,
+                next="mend where standard output goes, then run the same command again, which does nothing twice",
+            )
+            call.account(unread)
+            answer = replace(answer, error=unread)
+    if not silent:
+        try:
+            _tell(answer)
+        except (OSError, SystemExit):  # rich ends the process if nobody reads its pipe
+            _discard(sys.stderr)
+    return answer
+
+
 def _tell(answer: Answer) -> None:
-    if answer.text:
-        print(answer.text, flush=True)
     if not answer.warnings and answer.error is None:
         return
     from rich.console import Console  # knows NO_COLOR, and whether anybody sees colours
@@ -304,7 +389,7 @@ def _tell(answer: Answer) -> None:
     if answer.error is not None:
         error = answer.error
         console.print(Text.assemble(("Error: ", "bold red"), error.message))
-        console.print(Text(f"Data changed: {'yes' if error.data_changed else 'no'}"))
+        console.print(Text(str(error.standing or "Committed: nothing")))
         console.print(Text(f"Next: {error.next}"))
 
 
@@ -327,7 +412,8 @@ class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # py4j logs each call that an interrupt breaks off, with a traceback, before it raises the interrupt anyway.
         if _debugging() or "py4j" not in record.pathname:
-            print(self.format(record) if _debugging() else record.getMessage(), file=sys.stderr)
+            with suppress(OSError):  # a night does not end because nobody can read its warnings
+                print(self.format(record) if _debugging() else record.getMessage(), file=sys.stderr)
 
 
 @contextmanager
@@ -344,11 +430,35 @@ def _debugging() -> bool:
     return os.environ.get("LAKEUPSERT_DEBUG") == "1"
 
 
-@contextmanager
-def _closed_pipe() -> Iterator[None]:
-    """Who reads our output may have had enough (`| head`): then the rest goes nowhere."""
+def _open_streams() -> None:
+    """Give a process that was started without standard streams (`>&-`) ones that lead nowhere, and let no character fail.
+
+    Else the next file that is opened, such as a data file, would be standard output for every library that prints.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  until the process ends
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads standard output any more."""
+    poll = select.poll()
     try:
-        yield
-    except BrokenPipeError:
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # also for the flush when Python ends
+        poll.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):
+        return False
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _discard(stream: TextIO) -> None:
+    """Let the rest go nowhere, also what Python flushes when it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

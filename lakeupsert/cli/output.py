@@ -9,6 +9,7 @@ import msgspec
 
 from lakeupsert.config import toml_key
 from lakeupsert.report.numbers import count as count  # the commands' own texts take these from here
+from lakeupsert.report.numbers import messages
 from lakeupsert.report.numbers import size as size
 from lakeupsert.report.numbers import when as when
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from lakeupsert.pipeline.append import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
+    from lakeupsert.queue import QueueStats
     from lakeupsert.report.status import Status
     from lakeupsert.table.chain import Link
     from lakeupsert.table.manifest import Changes
@@ -92,12 +94,18 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
 
 def status_result(status: "Status") -> dict[str, Any]:
     # What failed is told by the error beside this result; `behind` is for who watches.
-    shown = [f.name for f in dataclasses.fields(status) if f.name not in ("failed", "behind", "large_queue")]
+    shown = [
+        f.name for f in dataclasses.fields(status) if f.name not in ("failed", "behind", "large_queue", "unread_queue")
+    ]
     fields = {name: getattr(status, name) for name in shown}
-    fields |= {"lagging": list(status.lagging), "queue": msgspec.structs.asdict(status.queue)}
+    fields |= {"lagging": list(status.lagging), "queue": _queue_result(status.queue)}
     if status.large_queue is not None:
         fields["large_queue"] = msgspec.structs.asdict(status.large_queue)
     return fields
+
+
+def _queue_result(queue: "QueueStats | None") -> dict[str, int | None]:
+    return {"visible": None, "leased": None, "dead": None} if queue is None else msgspec.structs.asdict(queue)
 
 
 def changes_result(changes: "Changes") -> dict[str, int]:
@@ -264,7 +272,7 @@ def status_facts(status: "Status") -> list[Fact]:
         snapshot = "none yet"
     else:
         snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
-    queue, large = status.queue, status.large_queue
+    large = status.large_queue
     of_them = f"; of them for Spark {large.visible:,}, {large.leased:,}, {large.dead:,}" if large else ""
     return [
         ("snapshot", snapshot),
@@ -272,7 +280,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
         ("lagging", named(status.lagging) if status.lagging else "none"),
         ("failed", named(tuple(status.failed)) if status.failed else "none"),
-        ("queue", f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead{of_them}"),
+        ("queue", f"{messages(status.queue)}{of_them}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now"),
     ]
 

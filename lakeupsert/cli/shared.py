@@ -8,8 +8,8 @@ import click
 
 from lakeupsert import sparkenv
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, Function, as_ours
-from lakeupsert.errors import LakeupsertError, RefusedError
+from lakeupsert.cli.frame import Answer, Call, Function, Terminated, as_ours
+from lakeupsert.errors import LakeupsertError, RefusedError, parts
 
 if TYPE_CHECKING:
     from lakeupsert.api import EngineName, HostName, Table
@@ -29,9 +29,12 @@ def each(call: Call, one: "Callable[[Table], Answer]", at_once: bool = False) ->
 
         def guarded(table: "Table") -> Answer:
             try:
-                return one(table)
-            except Exception as e:
-                return Answer(None, error=as_ours(e, call))
+                answer = one(table)
+            except (Exception, KeyboardInterrupt, Terminated) as e:
+                answer = Answer(None, error=as_ours(e, call))
+            if answer.error is not None:
+                call.account(answer.error, table)
+            return answer
 
         answers: dict[str, Answer] = {}
         if at_once:
@@ -47,7 +50,9 @@ def each(call: Call, one: "Callable[[Table], Answer]", at_once: bool = False) ->
         else:
             for table in tables:
                 if not call.stop.is_set():
-                    answers[table.name] = guarded(table)
+                    answers[table.name] = answer = guarded(table)
+                    if answer.error is not None and answer.error.code in ("interrupted", "terminated"):
+                        break
     failed = [(name, a.error) for name, a in answers.items() if a.error]
     return Answer(
         {"tables": {name: a.result for name, a in answers.items()}},
@@ -199,7 +204,7 @@ def unmerged(results: "Sequence[PartitionResult]") -> dict[str, str]:
 def failed(table: "Table", failed: Mapping[str, str], changed: bool = False) -> RefusedError:
     partition, told = next(iter(failed.items()))
     # The engine's own error ends with what to do about it, and that is the best advice there is.
-    reason, _, advice = told.partition("\nData changed: no. Next: ")
+    reason, advice = parts(told)
     others = [p for p in failed if p != partition]
     hold = table.settings.on_failed_partition == "hold"
     return RefusedError(

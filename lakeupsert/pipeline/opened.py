@@ -16,10 +16,17 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings, is_remote
-from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
-from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
+from lakeupsert.storage import (
+    LocalStore,
+    NotFoundError,
+    ObjectStore,
+    StoreUnavailableError,
+    UnknownOutcomeError,
+    open_store,
+)
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import PLAIN, Link, newer_format
 from lakeupsert.table.evolution import create, nearest
@@ -432,6 +439,48 @@ class OpenTable:
                 if head is not None and head.body.failed is not None:
                     found[partition] = head.body.failed.reason
         return found
+
+    def tries(self) -> tuple[int, int]:
+        """How often this object tried to append to the ledger and to the snapshots; what `account` counts from."""
+        if "objects" not in self.__dict__:  # nobody has opened the store yet, and that may fail
+            return 0, 0
+        return self.objects.ledger.tries(), self.objects.snapshots.tries()
+
+    def account(self, error: LakeupsertError, since: tuple[int, int] = (0, 0), *, named: bool = False) -> None:
+        """Write into the error where the table stands: what was committed ``since`` then, and what readers see.
+
+        What can't be read is not said, as the error itself is what matters.
+        """
+        committed: int | None = None
+        seen = self._snapshot
+        certain = True
+        if "objects" in self.__dict__:
+            if not isinstance(error, StoreUnavailableError):  # else it would be waited for again
+                with suppress(Exception):
+                    seen = self.last_snapshot()
+            try:
+                entries, certain = self.objects.ledger.won(since[0])
+                committed = max(filter(self._is_batch, entries), default=None)
+                snapshots, _ = self.objects.snapshots.won(since[1])
+                error.data_changed |= any(map(self._changes, snapshots))
+            except Exception:
+                certain = False
+        error.standing = Standing(
+            committed=committed,
+            readers_see=seen.number if seen else None,
+            certain=certain,
+            table=self.name if named else None,
+        )
+
+    def _is_batch(self, number: int) -> bool:
+        """Whether it brought anything: a fence does not, and of number 0 only adopted files count."""
+        link = self.entry(number)
+        return link is not None and link.body.kind != "fence" and (number > 0 or bool(link.body.touched))
+
+    def _changes(self, number: int) -> bool:
+        """Whether readers see something else since this snapshot."""
+        now, before = (self.objects.snapshots.get(n) if n >= 0 else None for n in (number, number - 1))
+        return now is not None and (before is None or not now.body.shows(before.body))
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete files that no version names, nor can. What can't be deleted is left to `vacuum`, which alone may need to."""

@@ -51,12 +51,13 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
     Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
     """
     for attempt in range(ATTEMPTS):
-        newest = table.last_snapshot()  # before the ledger, which then has what it shows
+        table.last_snapshot()  # before the ledger, which then has what it shows
         head = table.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
         headers = list(enumerate(table.headers(head.number)))
         now, then = counting(headers), counting(headers[: to.body.batch + 1])
         changed = now ^ then
+        newest = table.last_snapshot()  # behind the ledger's head, so that a fence after this one is met at the commit
         if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it since it was chosen
             raise expired(to.number, newest)
         entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}

@@ -1,7 +1,7 @@
 """A queue in one SQLite file, for the workers of one machine.
 
 Reads     the queue's file, and /proc to see whether the process behind a lease still lives
-Writes    the queue's file, one transaction a call
+Writes    the queue's file, one transaction a call; calls that only look write nothing and need no right to
 Repeat    safe: a call that failed changed nothing; a file that is lost costs nothing but the next `lakeupsert run`
 
 A lease ends when its time is up, or at once when the process that holds it is gone, so that a killed worker delays
@@ -13,9 +13,10 @@ import os
 import socket
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Literal, TypeVar
 from weakref import WeakSet
 
 import msgspec
@@ -26,6 +27,11 @@ from lakeupsert.queue.base import ALONE_FROM, DeadLetter, Lease, Message, Messag
 
 BUSY_SECONDS = 30.0
 """How long a call waits for another process's transaction; these take milliseconds, so longer means one that hangs."""
+
+READS = 10
+"""How often a call that only looks begins again, since others opened or closed the file meanwhile."""
+
+Found = TypeVar("Found")
 
 _SCHEMA = (
     # id: order of sending; visible_at: seconds since 1970; token, owner: of the last receive, until it is answered
@@ -53,6 +59,8 @@ class SqliteQueue:
 
     def send(self, messages: Iterable[Message]) -> None:
         bodies = [message.encode() for message in messages]
+        if not bodies:  # who has nothing to send needs no right to
+            return
         with self._transaction() as db:
             now = clock.now().timestamp()
             db.executemany("INSERT INTO messages (body, visible_at) VALUES (?, ?)", [(body, now) for body in bodies])
@@ -101,29 +109,35 @@ class SqliteQueue:
         return self._answer(lease, "UPDATE messages SET buried = ?, token = NULL, owner = NULL", reason)
 
     def stats(self) -> QueueStats:
-        with self._transaction() as db:
+        def count(db: sqlite3.Connection) -> QueueStats:
             now = clock.now().timestamp()
-            _free_leases_of_the_gone(db, now, _this_process())
-            counted = db.execute(
+            visible, leased, dead = db.execute(
                 "SELECT count(*) FILTER (WHERE buried IS NULL AND visible_at <= ?1), "
                 "count(*) FILTER (WHERE buried IS NULL AND visible_at > ?1), count(buried) FROM messages",
                 (now,),
             ).fetchone()
-        return QueueStats(*counted)
+            of_owner = "SELECT count(*) FROM messages WHERE buried IS NULL AND visible_at > ? AND owner = ?"
+            # The next receive frees what these leased; until then it is free all the same.
+            free = sum(db.execute(of_owner, (now, gone)).fetchone()[0] for gone in _owners_gone(db, _this_process()))
+            return QueueStats(visible + free, leased - free, dead)
+
+        return self._read(count) or QueueStats(0, 0, 0)
 
     def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
-        with self._transaction() as db:
-            found = db.execute(
+        found = self._read(
+            lambda db: db.execute(
                 "SELECT body, buried, receives FROM messages WHERE buried IS NOT NULL ORDER BY id LIMIT ?",
                 (-1 if limit is None else limit,),
             ).fetchall()
-        return [DeadLetter(_decoded(body), reason, receives) for body, reason, receives in found]
+        )
+        return [DeadLetter(_decoded(body), reason, receives) for body, reason, receives in found or ()]
 
     def messages(self) -> list[Message]:
         """Those that can be read and are not dead, leased ones too; they stay."""
-        with self._transaction() as db:
-            bodies = db.execute("SELECT body FROM messages WHERE buried IS NULL ORDER BY id").fetchall()
-        return [message for (body,) in bodies if (message := _decoded(body)) is not None]
+        bodies = self._read(
+            lambda db: db.execute("SELECT body FROM messages WHERE buried IS NULL ORDER BY id").fetchall()
+        )
+        return [message for (body,) in bodies or () if (message := _decoded(body)) is not None]
 
     def journal_mode(self) -> str:
         """`wal`, or what SQLite keeps to on a file system that can't have that."""
@@ -166,12 +180,54 @@ class SqliteQueue:
                     raise self._failure(e) from e
                 raise
 
+    def _read(self, look: Callable[[sqlite3.Connection], Found]) -> Found | None:
+        """What ``look`` finds in one state of the file; None if no message was ever sent. Writes nothing, not even beside it."""
+        with _lock:
+            try:
+                if self._connection is not None:
+                    return _look(self._connection, look)
+                return self._read_as_guest(look)
+            except sqlite3.Error as e:
+                self._disconnect()
+                raise self._failure(e, to="read") from e
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except OSError as e:  # its folder can't be searched, or the like: nobody knows whether there is a queue
+                raise self._not_permitted(e, to="read") from e
+
+    def _read_as_guest(self, look: Callable[[sqlite3.Connection], Found]) -> Found | None:
+        """Without the right to write there.
+
+        Then SQLite opens a file in WAL mode only while others have it open, or as `immutable`. That is wrong as soon as
+        somebody opens it, so what was read so counts only if nobody did meanwhile.
+        """
+        for _ in range(READS):
+            before = _state(self.path)
+            how = "mode=ro" if before is None else "mode=ro&immutable=1"
+            try:
+                with closing(self._open(f"{Path(self.path).as_uri()}?{how}")) as db:
+                    found = _look(db, look)
+            except sqlite3.Error:
+                if _state(self.path) == before:
+                    raise
+                continue
+            if before is None or _state(self.path) == before:
+                return found
+        raise TryAgainError(
+            "queue-busy",
+            f"The queue {self.path} changed during each of {READS} attempts to read it. Nothing was changed by this call.",
+            next="run the same command again",
+        )
+
+    def _open(self, path: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            path, uri=path.startswith("file:"), timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             _connected.add(self)
-            self._connection = db = sqlite3.connect(
-                self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
-            )
+            self._connection = db = self._open(self.path)
             _write_ahead(db)
             db.execute("PRAGMA synchronous = NORMAL")  # a power cut may take the last messages, never the file
             for statement in _SCHEMA:
@@ -183,7 +239,19 @@ class SqliteQueue:
             self._connection.close()
             self._connection = None
 
-    def _failure(self, e: sqlite3.Error) -> LakeupsertError:
+    def _not_permitted(self, e: Exception, *, to: Literal["read", "write"]) -> ConfigurationError:
+        if to == "read":
+            needs = "Its folder and the file must be readable, and so must the files -wal and -shm beside it."
+        else:
+            needs = "Its folder must exist, and folder and file be writable."
+        return ConfigurationError(
+            "queue-not-permitted",
+            f"User {os.geteuid()} can't open the queue {self.path} to {to} it: {e}. {needs} "
+            "This call sent, received and answered nothing.",
+            next=f"give this user the right to {to} there, or name another path in `queue`",
+        )
+
+    def _failure(self, e: sqlite3.Error, *, to: Literal["read", "write"] = "write") -> LakeupsertError:
         """SQLite's word, as what the operator does next."""
         code = getattr(e, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the low byte is the kind, the rest detail
         nothing = "This call sent, received and answered nothing."
@@ -201,12 +269,7 @@ class SqliteQueue:
                 next="free space on that file system, check the disk and its quota, then run the same command again",
             )
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return ConfigurationError(
-                "queue-not-permitted",
-                f"The queue {self.path} can't be opened for writing by user {os.geteuid()}: {e}. Its folder must "
-                f"exist, and folder and file be writable. {nothing}",
-                next="give this user the right to write there, or name another path in `queue`",
-            )
+            return self._not_permitted(e, to=to)
         return ConfigurationError(
             "queue-unusable",
             f"{self.path} is not a queue that this version of lakeupsert can use: {e}. {nothing}",
@@ -235,6 +298,24 @@ def _before_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def _look(db: sqlite3.Connection, look: Callable[[sqlite3.Connection], Found]) -> Found | None:
+    db.execute("BEGIN")  # one state for all that is asked
+    try:
+        there = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'messages'").fetchone()
+        return look(db) if there else None
+    finally:
+        db.execute("ROLLBACK")
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    """What changes with the file if it is all there is; None: somebody has it open, or ended without closing it, and a part
+    of it is in a file beside it."""
+    if any(os.path.lexists(f"{path}{suffix}") for suffix in ("-wal", "-journal")):
+        return None
+    found = Path(path).stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:
@@ -295,7 +376,11 @@ def _is_gone(owner: _Process, me: _Process) -> bool:
         return False
 
 
-def _free_leases_of_the_gone(db: sqlite3.Connection, now: float, me: _Process | None) -> None:
+def _owners_gone(db: sqlite3.Connection, me: _Process | None) -> list[str]:
     owners = db.execute("SELECT DISTINCT owner FROM messages WHERE owner IS NOT NULL").fetchall()
-    gone = [owner for owner in owners if me and _is_gone(msgspec.json.decode(owner[0], type=_Process), me)]
-    db.executemany("UPDATE messages SET visible_at = ?, owner = NULL WHERE owner = ?", [(now, *o) for o in gone])
+    return [owner for (owner,) in owners if me and _is_gone(msgspec.json.decode(owner, type=_Process), me)]
+
+
+def _free_leases_of_the_gone(db: sqlite3.Connection, now: float, me: _Process | None) -> None:
+    gone = _owners_gone(db, me)
+    db.executemany("UPDATE messages SET visible_at = ?, owner = NULL WHERE owner = ?", [(now, owner) for owner in gone])

@@ -6,9 +6,9 @@ while workers write the next one.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, time
 from functools import reduce
-from operator import and_
+from operator import and_, index
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -73,9 +73,7 @@ class View:
     pinned: Mapping[str, Sequence[BucketEntry]] = field(default_factory=dict)
 
     @classmethod
-    def open(
-        cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | datetime = "published"
-    ) -> "View":
+    def open(cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | date = "published") -> "View":
         """See `choose`."""
         link = choose(objects, snapshot)
         if link is None:
@@ -176,8 +174,17 @@ def newest_snapshot(objects: TableObjects) -> Link[Snapshot] | None:
     return head
 
 
-def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapshot] | None:
-    """A snapshot by number, by time (the newest published until then) or by tag; ``"published"`` is the newest, if any."""
+def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] | None:
+    """A snapshot by number, by time (the newest published until then) or by tag; ``"published"`` is the newest, if any.
+
+    A date is its first moment in UTC, as its text is.
+    """
+    if isinstance(snapshot, bool) or not (isinstance(snapshot, str | date) or hasattr(snapshot, "__index__")):
+        raise ConfigurationError(
+            "unknown-snapshot",
+            f"A snapshot can't be chosen by {snapshot!r}, a {type(snapshot).__name__}.",
+            next='give "published", a number, a tag, a date or a time; `lakeupsert history` lists the snapshots',
+        )
     head = newest_snapshot(objects)
     if snapshot == "published":
         return head
@@ -188,7 +195,11 @@ def choose(objects: TableObjects, snapshot: str | int | datetime) -> Link[Snapsh
             next="run `lakeupsert run` first; until then `published` is a table without rows",
         )
     wanted = _parsed(snapshot, head) if isinstance(snapshot, str) else snapshot
-    if isinstance(wanted, datetime):
+    if not isinstance(wanted, date):
+        wanted = index(wanted)  # also one of numpy
+    if isinstance(wanted, date):
+        if not isinstance(wanted, datetime):
+            wanted = datetime.combine(wanted, time())
         moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
         link, after = _newest_until(objects, moment)
         if link is None:

@@ -246,16 +246,16 @@ def _rows(seen: Observed) -> Element:
         [
             (
                 n.rows - n.superseded,
-                "fill",
+                _pale("fill", n),
                 f"{_called(n)}: {count(n.rows, 'row')} appended, {n.superseded:,} of them superseded in the batch",
             ),
-            (n.superseded, "fill2", f"{_called(n)}: {n.superseded:,} rows superseded in the batch"),
+            (n.superseded, _pale("fill2", n), f"{_called(n)}: {n.superseded:,} rows superseded in the batch"),
         ]
         for n in nights
     ]
     return _figure(
         "Rows appended per batch",
-        "Rows that each night accepted.",
+        f"Rows that each night accepted.{_withdrawn_note(nights)}",
         groups
         and e(
             "div",
@@ -270,10 +270,10 @@ def _bytes(seen: Observed) -> Element:
     nights = seen.nights
     groups = [
         [
-            (n.bytes_appended, "fill2", f"{_called(n)}: {size(n.bytes_appended)} appended"),
+            (n.bytes_appended, _pale("fill2", n), f"{_called(n)}: {size(n.bytes_appended)} appended"),
             (
                 n.bytes_written,
-                "fill",
+                _pale("fill", n),
                 f"{_called(n)}: {size(n.bytes_written)} written by its merges{'' if n.whole else ', as far as they are known'}",
             ),
         ]
@@ -281,7 +281,7 @@ def _bytes(seen: Observed) -> Element:
     ]
     return _figure(
         "Bytes per batch",
-        "Compressed bytes that came, and that merging them wrote.",
+        f"Compressed bytes that came, and that merging them wrote.{_withdrawn_note(nights)}",
         groups
         and e(
             "div",
@@ -298,7 +298,7 @@ def _amplification(seen: Observed) -> Element:
         (a, f"{_called(n)}: {a:,.1f} bytes written for each appended") if (a := _factor(n)) is not None else None
         for n in nights
     ]
-    unknown = sum(p is None for p in points)
+    unknown = sum(p is None and n.restored is None for p, n in zip(points, nights, strict=True))
     left_out = (
         f" Left out: {_batches(unknown)} not merged in every partition, or with versions that were trimmed."
         if unknown
@@ -351,7 +351,7 @@ def _quarantine(seen: Observed) -> Element:
     class_ = {reason: f"c{min(i, REASONS)}" for i, reason in enumerate(reasons)}
     groups = [
         [
-            (n.quarantined[r], class_[r], f"{_called(n)}: {n.quarantined[r]:,} {r}")
+            (n.quarantined[r], _pale(class_[r], n), f"{_called(n)}: {n.quarantined[r]:,} {r}")
             for r in reasons
             if r in n.quarantined
         ]
@@ -362,7 +362,7 @@ def _quarantine(seen: Observed) -> Element:
         entries.append((f"c{REASONS}", f"others {sum(totals[r] for r in others):,}"))
     return _figure(
         "Quarantined rows per batch, by reason",
-        "Rows that were refused. They lie in _lakeupsert/quarantine/, with reason and place.",
+        f"Rows that were refused. They lie in _lakeupsert/quarantine/, with reason and place.{_withdrawn_note(nights)}",
         totals and e("div", legend(entries), columns(groups, _ticks(nights), text=_short, y="rows", x=BY_RECEIPT)),
         "No row was refused in these batches." if nights else NO_NIGHT,
     )
@@ -372,6 +372,7 @@ def _numbers(seen: Observed) -> Element:
     nights = seen.nights
     heads = [
         ">batch",
+        "state",
         "received",
         ">partitions",
         ">rows",
@@ -386,6 +387,7 @@ def _numbers(seen: Observed) -> Element:
     rows = [
         (
             f"{n.number:,}",
+            _state(n),
             f"{n.received:%Y-%m-%d %H:%M}",
             f"{n.touched:,}",
             f"{n.rows:,}",
@@ -400,12 +402,35 @@ def _numbers(seen: Observed) -> Element:
         for n in reversed(nights)
     ]
     return _figure(
-        "The batches in numbers", "Newest first.", rows and _table(heads, rows, len(rows)), NO_NIGHT, wide=True
+        "The batches in numbers",
+        "Newest first. Struck through: a later restore withdrew the batch, and its rows do not count."
+        if any(n.withdrawn for n in nights)
+        else "Newest first.",
+        rows and _table(heads, rows, len(rows), ["withdrawn" if n.withdrawn else None for n in reversed(nights)]),
+        NO_NIGHT,
+        wide=True,
     )
 
 
 def _called(night: Night) -> str:
-    return f"Batch {night.number}, {night.received:%Y-%m-%d %H:%M}"
+    state = f" ({_state(night)})" if _state(night) else ""
+    return f"Batch {night.number}{state}, {night.received:%Y-%m-%d %H:%M}"
+
+
+def _state(night: Night) -> str:
+    """What people must know of a batch that is not a usual one."""
+    if night.restored is not None:
+        return f"restore to snapshot {night.restored.snapshot}"
+    return "withdrawn" if night.withdrawn else ""
+
+
+def _pale(class_: str, night: Night) -> str:
+    """The CSS class of a night's bar."""
+    return f"{class_} withdrawn" if night.withdrawn else class_
+
+
+def _withdrawn_note(nights: Sequence[Night]) -> str:
+    return " Pale: withdrawn by a restore." if any(n.withdrawn for n in nights) else ""
 
 
 def _ticks(nights: Sequence[Night]) -> list[str]:
@@ -441,13 +466,19 @@ def _figure(title: str, note: str, shown: Element | object, empty: str, wide: bo
     )
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> Element:
-    """A head that begins with `>` aligns its column to the right."""
+def _table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], total: int, row_classes: Sequence[str | None] = ()
+) -> Element:
+    """A head that begins with `>` aligns its column to the right; ``row_classes``: the CSS class of each row, if given."""
     classes = ["n" if head[0] == ">" else None for head in heads]
     named = [e("th", head.removeprefix(">"), class_=class_) for head, class_ in zip(heads, classes, strict=True)]
     body = [
-        e("tr", [e("td", cell, class_=class_ or breaking(cell, 40)) for cell, class_ in zip(row, classes, strict=True)])
-        for row in rows
+        e(
+            "tr",
+            [e("td", cell, class_=class_ or breaking(cell, 40)) for cell, class_ in zip(row, classes, strict=True)],
+            class_=row_class,
+        )
+        for row, row_class in zip(rows, row_classes or [None] * len(rows), strict=True)
     ]
     more = [e("p", f"{total - len(rows):,} more are left out.", class_="note")] if total > len(rows) else []
     return e("div", e("table", e("thead", e("tr", named)), e("tbody", body)), more, class_="scroll")

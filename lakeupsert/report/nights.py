@@ -1,11 +1,11 @@
-"""What happened in the last nights, a night being a batch.
+"""What happened in the last nights, a night being a batch or a restore.
 
 Reads     status and ledger; of each partition that these nights touch, its manifests down to the first of them
 Repeat    safe; reads only. Versions that were trimmed are no error: what they would tell is left out and said to be
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -17,7 +17,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars, partition_text, ranged_column
-from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.ledger import LedgerEntry, Restored, counting
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.spec import TableSpec
 
@@ -55,8 +55,13 @@ class Merge:
 
 @dataclass(frozen=True)
 class Night:
-    """One batch. ``whole``: a merge is known for every partition that it touched, so ``bytes_written`` and
-    ``changes`` count them all."""
+    """One batch, or one restore.
+
+    Attributes:
+        whole: a merge is known for every partition that it touched, so ``bytes_written`` and ``changes`` count them all.
+        withdrawn: a later restore withdrew the batch; its rows do not count any more.
+        restored: what a restore went back to; None of a batch.
+    """
 
     number: int
     batch_id: str
@@ -69,11 +74,13 @@ class Night:
     bytes_written: int
     changes: Changes
     whole: bool
+    withdrawn: bool = False
+    restored: Restored | None = None
 
 
 @dataclass(frozen=True)
 class Partition:
-    """``times``: how many of the nights touched it; ``last`` is the last batch that did, 0 where none is known."""
+    """``times``: how many of the batches that count touched it; ``last``: the last night that did, 0 if none is known."""
 
     name: str
     value: str
@@ -90,7 +97,8 @@ class Partition:
 class Observed:
     """Everything that the page shows. ``nights`` go upwards, ``merges`` by their ends.
 
-    ``by_date``: the partition column is a date. ``ages``: rows by days from the partition's date to the receipt.
+    ``by_date``: the partition column is a date. ``ages``: rows of batches that count, by days from the partition's date to
+    the receipt.
     """
 
     status: Status
@@ -121,38 +129,39 @@ def observe(table: OpenTable, nights: int) -> Observed:
     head, spec = table.ledger_head(), table.head_spec()
     if head is None or spec is None:
         return Observed(now, clock.now())
-    links = [x for x in table.entries(max(0, head.number - nights), head.number) if x.body.kind == "batch"]
-    batches: dict[str, list[int]] = defaultdict(list)
+    links = [x for x in table.entries(max(0, head.number - nights), head.number) if x.body.kind in ("batch", "restore")]
+    count = counting(enumerate(table.headers(head.number)))
+    touches: dict[str, list[int]] = defaultdict(list)
     for link in links:
         for partition in link.body.touched:
-            batches[partition].append(link.number)
+            touches[partition].append(link.number)
     merges: list[Merge] = []
     known: dict[str, range] = {}
-    heads = table.heads(batches)
+    heads = table.heads(touches)
     with ThreadPoolExecutor(CHAINS_AT_ONCE) as pool:
         chains = pool.map(lambda link: _merges(table, link, links[0].number - 1), heads.values())
         for partition, (of_it, covered) in zip(heads, chains, strict=True):
-            merges += of_it
+            merges += [merge for merge in of_it if merge.batch <= head.number]  # a night may go on meanwhile
             known[partition] = covered
     of_night: dict[int, list[Merge]] = defaultdict(list)
     for merge in merges:
         of_night[merge.batch].append(merge)
     column = ranged_column(spec.body)
     by_date = pa.types.is_date(spec.body.schema.field(column).type)
-    days = {p: partition_scalars(spec.body, p)[column].as_py() for p in batches} if by_date else {}
+    days = {p: partition_scalars(spec.body, p)[column].as_py() for p in touches} if by_date else {}
     ages: dict[int, int] = defaultdict(int)
     for link in links:
         for partition, touched in link.body.touched.items():
-            if by_date:
+            if by_date and link.number in count:
                 ages[(_received(link).date() - days[partition]).days] += touched.rows
     return Observed(
         status=now,
         at=clock.now(),
         column=column,
         by_date=by_date,
-        nights=[_night(link, of_night[link.number], known) for link in links],
+        nights=[_night(link, of_night[link.number], known, count) for link in links],
         merges=sorted(merges, key=lambda m: m.ended),
-        partitions=_partitions(table, now, spec.body, by_date, batches),
+        partitions=_partitions(table, now, spec.body, by_date, touches, count),
         ages=dict(ages),
     )
 
@@ -192,7 +201,7 @@ def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
     )
 
 
-def _night(link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, range]) -> Night:
+def _night(link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, range], count: Collection[int]) -> Night:
     entry = link.body
     return Night(
         number=link.number,
@@ -206,16 +215,23 @@ def _night(link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, ra
         bytes_written=sum(merge.bytes_written for merge in merges),
         changes=sum((merge.changes for merge in merges), NO_CHANGES),
         whole=all(link.number in known.get(p, ()) for p in entry.touched),
+        withdrawn=entry.kind == "batch" and link.number not in count,
+        restored=entry.restored,
     )
 
 
 def _partitions(
-    table: OpenTable, now: Status, spec: TableSpec, by_date: bool, batches: dict[str, list[int]]
+    table: OpenTable,
+    now: Status,
+    spec: TableSpec,
+    by_date: bool,
+    touches: dict[str, list[int]],
+    count: Collection[int],
 ) -> list[Partition]:
     snapshot = table.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
     found = []
-    for name in sorted({*shown, *batches, *now.behind}):
+    for name in sorted({*shown, *touches, *now.behind}):
         marks = {
             "failed": name in now.failed,
             "lagging": name in now.lagging,
@@ -226,8 +242,8 @@ def _partitions(
                 name=name,
                 value=partition_text(name),
                 day=partition_scalars(spec, name)[ranged_column(spec)].as_py() if by_date else None,
-                times=len(batches.get(name, ())),
-                last=batches[name][-1] if name in batches else shown[name].merged if name in shown else 0,
+                times=sum(number in count for number in touches.get(name, ())),
+                last=touches[name][-1] if name in touches else shown[name].merged if name in shown else 0,
                 rows=shown[name].rows if name in shown else 0,
                 bytes=shown[name].bytes if name in shown else 0,
                 marks=tuple(mark for mark, there in marks.items() if there),

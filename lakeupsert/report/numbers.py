@@ -1,6 +1,10 @@
 """Numbers and times as people read them."""
 
 from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lakeupsert.queue import QueueStats
 
 
 def count(n: int, noun: str) -> str:
@@ -18,6 +22,13 @@ def size(n: float) -> str:
 def when(written_at: str) -> str:
     """An ISO 8601 time of a chain's version."""
     return f"{datetime.fromisoformat(written_at):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def messages(queue: "QueueStats | None") -> str:
+    """How many messages the queue has; None: it can't be read."""
+    if queue is None:
+        return "unknown: the queue can't be read"
+    return f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"
 
 
 def duration(seconds: float) -> str:

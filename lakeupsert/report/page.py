@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 from lakeupsert.report.figures import FIGURES
 from lakeupsert.report.html import document, e
 from lakeupsert.report.nights import Night, Observed
-from lakeupsert.report.numbers import size, when
+from lakeupsert.report.numbers import messages, size, when
 
 # What a browser refuses even if an escape were missing somewhere: scripts, and loads from anywhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -30,7 +30,7 @@ def page(name: str, seen: Observed) -> str:
 
 
 def _header(name: str, seen: Observed) -> Element:
-    status, queue = seen.status, seen.status.queue
+    status = seen.status
     if status.snapshot is None or status.published_at is None:
         published = "no snapshot yet"
     else:
@@ -43,7 +43,7 @@ def _header(name: str, seen: Observed) -> Element:
         "lagging": f"{len(status.lagging):,}",
         "failed": f"{len(status.failed):,}",
         "quarantined rows": f"{status.quarantined:,}",
-        "queue": f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead",
+        "queue": messages(status.queue),
     }
     bad = {"failed"} if status.failed else set()
     bad |= {"lagging"} if status.lagging else set()
@@ -76,8 +76,14 @@ def _span(nights: Sequence[Night]) -> str:
         if first is last
         else f"the last {len(nights):,} batches, {first.number} to {last.number}"
     )
+    kinds = {
+        "restored an earlier snapshot": sum(n.restored is not None for n in nights),
+        "withdrawn": sum(n.withdrawn for n in nights),
+    }
+    told = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number)
     days = sorted({f"{first.received:%Y-%m-%d}", f"{last.received:%Y-%m-%d}"})
     return (
-        f"The figures show {which}, received {' to '.join(days)}. Older ones are left out. "
+        f"The figures show {which}{f' ({told})' if told else ''}, received {' to '.join(days)}. "
+        f"{'Older ones are left out. ' if first.number > 1 else ''}"
         "All times are UTC; 1 kB is 1,000 bytes."
     )

@@ -6,6 +6,7 @@ Repeat    cheap on one `OpenTable`: only what is new since the last call is read
 
 from dataclasses import dataclass
 
+from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import QueueStats
 from lakeupsert.table.ledger import still_quarantined
@@ -18,7 +19,8 @@ class Status:
 
     ``behind`` are the partitions that readers don't see at their last batch, and whether they are dirty: have batches that
     are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
-    ``queue`` counts the messages of both queues, where there is a ``large_queue``.
+    ``queue`` counts the messages of both queues, where there is a ``large_queue``; both are None if they can't be read,
+    and ``unread_queue`` then says why.
     ``quarantined`` counts refused rows of batches that count, but for those that a replay took up.
     """
 
@@ -30,11 +32,12 @@ class Status:
     behind: dict[str, bool]
     lagging: tuple[str, ...]
     failed: dict[str, str]
-    queue: QueueStats
+    queue: QueueStats | None
     large_queue: QueueStats | None
     rows: int
     bytes: int
     quarantined: int
+    unread_queue: str | None = None
 
 
 def status(table: OpenTable) -> Status:
@@ -47,6 +50,17 @@ def status(table: OpenTable) -> Status:
     heads = table.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
     marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}
+    queue: QueueStats | None = QueueStats(0, 0, 0)
+    large_queue, unread_queue = None, None
+    try:
+        if head:
+            queue, large_queue = table.queue_stats(), table.large_queue.stats() if table.large_queue else None
+    except (
+        LakeupsertError
+    ) as e:  # who only reads the table may have no right to the queue; a full disk keeps it from all
+        if e.code not in ("queue-not-permitted", "queue-disk"):
+            raise
+        queue, unread_queue = None, e.message
     return Status(
         snapshot=snapshot.number if snapshot else None,
         published_at=snapshot.written_at if snapshot else None,
@@ -56,9 +70,10 @@ def status(table: OpenTable) -> Status:
         behind=behind,
         lagging=body.lagging,
         failed={p: mark.reason for p, mark in marks.items() if mark},
-        queue=table.queue_stats() if head else QueueStats(0, 0, 0),
-        large_queue=table.large_queue.stats() if head and table.large_queue else None,
+        queue=queue,
+        large_queue=large_queue,
         rows=body.rows,
         bytes=body.bytes,
         quarantined=sum(f.rows for f in still_quarantined(headers)),
+        unread_queue=unread_queue,
     )

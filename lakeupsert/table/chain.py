@@ -68,6 +68,15 @@ class Outcome(Generic[Body]):
     link: Link[Body] | None = None
 
 
+@dataclass
+class _Try:
+    """One call of `Chain.append`; ``unknown`` also before its answer is there."""
+
+    number: int
+    write_id: str
+    result: Literal["won", "lost", "unknown"] = "unknown"
+
+
 class Chain(Generic[Body]):
     """The chain in one folder.
 
@@ -96,6 +105,7 @@ class Chain(Generic[Body]):
         self._check = check
         self._format_of = format_of
         self._parse = parse
+        self._tries: list[_Try] = []
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
         """The newest version, or None where the chain is empty; where that still is ``known``, it is not read again."""
@@ -159,10 +169,33 @@ class Chain(Generic[Body]):
             body=body,
             read_at=clock.elapsed(),
         )
-        result = self._send(link)
+        this = _Try(link.number, link.write_id)
+        self._tries.append(this)  # before it is sent: an interrupt may come before its answer
+        result = this.result = self._send(link)
         if result == "won" and clock.elapsed() - begun > FRESH_SECONDS:
-            result = "won" if self._descends(link) else "unknown"
+            result = this.result = "won" if self._descends(link) else "unknown"
         return Outcome(result, link if result == "won" else None)
+
+    def tries(self) -> int:
+        """How often this object tried to append a version."""
+        return len(self._tries)
+
+    def won(self, since: int = 0) -> tuple[list[int], bool]:
+        """The numbers of the versions that this object appended, without its first ``since`` tries; and whether that is certain.
+
+        What became of one that an interrupt or a silent store broke off is found by reading back, which may raise. One that is
+        not there may still appear.
+        """
+        numbers, certain = [], True
+        for this in self._tries[since:]:
+            if this.result == "unknown":
+                found = self.get(this.number)
+                if found is not None:
+                    this.result = "won" if found.write_id == this.write_id else "lost"
+                certain = certain and found is not None
+            if this.result == "won":
+                numbers.append(this.number)
+        return numbers, certain
 
     def extend(
         self,

@@ -263,7 +263,7 @@ def test_send_beyond_the_disk_quota_sends_nothing(queue: SqliteQueue) -> None:
 
 @pytest.mark.parametrize("folder", ["/proc", "/no such folder"])
 def test_folder_that_takes_no_file_is_a_configuration_error(folder: str) -> None:
-    with pytest.raises(ConfigurationError, match="can't be opened for writing") as caught:
+    with pytest.raises(ConfigurationError, match="must exist, and folder and file be writable") as caught:
         SqliteQueue(f"{folder}/queue.sqlite").send([message(1)])
     assert caught.value.code == "queue-not-permitted"
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from lakeupsert import Table
-from lakeupsert.config import DeleteSettings
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.testing.lake import Lake, row
 

@@ -125,7 +125,15 @@ def checked(stdout: str, code: int) -> Any:
     if code == 0:
         assert found["error"] is None
     else:
-        assert list(found["error"]) == ["code", "message", "data_changed", "next", "partition"]
+        assert list(found["error"]) == [
+            "code",
+            "message",
+            "data_changed",
+            "committed",
+            "readers_see",
+            "next",
+            "partition",
+        ]
         assert found["error"]["message"]
         assert found["error"]["next"]
     return found
@@ -488,7 +496,7 @@ def test_error_for_people_says_what_whether_and_what_next(lake: Path) -> None:
     what, changed, following = result.stderr.splitlines()
     assert what.startswith("Error: ")
     assert "Did you mean 'sales'?" in what
-    assert changed == "Data changed: no"
+    assert changed == "Committed: nothing"
     assert following.startswith("Next: ")
 
 

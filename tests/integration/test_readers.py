@@ -511,7 +511,7 @@ def test_spark_finds_a_damaged_page(spark: Any, tmp_path: Path) -> None:
     data = bytearray(Path(file.path).read_bytes())
     data[v.data_page_offset + v.total_compressed_size - 3] ^= 1
     Path(file.path).write_bytes(data)
-    with pytest.raises(Exception, match="(?s)verify|CRC|checksum"):
+    with pytest.raises(Exception, match=r"(?s)verify|CRC|checksum"):
         table.to_spark(spark).collect()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lakeupsert import clock
+from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
@@ -223,6 +223,45 @@ def test_what_needs_attention_is_named_with_its_reason(lake: Lake) -> None:
     assert open_batch[found.tables["The batches in numbers"][0].index("factor")] == ""
     assert "Left out: 1 batch" in found.sections["Write amplification per batch"]
     assert len(observe(lake.table._table, 30).merges) == 6, "a mark is no merge"
+
+
+def test_restore_and_what_it_withdrew_are_shown_as_that(lake: Lake) -> None:
+    three_nights(lake)
+    lake.table.restore(0, dry=False)
+    lake.run()  # merges the restore: its number is none of a batch
+    text = lake.table.report()
+    head, *batches = Page(text).tables["The batches in numbers"]
+    states = {row[head.index("batch")]: row[head.index("state")] for row in batches}
+    assert states == {"4": "restore to snapshot 0", "3": "withdrawn", "2": "withdrawn", "1": ""}
+    assert text.count('<tr class="withdrawn">') == 2
+    seen = observe(lake.table._table, 30)
+    assert [n.number for n in seen.nights if n.withdrawn] == [2, 3]
+    assert seen.nights[-1].restored is not None
+    assert {m.batch for m in seen.last_run()} == {4}
+    assert sum(seen.ages.values()) == seen.nights[0].rows, "rows of withdrawn batches have no age"
+    assert {p.name: p.times for p in seen.partitions} == {f"d=2020-01-0{n}": int(n < 3) for n in (1, 2, 3, 4)}
+    assert "Left out:" not in Page(text).sections["Write amplification per batch"], "a restore brings no bytes"
+
+    lake.table.restore(2, dry=False)  # back again: batches 2 and 3 count once more
+    assert not [n.number for n in observe(lake.table._table, 30).nights if n.withdrawn]
+    assert Page(lake.table.report(nights=1)).tables["The batches in numbers"][1][1] == "restore to snapshot 2"
+
+
+def test_batch_that_comes_while_the_report_is_read_is_no_error(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    three_nights(lake)
+    heads = lake.table._table.heads
+
+    def later(partitions: Any) -> Any:
+        if not partitions:  # asked by `status`, before the ledger's head is read
+            return heads(partitions)
+        monkeypatch.undo()
+        lake.land("later.jsonl", [row("k1", 0, 99)])
+        Table("t", lake.settings).run(host="local")
+        return heads(partitions)
+
+    monkeypatch.setattr(lake.table._table, "heads", later)
+    seen = observe(lake.table._table, 30)
+    assert max(m.batch for m in seen.merges) == max(n.number for n in seen.nights) == 3
 
 
 def test_partition_that_is_no_date_has_a_list_and_no_ages(tmp_path: Path) -> None:
