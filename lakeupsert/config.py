@@ -169,6 +169,9 @@ def toml_key(text: str) -> str:
 
 LONGEST = timedelta(days=36_500)
 """The longest duration of a setting; what is to be for ever has none."""
+LEAST_BUCKET = 1 << 10
+"""The least `bucket` in bytes. The file of a bucket takes more beside its rows (`strategy.FILE_BYTES`), and no bucket is split for
+less, so a smaller one would change nothing."""
 
 
 def _duration(text: str) -> timedelta:
@@ -376,8 +379,9 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
 
     if settings.queue == "auto" and is_remote(settings.processed):
         refuse("queue", "auto", "`processed` is not on this machine, and such a table must name its queue")
-    if not settings.bucket_bytes:
-        refuse("bucket", settings.bucket, 'expected a size such as "256MiB"')
+    if settings.bucket_bytes < LEAST_BUCKET:
+        expected = f'expected a size of at least {LEAST_BUCKET} bytes, for example "256MiB"'
+        refuse("bucket", settings.bucket, expected)
     if settings.large:
         if not size_of(settings.large.bytes):
             refuse("large.bytes", settings.large.bytes, 'expected a size such as "2GB"')
