@@ -557,7 +557,9 @@ def _merges(
             types = spec.body.base_schema.types if spec else ()
             rule = SplitRule.of(table.settings.bucket_bytes, types, buckets, rows)
             parts = {b: 0.5**b.bits for b in buckets}
-            comes = {b: Incoming(next_one.bytes * part, rows * part, next_one.files * part) for b, part in parts.items()}
+            comes = {
+                b: Incoming(next_one.bytes * part, rows * part, next_one.files * part) for b, part in parts.items()
+            }
             if table.settings.mode == "columns":
                 comes = {b: as_whole_rows(b, came) for b, came in comes.items()}
             kept = [in_place(table.strategy, b, came, rule)[0] for b, came in comes.items()]

@@ -191,7 +191,9 @@ def _tasks(
     """What makes a bucket anew: one task, or one for each that it is split into; none where nothing comes for it."""
     parts = [(f, part) for files in batches for f in files if (part := share(f, bucket))]
     incoming = Incoming(
-        sum(f.bytes * part for f, part in parts), sum(f.rows * part for f, part in parts), sum(part for _, part in parts)
+        sum(f.bytes * part for f, part in parts),
+        sum(f.rows * part for f, part in parts),
+        sum(part for _, part in parts),
     )
     if table.spec(step.spec_version).mode == "columns":
         incoming = as_whole_rows(bucket, incoming)
