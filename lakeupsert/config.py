@@ -231,8 +231,10 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
             raise ConfigurationError(
                 "bad-setting", f"{found}: [tables] holds {name!r}, which is no table.", next="write [tables.NAME]"
             )
-        merged, variables = _overlay(found, given, name, environment)
-        tables[name] = _settings(found, name, merged)
+        try:
+            merged, variables, tables[name] = _table(found, name, given, environment)
+        except ConfigurationError as e:
+            raise _blamed(e, found, name, given, environment) from e
         origins[name] = {setting: ", ".join(sorted(variables.get(setting, ["file"]))) for setting in merged}
     if not tables:
         raise ConfigurationError(
@@ -240,6 +242,42 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
         )
     _refuse_overlaps(found, tables)
     return Config(path=found, tables=tables, origins=origins)
+
+
+def _table(
+    path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, list[str]], TableSettings]:
+    """What `_overlay` returns, and the settings that it makes."""
+    merged, variables = _overlay(path, given, name, environment)
+    return merged, variables, _settings(path, name, merged)
+
+
+def _blamed(
+    error: ConfigurationError, path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
+) -> ConfigurationError:
+    """The error, about the environment variables without which it would not be there; without any it is the file's."""
+
+    def differs(variable: str) -> bool:
+        try:
+            _table(path, name, given, {v: text for v, text in environment.items() if v != variable})
+        except ConfigurationError as other:
+            return other.message != error.message
+        return True
+
+    variables = sorted(v for v in environment if v.upper().startswith(_prefix(name)) and differs(v))
+    if not variables:
+        return error
+    named = ", ".join(variables)
+    return ConfigurationError(
+        error.code,
+        f"Environment variable {named}{error.message.removeprefix(path)}",
+        next=f"correct {named} or unset it: it replaces what {path} says",
+    )
+
+
+def _prefix(name: str) -> str:
+    """How the environment variables of a table begin, in capitals."""
+    return f"{ENVIRONMENT_PREFIX}{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}__"
 
 
 def _local(file: Path) -> bytes:
@@ -293,7 +331,7 @@ def _overlay(
     """
     merged = dict(given)
     variables: dict[str, list[str]] = {}
-    prefix = f"{ENVIRONMENT_PREFIX}{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}__"
+    prefix = _prefix(name)
     for variable, text in environment.items():
         if variable.upper().startswith(prefix):
             setting, _, part = variable[len(prefix) :].lower().partition("__")
@@ -368,7 +406,7 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         if parts and (parts.password is not None or _SECRET.search(parts.query)):
             raise ConfigurationError(
                 "credential-in-configuration",
-                f"{path}: {where}: {setting} holds a credential, and those are never taken from this file.",
+                f"{path}: {where}: {setting} holds a credential, and no setting may hold one.",
                 next="remove it there; credentials come from the default chains of boto3 and DefaultAzureCredential",
             )
 

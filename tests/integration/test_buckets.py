@@ -70,10 +70,10 @@ def test_a_partition_is_split_where_it_outgrows_a_bucket(
 
 
 @pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_files_split: None) -> Lake:
     """A partition of several buckets; a night for it is appended, and is too much for one worker."""
     monkeypatch.setattr(units, "ALONE_BUCKETS", 1)
-    lake = Lake(tmp_path / "lake", bucket="3KiB")
+    lake = Lake(tmp_path / "lake", bucket="6KiB")
     lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
     lake.run()
     lake.land(
@@ -132,6 +132,7 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
     shared.check()
 
 
+@pytest.mark.usefixtures("tiny_files_split")
 def test_processes_share_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
     pool = workers.ProcessPoolExecutor

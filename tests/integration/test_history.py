@@ -84,6 +84,7 @@ def seen(table: Table, **options: Any) -> list[tuple[Any, ...]]:
     return sorted(((row["id"], row["v"], row["valid_from"], row["valid_to"]) for row in rows), key=str)
 
 
+@pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 @pytest.mark.parametrize("seed", range(4))
 def test_history_is_that_of_all_records_after_every_step(
