@@ -352,8 +352,11 @@ class Table:
         stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
-        """Write partitions anew whose deltas and superseded rows cost readers much (``full``: anything), so that no night has
-        to; those whose buckets are far smaller than `bucket`, which are joined; and those that were adopted and that no merge has touched since. No row changes."""
+        """Rewrite partitions that have become slow to read (``full``: any that a rewrite improves). No row changes.
+
+        These are partitions whose deltas and superseded rows cost readers much, those whose buckets are far smaller than `bucket`
+        and are joined, and those that were adopted and not merged since.
+        """
         snapshot = self._table.last_snapshot()
         shown = snapshot.body.partitions if snapshot else {}
         heads = self._table.heads(shown)

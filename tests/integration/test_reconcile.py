@@ -154,7 +154,9 @@ def test_deep_says_which_engine_compared_what(lake: Lake) -> None:
     assert deep == {"landing_files": 3, "rows": 180, "partitions": 3, "differ": [], "not_compared": []}
     options = ["--config", str(lake.root / "lakeupsert.toml")]
     text = CliRunner().invoke(main, ["reconcile", "--deep", *options]).stdout
-    assert re.search(rf"DuckDB {re.escape(duckdb.__version__)}.*\b3 landing files.*\b180 rows.*\b3 of 3 partitions", text)
+    assert re.search(
+        rf"DuckDB {re.escape(duckdb.__version__)}.*\b3 landing files.*\b180 rows.*\b3 of 3 partitions", text
+    )
     assert "DuckDB" not in CliRunner().invoke(main, ["reconcile", *options]).stdout
 
     tamper(lake, "d=2020-01-02", alter(0))
