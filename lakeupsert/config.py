@@ -170,8 +170,8 @@ def toml_key(text: str) -> str:
 LONGEST = timedelta(days=36_500)
 """The longest duration of a setting; what is to be for ever has none."""
 LEAST_BUCKET = 1 << 10
-"""The least `bucket` in bytes. A bucket's file takes more than that beside its rows (`strategy.FILE_BYTES`), and no bucket is split
-for less, so a smaller one would change nothing."""
+"""The least `bucket` in bytes. A bucket's file takes more than that beside its rows (`strategy.FILE_BYTES`), and no bucket is
+split for less, so a smaller one would change nothing."""
 
 
 def _duration(text: str) -> timedelta:

@@ -363,23 +363,28 @@ def test_files_that_are_all_footer_do_not_split_a_bucket(tmp_path: Path) -> None
     assert sum(f.bytes for f in bucket.base) > 10 * 1500
 
 
-@pytest.fixture
-def overdone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+@pytest.fixture(scope="module")
+def runaway(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     """A table that an older release split: a large row in a bucket of 63 bits, and beside it many buckets with few rows."""
     rng = random.Random(3)
 
-    def runaway(self: SplitRule, bucket: BucketEntry, incoming: Any) -> int:
+    def older(self: SplitRule, bucket: BucketEntry, incoming: Any) -> int:
         return min(3, 63 - bucket.bits) if not bucket.bits or any(f.bytes > 9_000 for f in bucket.data) else 0
 
-    lake = Lake(tmp_path / "lake", bucket="16KB", schema=LARGE, history=True)
-    with monkeypatch.context() as older:
-        older.setattr(SplitRule, "bits_more", runaway)
+    lake = Lake(tmp_path_factory.mktemp("runaway") / "lake", bucket="16KB", schema=LARGE, history=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SplitRule, "bits_more", older)
         for night in range(21):
             few = [row(f"few{i}", 0, 5, "x", op="D" if i == 7 else None) for i in range(0 if night else 20)]
             lake.land(f"{night}.jsonl", [row("large", 0, night, text(rng, 60_000 if night > 19 else 20_000)), *few])
             lake.run()
     assert max(bits_of(lake)) == 63
     return lake
+
+
+@pytest.fixture
+def overdone(runaway: Lake, tmp_path: Path) -> Lake:
+    return runaway.copy(tmp_path / "lake")
 
 
 def versions_of(lake: Lake) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def test_fold_and_split_leave_each_row_there_once(tmp_path: Path) -> None:
             {"id": f"{key}", "version": number, "op": None, "note": rng.randbytes(20).hex()} for key in range(600)
         ]
         land(tmp_path, f"{number}.jsonl", records)
-        bucket = "256MiB" if number < 4 else "16KB"
+        bucket = "256MiB" if number < 4 else "8KB"
         opened(tmp_path, SETTINGS.replace("history", f'bucket = "{bucket}"\nhistory')).run(host="local")
     table = opened(tmp_path)
     files = list(table.view().history("day=2020-01-01"))
