@@ -628,17 +628,13 @@ def _unseen(of_key: Mapping[int, int | None], settled: Mapping[int, int], gone: 
     """What there was, or may have been, of the key beside the rows that were found; empty where that was all."""
     told = []
     for batch, rows in settled.items():
-        count = f"{rows} {'other row' if of_key[batch] else 'row'}{'' if rows == 1 else 's'}"
-        if of_key[batch] is not None:
-            told.append(f"; {count} of this key lost within batch {batch}, and a row that lost so is not stored")
-        else:
-            told.append(
-                f"; {count} of this partition lost within batch {batch} and {'is' if rows == 1 else 'are'} not stored, "
-                "perhaps of this key too"
-            )
+        is_known = of_key[batch] is not None
+        whose = "this key" if is_known else "this partition, perhaps of this key,"
+        count = f"{rows} {'other ' if is_known else ''}row{'' if rows == 1 else 's'}"
+        told.append(f"; {count} of {whose} lost within batch {batch} and {'is' if rows == 1 else 'are'} not stored")
     if gone:
         batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in gone}))
-        told.append(f"; the appended files of batch {batches} are gone, which may have had others")
+        told.append(f"; the appended files of batch {batches} are gone and may have held others")
     return "".join(told)
 
 
