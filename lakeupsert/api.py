@@ -36,7 +36,7 @@ from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
 from lakeupsert.pipeline.restore import RestorePlan, restore, tag
 from lakeupsert.pipeline.schema import Column, SchemaChange, change, columns
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.pipeline.strategy import worth_compacting
+from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
 from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.workers import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import AzureQueue, SqsQueue
@@ -50,6 +50,7 @@ from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import drop, rename
 from lakeupsert.table.ledger import Scope
+from lakeupsert.table.manifest import BucketEntry
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Source
 
@@ -412,14 +413,23 @@ class Table:
         stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
-        """Write partitions anew whose deltas and superseded rows cost readers much (``full``: anything), so that no night has
-        to; and those that were adopted and that no merge has touched since. No row changes."""
+        """Rewrite partitions that have become slow to read (``full``: any that a rewrite improves). No row changes.
+
+        These are partitions whose deltas and superseded rows cost readers much, those whose buckets are far smaller than `bucket`
+        and are joined, and those that were adopted and not merged since.
+        """
         snapshot = self._table.last_snapshot()
         shown = snapshot.body.partitions if snapshot else {}
         heads = self._table.heads(shown)
         if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
             publish(self._table, also=ahead)  # what a compact that died had settled, and nobody would show
-        costly = {p for p, head in heads.items() if any(worth_compacting(b, full=full) for b in head.body.buckets)}
+        types = self._table.spec(snapshot.body.spec_version).base_schema.types if snapshot else ()
+
+        def is_costly(buckets: Sequence[BucketEntry]) -> bool:
+            rule = SplitRule.of(self._table.settings.bucket_bytes, types, buckets)
+            return len(rule.joined(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
+
+        costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
         return self.reprocess(costly.__contains__, workers=workers, stop=stop, progress=progress)
 
     @_public

@@ -169,6 +169,9 @@ def toml_key(text: str) -> str:
 
 LONGEST = timedelta(days=36_500)
 """The longest duration of a setting; what is to be for ever has none."""
+LEAST_BUCKET = 1 << 10
+"""The least `bucket` in bytes. A bucket's file takes more than that beside its rows (`strategy.FILE_BYTES`), and no bucket is
+split for less, so a smaller one would change nothing."""
 
 
 def _duration(text: str) -> timedelta:
@@ -233,8 +236,10 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
             raise ConfigurationError(
                 "bad-setting", f"{found}: [tables] holds {name!r}, which is no table.", next="write [tables.NAME]"
             )
-        merged, variables = _overlay(found, given, name, environment)
-        tables[name] = _settings(found, name, merged)
+        try:
+            merged, variables, tables[name] = _table(found, name, given, environment)
+        except ConfigurationError as e:
+            raise _blamed(e, found, name, given, environment) from e
         origins[name] = {setting: ", ".join(sorted(variables.get(setting, ["file"]))) for setting in merged}
     if not tables:
         raise ConfigurationError(
@@ -242,6 +247,42 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
         )
     _refuse_overlaps(found, tables)
     return Config(path=found, tables=tables, origins=origins)
+
+
+def _table(
+    path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, list[str]], TableSettings]:
+    """What `_overlay` returns, and the settings that it makes."""
+    merged, variables = _overlay(path, given, name, environment)
+    return merged, variables, _settings(path, name, merged)
+
+
+def _blamed(
+    error: ConfigurationError, path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
+) -> ConfigurationError:
+    """The error, about the environment variables without which it would not be there; without any it is the file's."""
+
+    def differs(variable: str) -> bool:
+        try:
+            _table(path, name, given, {v: text for v, text in environment.items() if v != variable})
+        except ConfigurationError as other:
+            return other.message != error.message
+        return True
+
+    variables = sorted(v for v in environment if v.upper().startswith(_prefix(name)) and differs(v))
+    if not variables:
+        return error
+    named = ", ".join(variables)
+    return ConfigurationError(
+        error.code,
+        f"Environment variable {named}{error.message.removeprefix(path)}",
+        next=f"correct {named} or unset it: it replaces what {path} says",
+    )
+
+
+def _prefix(name: str) -> str:
+    """How the environment variables of a table begin, in capitals."""
+    return f"{ENVIRONMENT_PREFIX}{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}__"
 
 
 def _local(file: Path) -> bytes:
@@ -295,7 +336,7 @@ def _overlay(
     """
     merged = dict(given)
     variables: dict[str, list[str]] = {}
-    prefix = f"{ENVIRONMENT_PREFIX}{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}__"
+    prefix = _prefix(name)
     for variable, text in environment.items():
         if variable.upper().startswith(prefix):
             setting, _, part = variable[len(prefix) :].lower().partition("__")
@@ -370,7 +411,7 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         if parts and (parts.password is not None or _SECRET.search(parts.query)):
             raise ConfigurationError(
                 "credential-in-configuration",
-                f"{path}: {where}: {setting} holds a credential, and those are never taken from this file.",
+                f"{path}: {where}: {setting} holds a credential, and no setting may hold one.",
                 next="remove it there; credentials come from the default chains of boto3 and DefaultAzureCredential",
             )
 
@@ -381,8 +422,9 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
 
     if settings.queue == "auto" and is_remote(settings.processed):
         refuse("queue", "auto", "`processed` is not on this machine, and such a table must name its queue")
-    if not settings.bucket_bytes:
-        refuse("bucket", settings.bucket, 'expected a size such as "256MiB"')
+    if settings.bucket_bytes < LEAST_BUCKET:
+        expected = f'expected a size of at least {LEAST_BUCKET} bytes, for example "256MiB"'
+        refuse("bucket", settings.bucket, expected)
     if settings.large:
         if not size_of(settings.large.bytes):
             refuse("large.bytes", settings.large.bytes, 'expected a size such as "2GB"')

@@ -50,6 +50,15 @@ def _session() -> Any:
     return pyspark and pyspark.SparkContext._active_spark_context
 
 
+@pytest.fixture
+def tiny_files_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file takes beside its rows counts as rows, so that a table of few small rows gets many buckets."""
+    from lakeupsert.pipeline import strategy  # brings Arrow
+
+    monkeypatch.setattr(strategy, "FILE_BYTES", 0)
+    monkeypatch.setattr(strategy, "COLUMN_BYTES", 0)
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     from pyspark.sql import SparkSession

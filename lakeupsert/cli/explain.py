@@ -1,6 +1,7 @@
-"""`lakeupsert explain`: every version of a key, where it is, and why the winner won."""
+"""`lakeupsert explain`: every version of a key, where it is, and why the winner won; of a part of a key, which keys match."""
 
 import dataclasses
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
-    """Tell every version of a key, where it is, and why the winner won.
+    """Show every stored version of a key and why the current one wins.
 
-    Give a value for each key column. The partition column may be given with them; without it all partitions are looked
-    through, which takes a while where they are many.
+    Give a value for each key column. With some of them only, the keys that match are listed. The partition column may be
+    given too; without it every partition is searched, which takes a while if there are many.
 
     \b
     Example:
+      lakeupsert explain order_id=7
       lakeupsert explain order_id=7 line_no=2
     """
     values: dict[str, str] = {}
@@ -38,6 +40,8 @@ def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
     with call.open_table() as table, call.progress(table.name) as progress:
         progress("looking for the key")
         found = table.explain(values, partition)
+        if found.matches:
+            return Answer(_matches_result(found), _matches(found))
         text = "\n\n".join(output.block(f"{_pairs(found.key)} in {p.partition}", _facts(p)) for p in found.partitions)
         return Answer(_result(found), text)
 
@@ -48,6 +52,27 @@ def _result(found: "Explanation") -> dict[str, Any]:
         return {**fields, "gone": [{"batch": batch, "object": name} for batch, name in partition.gone]}
 
     return {"key": found.key, "partitions": [shape(p) for p in found.partitions]}
+
+
+def _matches_result(found: "Explanation") -> dict[str, Any]:
+    return {"key": found.key, "matches": [dataclasses.asdict(match) for match in found.matches], "more": found.more}
+
+
+def _matches(found: "Explanation") -> str:
+    total = len(found.matches) + found.more
+    facts: list[output.Fact] = [
+        ({"deletes": "deleted", "won, not published": "not published"}.get(m.state, m.state), _pairs(m.key))
+        for m in found.matches
+    ]
+    if found.more:
+        facts.append(("", f"… and {found.more:,} more"))
+    facts.append(("next", f"lakeupsert explain {_words(found.matches[0].key)}"))
+    return output.block(f"{output.count(total, 'key')} with {_pairs(found.key)}", facts)
+
+
+def _words(key: Mapping[str, Any]) -> str:
+    """As arguments of a shell."""
+    return " ".join(shlex.quote(f"{name}={value}") for name, value in key.items())
 
 
 def _facts(found: "ExplainedPartition") -> list[output.Fact]:
@@ -62,7 +87,8 @@ def _facts(found: "ExplainedPartition") -> list[output.Fact]:
         if version.columns is not None:
             facts.append(("", f"gives {', '.join(version.columns)}"))
     for batch, rows in found.settled.items():
-        facts.append(("not in files", f"{output.count(rows, 'row')} of this partition that lost within batch {batch}"))
+        whose = "partition" if found.settled_of_key[batch] is None else "key"
+        facts.append(("not in files", f"{output.count(rows, 'row')} of this {whose} that lost within batch {batch}"))
     if found.gone:
         batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in found.gone}))
         facts.append(("gone", f"appended files (batch {batches}); what they held of this key can't be told"))

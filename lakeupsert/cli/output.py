@@ -119,7 +119,7 @@ def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) 
                 "number": link.number,
                 "batch": link.body.batch,
                 "published_at": link.written_at,
-                "partitions": len(link.body.partitions),
+                "partitions": link.body.partitions_with_rows,
                 "rows": link.body.rows,
                 "bytes": link.body.bytes,
                 "lagging": list(link.body.lagging),
@@ -306,7 +306,13 @@ def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) ->
     for link in snapshots:
         body = link.body
         changes = (f"{body.changes.inserted:,}", f"{body.changes.updated:,}", f"{body.changes.deleted:,}")
-        numbers = (f"{len(body.partitions):,}", f"{body.rows:,}", *changes, size(body.bytes), f"{len(body.lagging):,}")
+        numbers = (
+            f"{body.partitions_with_rows:,}",
+            f"{body.rows:,}",
+            *changes,
+            size(body.bytes),
+            f"{len(body.lagging):,}",
+        )
         names = ", ".join(_names(tags, link.number))
         rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, names))
     return "\n".join(columns(rows, str.rjust))

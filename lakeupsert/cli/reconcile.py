@@ -1,6 +1,6 @@
 """`lakeupsert reconcile`: the proof as lines for people and for programs, and what is wrong as an error."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -64,11 +64,49 @@ def reconcile(call: Call, deep: bool, first: str | None, last: str | None, parti
                     }
                     for p in found.proof
                 ],
+                "deep": _deep_result(found),
             },
             output.block(f"Table {table.name}", _facts(found)),
             tuple(warnings),
             error=error,
         )
+
+
+def _deep_result(found: "ReconcileResult") -> dict[str, Any] | None:
+    """Who compared, from what, and what came of it; null without --deep, and where nothing is published."""
+    deep = found.recomputed
+    if deep is None:
+        return None
+    return {
+        "engine": "duckdb",
+        "version": deep.version,
+        "landing_files": deep.files,
+        "rows": deep.rows,
+        "partitions": len(deep.partitions),
+        "differ": [p for p, comparison in deep.partitions.items() if not comparison.equal],
+        "not_compared": _not_compared(found),
+    }
+
+
+def _not_compared(found: "ReconcileResult") -> list[str]:
+    """Partitions that don't balance, that are still as they were adopted, or whose landing files are gone."""
+    there = found.recomputed.partitions if found.recomputed else {}
+    return [p.partition for p in found.proof if p.partition not in there]
+
+
+def _deep_facts(found: "ReconcileResult") -> list[output.Fact]:
+    deep = found.recomputed
+    if deep is None:
+        return []
+    differ = [p for p, comparison in deep.partitions.items() if not comparison.equal]
+    files, rows = output.count(deep.files, "landing file"), output.count(deep.rows, "row")
+    equal = f"{len(deep.partitions) - len(differ):,} of {output.count(len(deep.partitions), 'partition')} equal"
+    facts = [("recomputed", f"by DuckDB {deep.version} from {files} with {rows}: {equal}")]
+    if differ:
+        facts.append(("differ", output.named(differ)))
+    if others := _not_compared(found):
+        facts.append(("not compared", output.named(others)))
+    return facts
 
 
 def _facts(found: "ReconcileResult") -> list[output.Fact]:
@@ -89,6 +127,7 @@ def _facts(found: "ReconcileResult") -> list[output.Fact]:
             facts.append((label, f"{total:,}"))
     wrong: list[Proof] = found.unbalanced
     facts.append(("balanced", f"{len(found.proof) - len(wrong):,} of {output.count(len(found.proof), 'partition')}"))
+    facts += _deep_facts(found)
     facts += [("wrong", f"{p.partition}: {p.difference}") for p in wrong]
     return facts
 

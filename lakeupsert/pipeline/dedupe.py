@@ -49,6 +49,7 @@ from lakeupsert.table.manifest import (
     Failed,
     Manifest,
     added,
+    first_hash,
     share,
 )
 from lakeupsert.table.snapshot import Snapshot
@@ -361,7 +362,7 @@ def _buckets_with(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEnt
     if step.work is not None and step.pending and step.head is not None:
         first = _with_refused(first, step.head.body.buckets)
     stay = [b for b in step.buckets if b not in old]
-    return tuple(sorted([*stay, first, *others], key=lambda b: b.bucket / 2**b.bits))
+    return tuple(sorted([*stay, first, *others], key=first_hash))
 
 
 def _with_refused(first: BucketEntry, head: Sequence[BucketEntry]) -> BucketEntry:

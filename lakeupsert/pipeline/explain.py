@@ -29,8 +29,10 @@ from lakeupsert.engine.floor import PARTITION, Forgetting, is_among, refused_by_
 from lakeupsert.engine.rank import latest, sortable
 from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.pipeline.matches import Match, MatchSearch
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
+from lakeupsert.table.evolution import nearest
 from lakeupsert.table.layout import HOME, parse_partition, partition_scalars
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, counting
 from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
@@ -51,6 +53,8 @@ Outcome = Literal[
     "in part",
 ]
 
+MOST_MATCHES = 20
+"""How many of the keys that a part of a key fits are listed. More: who searches sees more at once, and has to scroll."""
 _AGE = pa.field("_lakeupsert_age", pa.int64())
 """The batch's number; of a stored row the last that was merged into it."""
 _RANK = (pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()), _AGE)
@@ -97,6 +101,7 @@ class ExplainedPartition:
         shown: the row that readers see, all columns, as JSON has them.
         version, since: the partition's version that readers see, and the first snapshot that has its row, of those kept.
         settled: batches that brought the key, with the rows of this partition that lost within the batch.
+        settled_of_key: of these, how many were of this key; None where that is not known, as no file of the table has them.
         gone: appended files that are not there any more, by batch; what they held of the key can't be told.
     """
 
@@ -107,26 +112,34 @@ class ExplainedPartition:
     version: int | None
     since: int | None
     settled: dict[int, int]
+    settled_of_key: dict[int, int | None]
     gone: tuple[tuple[int, str], ...]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The key as its columns' types have it, and each partition that knows it."""
+    """The key as its columns' types have it, and each partition that knows it; of a part of a key the first keys that fit.
+
+    Attributes:
+        matches: up to `MOST_MATCHES`, in the order of partition and key; empty for a whole key.
+        more: how many other keys fit.
+    """
 
     key: dict[str, Any]
     partitions: tuple[ExplainedPartition, ...]
+    matches: tuple[Match, ...] = ()
+    more: int = 0
 
 
 def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = None) -> Explanation:
-    """Every version of ``key``, in one partition or in all.
+    """Every version of ``key``, in one partition or in all. Of a part of a key: which keys fit.
 
     Args:
         key: a value for each key column, as text or in the column's type; the partition column may be among them.
         partition: `2020-01-01`, or its folder.
     Raises:
-        ConfigurationError: a column is missing, or is none of the key; a value does not fit its column.
-        RefusedError: the table knows no version of the key.
+        ConfigurationError: a column is none of the key; a value does not fit its column.
+        RefusedError: the table knows no version of the key, or no key fits.
     """
     snapshot = table.last_snapshot()
     ledger = table.ledger_head()
@@ -143,10 +156,14 @@ def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = No
     partitions = {p for link in table.entries(-1, search.last) for p in link.body.touched}
     partitions |= set(snapshot.body.partitions if snapshot else ())
     wanted = sorted(p for p in partitions if wanted_values.items() <= partition_scalars(spec, p).items())
-    explained = tuple(found for p in wanted if (found := search.explained(p)))
-    named_key = {name: plain(values[name])[0] for name in spec.key}
-    if explained:
-        return Explanation(named_key, explained)
+    is_whole = set(spec.key) <= values.keys()
+    named_key = {name: plain(values[name])[0] for name in (spec.key if is_whole else values)}
+    if is_whole:
+        found = Explanation(named_key, tuple(found for p in wanted if (found := search.explained(p))))
+    else:
+        found = Explanation(named_key, (), *search.matches(wanted))
+    if found.partitions or found.matches:
+        return found
     text = " ".join(f"{name}={value}" for name, value in named_key.items())
     where = f"{len(wanted)} partition{'' if len(wanted) == 1 else 's'}"
     if not wanted:
@@ -163,15 +180,15 @@ def explain(table: OpenTable, key: Mapping[str, Any], partition: str | None = No
 
 def _values(name: str, spec: TableSpec, key: Mapping[str, Any]) -> dict[str, Any]:
     """An array of one value for each column that is given."""
-    missing = [column for column in spec.key if column not in key]
-    unknown = [column for column in key if column not in (*spec.key, *spec.partition_by)]
-    if missing or unknown:
-        wrong = [*(f"{c!r} is missing" for c in missing), *(f"{c!r} is none of them" for c in unknown)]
+    known = (*spec.key, *spec.partition_by)
+    unknown = [column for column in key if column not in known]
+    if unknown:
+        wrong = " ".join(f"{column!r} is none of them.{_did_you_mean(column, known)}" for column in unknown)
         columns = f"partition column{'' if len(spec.partition_by) == 1 else 's'} {', '.join(spec.partition_by)}"
         raise ConfigurationError(
             "not-the-key",
-            f"The key of table {name!r} is {', '.join(spec.key)}, and its {columns}: {', '.join(wrong)}.",
-            next=f"give `{' '.join(f'{column}=VALUE' for column in spec.key)}`",
+            f"The key of table {name!r} is {', '.join(spec.key)}, and its {columns}. {wrong}",
+            next=f"give `{' '.join(f'{column}=VALUE' for column in spec.key)}`, or some of these to see which keys fit",
         )
     values = {}
     for column, value in key.items():
@@ -188,6 +205,11 @@ def _values(name: str, spec: TableSpec, key: Mapping[str, Any]) -> dict[str, Any
                 next="give the value as it stands in the landing files",
             )
     return values
+
+
+def _did_you_mean(column: str, known: Sequence[str]) -> str:
+    near = nearest(column, known, cutoff=0.6)
+    return f" Did you mean {near!r}?" if near else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,7 +260,25 @@ class _Search:
     files: int = 0
     gone: int = 0
 
-    def explained(self, partition: str) -> ExplainedPartition | None:
+    def matches(self, partitions: Sequence[str]) -> tuple[tuple[Match, ...], int]:
+        """The first keys that fit what is given, and how many others do."""
+        found: list[Match] = []
+        total = 0
+        search = MatchSearch(self.table, self.spec, self.key)
+        for partition in partitions:
+            head, readers = self._versions(partition)
+            entries = self.table.entries(-1, self.last)
+            counts = counting((link.number, link.body) for link in entries)
+            merged = head.body.merged if head else 0
+            pending = [x for x in entries if x.number > merged and x.number in counts and partition in x.body.touched]
+            folders = partition_scalars(self.spec, partition)
+            some, count = search.matches(partition, readers, head, pending, folders, MOST_MATCHES - len(found))
+            found, total = [*found, *some], total + count
+        self.files = search.files
+        return tuple(found), total - len(found)
+
+    def _versions(self, partition: str) -> tuple[Link[Manifest] | None, Link[Manifest] | None]:
+        """The newest one, and that which readers see."""
         chain = self.table.objects.partition(partition)
         head = chain.head()
         published = self.snapshot.body.partitions.get(partition) if self.snapshot else None
@@ -248,6 +288,10 @@ class _Search:
             raise self.table.objects.missing(
                 partition, published.version, f"Snapshot {self.snapshot.number}", lost=lost
             )
+        return head, readers
+
+    def explained(self, partition: str) -> ExplainedPartition | None:
+        head, readers = self._versions(partition)
         merged = head.body.merged if head else -1
         entries = self.table.entries(-1, max(self.last, merged))
         newest = self.table.spec(
@@ -258,6 +302,7 @@ class _Search:
 
         rows: list[_Row] = []
         settled: dict[int, int] = {}
+        settled_of_key: dict[int, int | None] = {}
         gone: list[tuple[int, str]] = []
         for link in entries:
             touched = link.body.touched.get(partition, NOTHING)
@@ -274,6 +319,9 @@ class _Search:
                 unseen = touched.superseded - sum(f.deleted.rows for f in touched.files if f.deleted)
                 if found and unseen:
                     settled[link.number] = unseen
+                    # Whatever lost, lost to a row of its own key.
+                    is_alone = sum(f.rows for f in touched.files) == len(found)
+                    settled_of_key[link.number] = unseen if is_alone else None
         self.gone += len(gone)
 
         counts = {0, *counting((link.number, link.body) for link in entries[: merged + 1])}
@@ -332,10 +380,11 @@ class _Search:
             partition=partition,
             versions=tuple(versions),
             shown=self._as_shown(partition, shown.get(seen, seen), readers) if seen else None,
-            why=self._why(rows, outcomes, head, void),
-            version=published.version if published else None,
+            why=self._why(rows, outcomes, head, void, _unseen(settled_of_key, settled, gone)),
+            version=readers.number if readers else None,
             since=self._since(partition, next(iter(shown), None)),
             settled=settled,
+            settled_of_key=settled_of_key,
             gone=tuple(gone),
         )
 
@@ -497,9 +546,14 @@ class _Search:
         return None
 
     def _why(
-        self, rows: Sequence[_Row], outcomes: Mapping[_Row, Outcome], head: Link[Manifest] | None, void: set[_Row]
+        self,
+        rows: Sequence[_Row],
+        outcomes: Mapping[_Row, Outcome],
+        head: Link[Manifest] | None,
+        void: set[_Row],
+        unseen: str,
     ) -> str:
-        """Why the row won, or will win, that is first of those that count; ``void`` deletes do not."""
+        """Why the row won, or will win, that is first of those that count; ``void`` deletes do not. ``unseen``: see `_unseen`."""
         uncounted = [row for row in rows if outcomes[row] == "withdrawn"]
         aside = f" Of greater rank, but withdrawn: {', '.join(map(str, uncounted))}." if uncounted else ""
         beaten = {"withdrawn", "superseded", "refused", "lacking", "in part"}
@@ -519,7 +573,9 @@ class _Search:
         still = f"and readers still see {seen[0] if seen else 'no row'}."
         behind = rows[rows.index(winner) + 1 :]
         behind = [row for row in behind if outcomes[row] not in ("withdrawn", "refused") and row not in void]
-        only = f"it is the only version{' that counts' if len(rows) > 1 else ''}"
+        only = (
+            f"it is the only version{' that counts' if len(rows) > 1 else ' that is stored' if unseen else ''}{unseen}"
+        )
         reason = self._reason(winner, behind[0]) if behind else only
         called = str(winner)[0].upper() + str(winner)[1:]
         match outcomes[winner]:
@@ -566,6 +622,20 @@ class _Search:
             return f"{equal}merged when the appended file was there, against {other}"
         ties = {_AGE.name: "later batch", FILE: "later file of the batch", PLACE: "later place in the file"}
         return equal + next(text for column, text in ties.items() if differ(column)) + f" than {other}"
+
+
+def _unseen(of_key: Mapping[int, int | None], settled: Mapping[int, int], gone: Sequence[tuple[int, str]]) -> str:
+    """What there was, or may have been, of the key beside the rows that were found; empty where that was all."""
+    told = []
+    for batch, rows in settled.items():
+        is_known = of_key[batch] is not None
+        whose = "this key" if is_known else "this partition, perhaps of this key,"
+        count = f"{rows} {'other ' if is_known else ''}row{'' if rows == 1 else 's'}"
+        told.append(f"; {count} of {whose} lost within batch {batch} and {'is' if rows == 1 else 'are'} not stored")
+    if gone:
+        batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in gone}))
+        told.append(f"; the appended files of batch {batches} are gone and may have held others")
+    return "".join(told)
 
 
 def _void(rows: Sequence[_Row], counted: Sequence[Link[LedgerEntry]]) -> set[_Row]:

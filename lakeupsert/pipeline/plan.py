@@ -39,7 +39,7 @@ from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.prices import Prices, load_prices
 from lakeupsert.pipeline.steps import next_step
-from lakeupsert.pipeline.strategy import SMALL_BYTES, as_whole_rows, in_place
+from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
@@ -553,11 +553,16 @@ def _merges(
             stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
             read += sum(f.bytes for f in stored) + round(next_one.bytes)
             objects += next_one.files + sum(len(b.data) for b in buckets)
-            limit = table.settings.bucket_bytes
-            comes = {b: next_one.bytes * 0.5**b.bits for b in buckets}
+            spec = table.head_spec()
+            types = spec.body.base_schema.types if spec else ()
+            rule = SplitRule.of(table.settings.bucket_bytes, types, buckets, rows)
+            parts = {b: 0.5**b.bits for b in buckets}
+            comes = {
+                b: Incoming(next_one.bytes * part, rows * part, next_one.files * part) for b, part in parts.items()
+            }
             if table.settings.mode == "columns":
-                comes = {b: as_whole_rows(b, size, rows * 0.5**b.bits) for b, size in comes.items()}
-            kept = [in_place(table.strategy, b, size, limit)[0] for b, size in comes.items()]
+                comes = {b: as_whole_rows(b, came) for b, came in comes.items()}
+            kept = [in_place(table.strategy, b, came, rule)[0] for b, came in comes.items()]
             buckets, wrote = _merged(buckets, kept, rows * sizes.kept, sizes)
             written, versions = written + wrote, versions + 1
         if versions:

@@ -107,10 +107,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A comparison for each partition that could be recomputed; batches that could not be read, with the first file gone."""
+    """A comparison for each partition that could be recomputed; batches that could not be read, with the first file gone.
 
+    Attributes:
+        version: DuckDB's, which computed.
+        files, rows: landing files (of batch 0 adopted ones) that were read, and the rows of these partitions in them that were
+            not refused.
+    """
+
+    version: str
     partitions: dict[str, Comparison] = field(default_factory=dict)
     gone: dict[int, str] = field(default_factory=dict)
+    files: int = 0
+    rows: int = 0
 
 
 def recompute(
@@ -154,7 +163,11 @@ def recompute(
         differing = inputs.compared()
     values = {p: tuple(v.as_py() for v in partition_scalars(view.spec, p).values()) for p in compared}
     return Recomputed(
-        {p: differing.get(values[p], Comparison()) for p in compared if p in asked and p in settled}, gone
+        version=import_duckdb().__version__,
+        partitions={p: differing.get(values[p], Comparison()) for p in compared if p in asked and p in settled},
+        gone=gone,
+        files=inputs.files,
+        rows=inputs.rows,
     )
 
 
@@ -176,6 +189,8 @@ class _Inputs:
     """The files that batches name, and DuckDB's tables of what they hold and of what readers see."""
 
     def __init__(self, table: OpenTable, spec: TableSpec, db: Any, below: Mapping[str, Any]) -> None:
+        self.files = 0
+        self.rows = 0
         self._below = below
         self._number = 0
         # By partition, of its batches: the number, the stamp, and how long deletes are known.
@@ -220,6 +235,7 @@ class _Inputs:
         if entry.kind == "create":
             for partition in partitions:
                 for file in entry.touched[partition].files:
+                    self.files += 1
                     with _on_disk(self._table.store, file.name) as path:
                         self._load_parquet(entry, path, file.name, [], partition)
             return
@@ -227,6 +243,7 @@ class _Inputs:
         for landed in entry.files:
             if landed.path in unreadable:
                 continue
+            self.files += 1
             with _on_disk(self._table.landing, landed.path) as path:
                 self._load_landed(entry, landed, path, refused.get(landed.path, []))
         if entry.batch_id in self._below:
@@ -391,12 +408,13 @@ class _Inputs:
             if text
             else f"CAST([{', '.join(_text(now.get(name, name)) for name in sorted(present))}] AS VARCHAR[])"
         )
-        self._db.execute(
+        inserted = self._db.execute(
             f"INSERT INTO landed SELECT * EXCLUDE ({_PLACE}) FROM "
             f"(SELECT {', '.join(columns)}, {deleted} AS {_DELETED}, {self._number} AS {_BATCH}, {has} AS {_HAS}, "
             f"{place} AS {_PLACE} FROM {source}) landed "
             f"WHERE {self._is_wanted()} ORDER BY {_PLACE}"
         )
+        self.rows += inserted.fetchone()[0]
 
     def _names_now(self, entry: LedgerEntry) -> dict[str, str]:
         """By their names in a batch, what columns are called that were renamed since, in small letters; dropped ones nothing."""

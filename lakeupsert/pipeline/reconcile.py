@@ -12,7 +12,7 @@ What came is the ledger's word, what lost is the manifest's, and what is there i
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,8 @@ class ReconcileResult:
         queued: messages that were on their way before it published, with those that it sent: what is not in ``publish``
             without any of them, nobody works on.
         batches: what does not add up in the ledger, a sentence each.
-        gone: with ``deep``, batches whose landing files are gone or changed, with the first of these; partitions that they
-            touch could not be recomputed.
+        recomputed: with ``deep``, what DuckDB computed anew, and of which batches the landing files are gone or changed:
+            partitions that they touch could not be recomputed.
     """
 
     resent: int
@@ -79,7 +79,12 @@ class ReconcileResult:
     publish: PublishResult
     proof: tuple[Proof, ...]
     batches: tuple[str, ...]
-    gone: dict[int, str] = field(default_factory=dict)
+    recomputed: Recomputed | None = None
+
+    @property
+    def gone(self) -> dict[int, str]:
+        """With ``deep``, batches whose landing files are gone or changed, with the first of these."""
+        return self.recomputed.gone if self.recomputed else {}
 
     @property
     def unbalanced(self) -> list[Proof]:
@@ -124,7 +129,7 @@ def reconcile(
     published = publish(table)
     now = table.last_snapshot()
     proof = prove(table, now, selected, progress) if now and counted else []
-    recomputed = Recomputed()
+    recomputed = None
     if deep and now:
         readable = [p.partition for p in proof if p.balanced]  # the others are told already, and may not be
         recomputed = recompute(table, now, readable, progress)
@@ -136,7 +141,7 @@ def reconcile(
         publish=published,
         proof=tuple(proof),
         batches=tuple(_unbalanced_batches(table)) if counted else (),
-        gone=recomputed.gone,
+        recomputed=recomputed,
     )
 
 

@@ -12,7 +12,7 @@ from lakeupsert.engine.floor import Forgetting
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.strategy import SMALL_FILE, Strategy, as_whole_rows, bits_more, in_place, unfolded
+from lakeupsert.pipeline.strategy import SMALL_FILE, Incoming, SplitRule, Strategy, as_whole_rows, in_place, unfolded
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
@@ -181,38 +181,50 @@ def _step(
     if not batches and (work is None or not base.buckets):
         return step
     strategy = table.strategy if work is None else "rewrite"
+    rows = sum(f.rows for files in batches for f in files)
+    types = table.spec(step.spec_version).base_schema.types
+    rule = SplitRule.of(table.settings.bucket_bytes, types, step.buckets, rows)
     tasks: list[MergeTask] = []
-    for bucket in step.buckets:
-        tasks += _tasks(table, step, bucket, batches, strategy)
+    for bucket in step.buckets if work is None else rule.joined(step.buckets):
+        tasks += _tasks(table, step, bucket, batches, strategy, rule)
     return replace(step, tasks=tuple(tasks))
 
 
 def _tasks(
-    table: OpenTable, step: Step, bucket: BucketEntry, batches: tuple[tuple[DataFile, ...], ...], strategy: Strategy
+    table: OpenTable,
+    step: Step,
+    bucket: BucketEntry,
+    batches: tuple[tuple[DataFile, ...], ...],
+    strategy: Strategy,
+    rule: SplitRule,
 ) -> Iterator[MergeTask]:
     """What makes a bucket anew: one task, or one for each that it is split into; none where nothing comes for it."""
-    incoming = sum(f.bytes * share(f, bucket) for files in batches for f in files)
+    parts = [(f, part) for files in batches for f in files if (part := share(f, bucket))]
+    incoming = Incoming(
+        sum(f.bytes * part for f, part in parts),
+        sum(f.rows * part for f, part in parts),
+        sum(part for _, part in parts),
+    )
     if table.spec(step.spec_version).mode == "columns":
-        incoming = as_whole_rows(bucket, incoming, sum(f.rows * share(f, bucket) for files in batches for f in files))
+        incoming = as_whole_rows(bucket, incoming)
     counted = [link for link in step.pending if link.number in step.counting]
     full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
     forgets = _forgets(bucket, counted)
     expires = forgets is not None and any((t.since or 0) < forgets.dropped_before for t in bucket.tombstones)
-    if not any(share(f, bucket) for files in batches for f in files) and not (step.work or full):
+    if not parts and not (step.work or full):
         if not expires:
             return
         strategy = "delta"  # no row comes: its files stay
-    bucket_bytes = table.settings.bucket_bytes
     # The greatest of all buckets holds in each, so that it does not matter how a partition is split.
     floors = {b.floor for b in (step.head.body if step.head and step.work else step.base).buckets if b.floor}
     # What is made anew of landing leaves out what was refused at its time.
     sources = tuple((link.body.batch_id, link.body.sources) for link in counted) if floors and not step.work else ()
-    kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, bucket_bytes)
+    kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, rule)
     splits = not kept and table.spec(step.spec_version).stored_key
-    bits = bits_more(bucket, incoming, bucket_bytes) if splits else 0
+    bits = rule.bits_more(bucket, incoming) if splits else 0
     for number in range(2**bits):
         history = () if number else bucket.history
-        stay = unfolded(history, max(incoming, SMALL_FILE))
+        stay = unfolded(history, max(incoming.bytes, SMALL_FILE))
         task = MergeTask(
             partition=step.partition,
             base=() if kept else bucket.base,

@@ -65,7 +65,7 @@ def status(table: OpenTable) -> Status:
         snapshot=snapshot.number if snapshot else None,
         published_at=snapshot.written_at if snapshot else None,
         batch=body.batch,
-        partitions=len(body.partitions),
+        partitions=body.partitions_with_rows,
         dirty=sum(behind.values()),
         behind=behind,
         lagging=body.lagging,

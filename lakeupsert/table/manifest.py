@@ -8,6 +8,7 @@ import msgspec
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.table import metadata
 
+HASH_BITS = 64
 NO_ROWS = "0" * 16
 """The digest of nothing; see docs/FORMAT.md, "Digests"."""
 
@@ -28,6 +29,11 @@ def share(of: Bucketed, within: Bucketed) -> float:
     if finer <= 0:
         return float(of.bucket >> -finer == within.bucket)
     return 0.5**finer if within.bucket >> finer == of.bucket else 0.0
+
+
+def first_hash(of: Bucketed) -> int:
+    """The least hash in a bucket; buckets of a partition are in its order."""
+    return of.bucket << HASH_BITS - of.bits
 
 
 class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -242,7 +248,7 @@ def added(digests: Iterable[str | None]) -> str | None:
 def check_manifest(old: Manifest | None, new: Manifest) -> None:
     """Invariants of a partition's chain."""
     wrong = []
-    if new.buckets and sum(0.5**b.bits for b in new.buckets) != 1:
+    if new.buckets and sum(1 << HASH_BITS - b.bits for b in new.buckets) != 1 << HASH_BITS:
         wrong.append(f"its buckets are {[(b.bucket, b.bits) for b in new.buckets]}")
     if old is not None and new.partition != old.partition:
         wrong.append(f"it is of {new.partition}")

@@ -53,6 +53,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return (self.batch, self.partitions, self.lagging) == (other.batch, other.partitions, other.lagging)
 
     @property
+    def partitions_with_rows(self) -> int:
+        """How many partitions readers see. One whose rows were all deleted, or withdrawn by a restore, stays listed."""
+        return sum(p.rows > 0 for p in self.partitions.values())
+
+    @property
     def rows(self) -> int:
         return sum(p.rows for p in self.partitions.values())
 

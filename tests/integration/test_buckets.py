@@ -1,5 +1,6 @@
 """Partitions of several buckets through the table: split by merges and compactions, merged in units that workers share."""
 
+import random
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -17,8 +18,9 @@ from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit, drain
 from lakeupsert.pipeline.reconcile import prove
 from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.strategy import SplitRule
 from lakeupsert.storage import UnknownOutcomeError
-from lakeupsert.table.manifest import Manifest
+from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
 
@@ -68,7 +70,7 @@ def test_a_partition_is_split_where_it_outgrows_a_bucket(
 
 
 @pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_files_split: None) -> Lake:
     """A partition of several buckets; a night for it is appended, and is too much for one worker."""
     monkeypatch.setattr(units, "ALONE_BUCKETS", 1)
     lake = Lake(tmp_path / "lake", bucket="6KiB")
@@ -130,6 +132,7 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
     shared.check()
 
 
+@pytest.mark.usefixtures("tiny_files_split")
 def test_processes_share_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
     pool = workers.ProcessPoolExecutor
@@ -322,3 +325,155 @@ def test_of_two_workers_at_one_unit_the_second_deletes_its_own_files_alone(
     merge_units(lake, [0])
     assert kept[0] > 0
     lake.finish_and_check()
+
+
+LARGE = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "string", "op": "string"}
+"""The lake's columns, with text in v."""
+
+
+def text(rng: random.Random, size: int) -> str:
+    """That no codec makes much smaller."""
+    return rng.randbytes(size // 2).hex()
+
+
+def bits_of(lake: Lake) -> list[int]:
+    return [bucket.bits for bucket in manifest(lake).buckets]
+
+
+@pytest.mark.parametrize("chosen", ["rewrite", "delta", "auto"])
+def test_rows_larger_than_a_bucket_do_not_split_it_every_night(tmp_path: Path, chosen: str) -> None:
+    rng = random.Random(chosen)
+    lake = Lake(tmp_path / "lake", strategy=chosen, bucket="16KB", schema=LARGE)
+    small = [row(f"s{i}", 0, 1, str(i)) for i in range(20)]
+    for night in range(12):
+        large = [row(f"k{i}", 0, night, text(rng, 60_000)) for i in range(2)]
+        lake.land(f"{night}.jsonl", [*large, *(small if night == 5 else [])])
+        lake.run()
+        assert max(bits_of(lake)) <= (1 if night < 5 else 4), f"night {night}: {bits_of(lake)}"
+    lake.check()
+
+
+def test_files_that_are_all_footer_do_not_split_a_bucket(tmp_path: Path) -> None:
+    wide = {f"column_with_a_long_name_{i}": "bigint" for i in range(60)}
+    lake = Lake(tmp_path / "lake", bucket="1500B", schema={**LARGE, **wide})
+    for night in range(4):
+        lake.land(f"{night}.jsonl", [row(f"k{i}", 0, night, "x") for i in range(50)])
+        lake.run()
+    [bucket] = manifest(lake).buckets
+    assert sum(f.bytes for f in bucket.base) > 10 * 1500
+
+
+@pytest.fixture(scope="module")
+def runaway(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """A table that an older release split: a large row in a bucket of 63 bits, and beside it many buckets with few rows."""
+    rng = random.Random(3)
+
+    def older(self: SplitRule, bucket: BucketEntry, incoming: Any) -> int:
+        return min(3, 63 - bucket.bits) if not bucket.bits or any(f.bytes > 9_000 for f in bucket.data) else 0
+
+    lake = Lake(tmp_path_factory.mktemp("runaway") / "lake", bucket="16KB", schema=LARGE, history=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SplitRule, "bits_more", older)
+        for night in range(21):
+            few = [row(f"few{i}", 0, 5, "x", op="D" if i == 7 else None) for i in range(0 if night else 20)]
+            lake.land(f"{night}.jsonl", [row("large", 0, night, text(rng, 60_000 if night > 19 else 20_000)), *few])
+            lake.run()
+    assert max(bits_of(lake)) == 63
+    return lake
+
+
+@pytest.fixture
+def overdone(runaway: Lake, tmp_path: Path) -> Lake:
+    return runaway.copy(tmp_path / "lake")
+
+
+def versions_of(lake: Lake) -> list[dict[str, Any]]:
+    found = lake.table.to_arrow(history=True).read_all().to_pylist()
+    return sorted(found, key=lambda r: (r["k"], r["ts"], str(r)))
+
+
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
+    overdone: Lake, engine: str, request: pytest.FixtureRequest
+) -> None:
+    lake = overdone
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    lake.land("next.jsonl", [row("large", 0, 90, text(random.Random(4), 60_000)), row("few7", 0, 0, "late")])
+    lake.table.run(host="local", engine=engine)
+    assert max(bits_of(lake)) == 63
+    before, versions = lake.table.snapshots()[0].number, versions_of(lake)
+    lake.table.compact() if engine == "arrow" else lake.table.reprocess(
+        source="stored", engine="spark", workers=1, dry=False
+    )
+    buckets = manifest(lake).buckets
+    assert max(bits_of(lake)) <= 4, "2^5 are more than it has rows"
+    assert sum(b.counters.live for b in buckets) == 20
+    assert sum(b.counters.tombstones for b in buckets) == 1
+    assert versions_of(lake) == versions
+    assert all(p.by_digest and p.balanced for p in prove(lake.table._table, lake.table.snapshots()[0]))
+    assert lake.rows(before) == lake.rows()
+    lake.table.compact()
+    assert manifest(lake).buckets == buckets, "nothing is left to join"
+    lake.land("last.jsonl", [row("large", 0, 91, "last"), row("few7", 0, 91, "again")])
+    lake.run()
+    lake.table.restore(before, dry=False)
+    lake.finish_and_check()
+
+
+def test_a_restore_to_what_was_split_too_far_comes_right_too(overdone: Lake) -> None:
+    lake = overdone
+    deep = lake.table.snapshots()[0].number
+    lake.table.compact(full=True)
+    lake.land("next.jsonl", [row("large", 0, 90, "short")])
+    lake.run()
+    lake.table.compact()
+    assert bits_of(lake) == [0], "without the large row all are small"
+    lake.table.restore(deep, dry=False)
+    lake.land("again.jsonl", [row("few1", 0, 95, "again"), row("new", 0, 1, "n")])
+    lake.finish_and_check()
+    lake.table.compact()
+    assert max(bits_of(lake)) <= 4
+    lake.table.vacuum(dry=False)
+    lake.finish_and_check()
+
+
+@pytest.mark.parametrize(
+    ("engine", "chosen", "seed"),
+    [
+        ("arrow", "rewrite", 0),
+        ("arrow", "rewrite", 1),
+        ("arrow", "delta", 1),
+        ("arrow", "delta", 2),
+        ("spark", "auto", 2),
+    ],
+)
+def test_random_nights_of_large_rows_come_to_the_same_with_one_bucket(
+    tmp_path: Path, engine: str, chosen: str, seed: int, request: pytest.FixtureRequest
+) -> None:
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    rng = random.Random(f"{engine} {chosen} {seed}")
+    retention = rng.choice([None, "0d", "90d"])
+    settings = {"strategy": chosen, "schema": LARGE, "history": seed == 2, "tombstone_retention": retention}
+    many = Lake(tmp_path / "many", bucket=f"{rng.choice([1, 4, 16])}KiB", **settings)
+    one = Lake(tmp_path / "one", bucket="1GiB", **settings)
+    keys = [f"k{i}" for i in range(rng.choice([3, 12, 60]))]
+    for night in range(8 if engine == "arrow" else 4):
+        rows = [
+            row(rng.choice(keys), 0, rng.randrange(100), text(rng, rng.choice([20, 2_000, 30_000])), op=operation)
+            for operation in rng.choices([None, "D"], [5, 1], k=rng.randrange(1, 30))
+        ]
+        for lake in (many, one):
+            lake.land(f"{night}.jsonl", rows)
+            lake.table.run(host="local", engine=engine)
+            if night % 3 == 2:
+                lake.table.compact(full=True)
+        assert many.rows() == one.rows()
+        assert manifest(many).changes == manifest(one).changes
+    assert len(bits_of(one)) == 1
+    assert 2 ** max(bits_of(many)) <= 60
+    for lake in (many, one):
+        assert all(p.balanced for p in prove(lake.table._table, lake.table.snapshots()[0]))
+    if seed == 2:
+        assert versions_of(many) == versions_of(one)

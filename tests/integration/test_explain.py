@@ -456,8 +456,7 @@ def test_partition_column_in_the_key_says_where_to_look(tmp_path: Path) -> None:
     found = lake.table.explain({"k": "a", "d": "2020-01-02"})
     assert found.key == {"k": "a", "d": "2020-01-02"}
     assert [p.partition for p in found.partitions] == ["d=2020-01-02"]
-    with pytest.raises(ConfigurationError, match="'d' is missing"):
-        lake.table.explain({"k": "a"})
+    assert [m.partition for m in lake.table.explain({"k": "a"}).matches] == [FIRST, "d=2020-01-02"]
 
 
 @pytest.mark.parametrize(
@@ -511,7 +510,8 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
     answer = json.loads(result.stdout)["result"]
     assert answer["key"] == {"k": "a", "l": 0}
     [partition] = answer["partitions"]
-    assert set(partition) == {"partition", "versions", "shown", "why", "version", "since", "settled", "gone"}
+    fields = {"partition", "versions", "shown", "why", "version", "since", "settled", "settled_of_key", "gone"}
+    assert set(partition) == fields
     assert [v["source"] for v in partition["versions"]] == ["base", "appended"]
     assert set(partition["versions"][0]) == {
         *("source", "batch", "batch_id", "received_at", "file", "place", "order", "delete", "object", "outcome"),
@@ -527,7 +527,7 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
     assert partition["why"] in text
     assert all(v["object"] in text for v in partition["versions"])
     assert "0.jsonl, place 0" in text
-    assert "1 row of this partition that lost within batch 1" in text
+    assert "1 row of this key that lost within batch 1" in text
     assert "appended files (batch 2)" in text
 
 
@@ -541,7 +541,8 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
             "knows no version of k=z l=0. Searched: 1 partition, 2 files, up to batch 1",
         ),
         (["k=a", "l=0", "d=2020-01-09"], 1, "key-not-found", "there is no partition '2020-01-09'"),
-        (["k=a"], 2, "not-the-key", "The key of table 't' is k, l, and its partition column d: 'l' is missing"),
+        (["k=z"], 1, "key-not-found", "k=z. Searched: 1 partition, 1 files, up to batch 1"),
+        (["k=a", "ll=0"], 2, "not-the-key", "'l'"),
         (["k=a", "l=0", "v=1"], 2, "not-the-key", "'v' is none of them"),
         (["k=a", "l=x"], 2, "unfit-value", "'x' is no int32, the type of the column 'l'"),
         (["k=\udcff", "l=0"], 2, "unfit-value", r"'\udcff' is no string, the type of the column 'k'"),
@@ -583,3 +584,76 @@ def test_null_is_no_value_of_a_key(lake: Lake) -> None:
         lake.table.explain({"k": None, "l": 0})
     with pytest.raises(RefusedError):
         lake.table.explain({"k": "", "l": 0})
+
+
+# ---------------------------------------------------------------- a part of a key
+
+
+def matched(lake: Lake, **given: Any) -> list[tuple[str, int, str, str]]:
+    return [(m.key["k"], m.key["l"], m.partition[-2:], m.state) for m in lake.table.explain(given).matches]
+
+
+@pytest.mark.parametrize("settings", [{}, {"strategy": "delta", "bucket": "1500B"}])
+def test_a_part_of_a_key_lists_the_keys_that_fit(tmp_path: Path, settings: dict[str, Any]) -> None:
+    lake = Lake(tmp_path, **settings)
+    nights(
+        lake,
+        [
+            row(k, day, 5, line=line)
+            for k in ("a", "b", *(f"x{i}" for i in range(600)))
+            for line in (1, 2)
+            for day in (0, 1)
+        ],
+        [row("a", 0, 6, line=1), row("a", 1, 6, line=2, op="D"), row("c", 0, 1, op="D")],
+    )
+    append(lake, [row("a", 0, 7, line=3), row("a", 0, 7, line=1)])
+    lake.table.dedupe()
+    append(lake, [row("a", 1, 8, line=4), row("a", 1, 8, line=2), row("b", 2, 8)])
+    first = [("a", 1, "01", "shown"), ("a", 2, "01", "shown"), ("a", 3, "01", "won, not published")]
+    second = [("a", 1, "02", "shown"), ("a", 2, "02", "deletes"), ("a", 4, "02", "pending")]
+    assert matched(lake, k="a") == [*first, *second]
+    assert matched(lake, k="a", d="2020-01-02") == second
+    assert matched(lake, l=4) == second[2:]
+    assert matched(lake, k="c") == [("c", 0, "01", "deletes")]
+    assert matched(lake, k="b")[-1] == ("b", 0, "03", "pending")
+    found = lake.table.explain({"l": "1"}, "2020-01-01")
+    assert (len(found.matches), found.more) == (20, 602 - 20)
+    assert found.key == {"l": 1}
+
+
+def test_matches_as_json_and_as_text(lake: Lake) -> None:
+    nights(lake, [row("a b", 0, 5, line=line) for line in range(25)])
+    found = json.loads(call(lake, "k=a b", "--json").stdout)["result"]
+    assert (found["key"], found["more"], len(found["matches"])) == ({"k": "a b"}, 5, 20)
+    assert found["matches"][1] == {"key": {"k": "a b", "l": 1, "d": "2020-01-01"}, "partition": FIRST, "state": "shown"}
+    text = call(lake, "k=a b").stdout
+    assert text.startswith("25 keys")
+    assert "5 more" in text
+    assert "lakeupsert explain 'k=a b' l=0 d=2020-01-01" in text
+
+
+# ---------------------------------------------------------------- rows that lost within their own batch
+
+
+def test_the_only_version_that_is_stored_is_not_told_as_the_only_one(lake: Lake) -> None:
+    """Of a batch that brought one key, all that lost was of this key; of others nobody knows."""
+    nights(
+        lake,
+        [row("a", 0, n) for n in range(4)],
+        [row(k, 0, 9) for k in "bc"],
+        [row(k, 0, n) for k in "def" for n in (1, 2)],
+    )
+    alone, no_other, some = (explained(lake, k) for k in "abd")
+    assert (alone.settled, alone.settled_of_key) == ({1: 3}, {1: 3})
+    assert (no_other.settled, no_other.settled_of_key) == ({}, {})
+    assert (some.settled, some.settled_of_key) == ({3: 3}, {3: None})
+    assert "only version." in no_other.why
+    assert not any("only version." in found.why for found in (alone, some))
+    assert "3 other rows of this key" in alone.why
+    assert "3 rows of this partition" in some.why
+
+
+def test_versions_whose_files_are_gone_are_not_told_as_never_there(lake: Lake) -> None:
+    nights(lake, [row("a", 0, 1)])
+    remove(lake, explained(lake).versions[:1])
+    assert "only version." not in explained(lake).why

@@ -102,6 +102,7 @@ def test_batches_that_wait_are_judged_one_by_one(tmp_path: Path) -> None:
     assert refused(lake) == 1
 
 
+@pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("upkeep", ["nothing", "compact", "stored", "landing"])
 @pytest.mark.parametrize("bucket", ["2500B", "256MiB"])
 def test_neither_buckets_nor_upkeep_change_what_is_refused(tmp_path: Path, bucket: str, upkeep: str) -> None:
@@ -199,6 +200,7 @@ def test_retention_holds_from_the_next_batch_on(tmp_path: Path, before: Any, aft
 
 
 @pytest.mark.parametrize("retention", ["0s", "30000d"])  # the longer one reaches back to before 1970
+@pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("bucket", ["3500B", "256MiB"])
 def test_what_was_deleted_when_deletes_were_known_for_ever_is_forgotten_in_every_bucket(
     tmp_path: Path, bucket: str, retention: str, monkeypatch: pytest.MonkeyPatch

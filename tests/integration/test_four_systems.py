@@ -137,6 +137,7 @@ def test_shoes_and_shorts_of_the_data_lake(tmp_path: Path, strategy: str) -> Non
     assert_files_that_come_again_change_nothing(table, tmp_path)
 
 
+@pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 def test_subscribers_of_a_telecom_store(tmp_path: Path, strategy: str) -> None:
     """Micro-batches of changes that hold only what changed, hashed by subscriber into buckets, are merged into full records;

@@ -70,6 +70,7 @@ def test_rows_behind_an_extract_are_judged_by_it_where_both_are_merged_at_once(l
     assert quarantined(lake) == 1
 
 
+@pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
 @pytest.mark.parametrize("bucket", ["2500B", "256MiB"])
 def test_extract_of_many_buckets_and_what_upkeep_does_with_it(tmp_path: Path, strategy: Any, bucket: str) -> None:

@@ -84,6 +84,7 @@ def seen(table: Table, **options: Any) -> list[tuple[Any, ...]]:
     return sorted(((row["id"], row["v"], row["valid_from"], row["valid_to"]) for row in rows), key=str)
 
 
+@pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 @pytest.mark.parametrize("seed", range(4))
 def test_history_is_that_of_all_records_after_every_step(
@@ -144,7 +145,7 @@ def test_fold_and_split_leave_each_row_there_once(tmp_path: Path) -> None:
             {"id": f"{key}", "version": number, "op": None, "note": rng.randbytes(20).hex()} for key in range(600)
         ]
         land(tmp_path, f"{number}.jsonl", records)
-        bucket = "256MiB" if number < 4 else "16KB"
+        bucket = "256MiB" if number < 4 else "8KB"
         opened(tmp_path, SETTINGS.replace("history", f'bucket = "{bucket}"\nhistory')).run(host="local")
     table = opened(tmp_path)
     files = list(table.view().history("day=2020-01-01"))

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -135,7 +136,7 @@ def test_lake_with_ties_deletes_refusals_and_a_restore_balances(lake: Lake) -> N
 
 def test_the_answer_of_the_command(lake: Lake) -> None:
     found = call(lake, "reconcile", "--deep", "--partition", "2020-01-02")["result"]
-    assert list(found) == ["resent", "published", "proof"]
+    assert list(found) == ["resent", "published", "proof", "deep"]
     (proof,) = found["proof"]
     assert proof["partition"] == "d=2020-01-02"
     assert proof["balanced"] is True
@@ -144,6 +145,26 @@ def test_the_answer_of_the_command(lake: Lake) -> None:
         for name in ("rows_live", "tombstones", "rows_superseded", "tombstones_dropped", "refused", "withdrawn")
     )
     assert len(call(lake, "reconcile", "--from", "2020-01-02")["result"]["proof"]) == 2
+
+
+def test_deep_says_which_engine_compared_what(lake: Lake) -> None:
+    assert call(lake, "reconcile")["result"]["deep"] is None
+    deep = call(lake, "reconcile", "--deep")["result"]["deep"]
+    assert (deep.pop("engine"), deep.pop("version")) == ("duckdb", duckdb.__version__)
+    assert deep == {"landing_files": 3, "rows": 180, "partitions": 3, "differ": [], "not_compared": []}
+    options = ["--config", str(lake.root / "lakeupsert.toml")]
+    text = CliRunner().invoke(main, ["reconcile", "--deep", *options]).stdout
+    assert re.search(
+        rf"DuckDB {re.escape(duckdb.__version__)}.*\b3 landing files.*\b180 rows.*\b3 of 3 partitions", text
+    )
+    assert "DuckDB" not in CliRunner().invoke(main, ["reconcile", *options]).stdout
+
+    tamper(lake, "d=2020-01-02", alter(0))
+    deep = call(lake, "reconcile", "--deep", code=1)["result"]["deep"]
+    assert (deep["partitions"], deep["differ"], deep["not_compared"]) == (3, ["d=2020-01-02"], [])
+    (lake.root / "landing/1.jsonl").unlink()
+    deep = call(lake, "reconcile", "--deep", code=1)["result"]["deep"]
+    assert (deep["partitions"], deep["landing_files"], len(deep["not_compared"])) == (0, 0, 3)
 
 
 def test_adopted_partition_is_balanced_by_counts_until_a_merge_has_read_it(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Going back by going on: what a restore withdraws, brings back, and how it ends a night that can't be merged."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,24 @@ def test_restore_goes_back_and_forth_and_keeps_the_deletion(lake: Lake) -> None:
     lake.finish_and_check()
     assert values(lake) == []
     assert [values(lake, n) for n in range(3)] == [[1], [], []], "time travel sees what was"
+
+
+def test_a_restore_shows_the_counts_of_what_it_went_back_to(tmp_path: Path) -> None:
+    """A partition that came later stays listed, as its chain goes on, and readers see nothing of it."""
+    lake = Lake(tmp_path)
+    for night in range(3):
+        lake.land(f"{night}.jsonl", [row("a", day, night) for day in range(night + 1)])
+        lake.run()
+    lake.table.restore(0, dry=False)
+    lake.run()
+    lake.configure()
+    options = ["--config", str(tmp_path / "lakeupsert.toml"), "--json"]
+    told = json.loads(CliRunner().invoke(main, ["history", *options]).stdout)["result"]["snapshots"]
+    assert [(s["number"], s["partitions"], s["rows"]) for s in told] == [(3, 1, 1), (2, 3, 3), (1, 2, 2), (0, 1, 1)]
+    assert told[0]["bytes"] == told[-1]["bytes"]
+    status = json.loads(CliRunner().invoke(main, ["status", *options]).stdout)["result"]
+    assert (status["partitions"], status["rows"], status["dirty"]) == (1, 1, 0)
+    lake.finish_and_check()
 
 
 def test_withdrawn_files_come_again_only_when_they_are_asked_for(lake: Lake) -> None:

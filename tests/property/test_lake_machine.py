@@ -62,6 +62,8 @@ class LakeMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         # These partitions are tiny: `auto` would rewrite them all, and their deltas are all of one size.
         self.patch.setattr(strategy, "SMALL_BYTES", 0)
+        self.patch.setattr(strategy, "FILE_BYTES", 0)
+        self.patch.setattr(strategy, "COLUMN_BYTES", 0)
         self.lake = Lake(self.root)
 
     @initialize(

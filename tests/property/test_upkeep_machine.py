@@ -88,6 +88,8 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.context = ExitStack()
         self.patch = self.context.enter_context(pytest.MonkeyPatch.context())
         self.patch.setattr(strategy, "SMALL_BYTES", 0)  # these partitions are tiny: `auto` would rewrite them all
+        self.patch.setattr(strategy, "FILE_BYTES", 0)
+        self.patch.setattr(strategy, "COLUMN_BYTES", 0)
         self.patch.setattr(units, "ALONE_BUCKETS", 0)
         self.patch.setattr(vectors, "INLINE_BYTES", 0)  # so that there are objects to be deleted, and to be kept
         self.lake = Lake(self.root, keep_snapshots=2, schema=SCHEMA, key_scope=self.key_scope)

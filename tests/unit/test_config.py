@@ -150,6 +150,43 @@ def test_unknown_key_is_refused_with_a_suggestion(file: Path, text: str, suggest
     assert suggestion in error.message
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "code"),
+    [
+        ("BUCKET", "12", "bad-setting"),
+        ("BUCKET", "enormous", "bad-setting"),
+        ("STRATEGY", "fast", "bad-setting"),
+        ("ENGIN", "spark", "unknown-setting"),
+        ("DELETE__VALUE", '["D"]', "unknown-setting"),
+        ("READ", "csv", "bad-setting"),
+        ("KEEP_SNAPSHOTS", "0", "bad-setting"),
+        ("LANDING", "https://a/b?sig=secret", "credential-in-configuration"),
+    ],
+)
+def test_an_error_of_the_environment_names_the_variable_and_not_the_file(
+    file: Path, variable: str, text: str, code: str
+) -> None:
+    named = f"LAKEUPSERT__TABLES__SALES__{variable}"
+    error = refused(file, REQUIRED, LAKEUPSERT__TABLES__SALES__ENGINE="spark", **{named: text})
+    assert error.code == code
+    assert error.message.startswith(f"Environment variable {named}: ")
+    assert str(file) not in error.message
+    assert named in error.next
+    assert "secret" not in str(error)
+
+
+def test_an_error_of_the_file_is_not_blamed_on_the_environment(file: Path) -> None:
+    error = refused(file, REQUIRED + 'strategy = "fast"', LAKEUPSERT__TABLES__SALES__ENGINE="spark")
+    assert error.message.startswith(f"{file}: ")
+    assert "LAKEUPSERT__" not in str(error)
+
+
+def test_a_bucket_smaller_than_a_files_own_bytes_is_refused(file: Path) -> None:
+    assert read(file, 'bucket = "1KiB"').tables["sales"].bucket_bytes == 1024
+    error = refused(file, REQUIRED + 'bucket = "1000B"')
+    assert (error.code, "bucket is '1000B'" in error.message, "1024" in error.message) == ("bad-setting", True, True)
+
+
 def test_unknown_key_in_the_environment_is_refused(file: Path) -> None:
     error = refused(file, REQUIRED, LAKEUPSERT__TABLES__SALES__ENGIN="spark")
     assert "Did you mean 'engine'?" in error.message

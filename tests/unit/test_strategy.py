@@ -4,15 +4,20 @@ import itertools
 import random
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.strategy import (
+    COLUMN_BYTES,
+    FILE_BYTES,
+    MOST_BITS,
     MOST_DEBT,
     SMALL_BYTES,
     TOGETHER,
+    Incoming,
+    SplitRule,
     as_whole_rows,
-    bits_more,
     debt,
     in_place,
     worth_compacting,
@@ -21,7 +26,7 @@ from lakeupsert.table.manifest import BucketEntry, DataFile, DeletionVector
 
 BASE = 100 * SMALL_BYTES
 
-NO_LIMIT = 1 << 60
+NO_LIMIT = SplitRule(bucket_bytes=1 << 60, file_bytes=0, most_bits=MOST_BITS)
 """These buckets are not to be split."""
 
 
@@ -30,11 +35,15 @@ def file(name: str, bytes: int, superseded: int = 0) -> DataFile:
     return DataFile(name=name, rows=max(1, bytes // 100), bytes=bytes, deleted=deleted)
 
 
+def coming(bytes: float) -> Incoming:
+    return Incoming(bytes=bytes, rows=max(1, bytes // 100))
+
+
 def nights(chosen: Any, sizes: list[int]) -> list[tuple[BucketEntry, int]]:
     """The bucket after each night of so many bytes that are all updates of the base; and what that night wrote."""
     bucket, played = BucketEntry(id="0", base=(file("b", BASE),)), []
     for number, came in enumerate(sizes):
-        kept, folded = in_place(chosen, bucket, came, NO_LIMIT)
+        kept, folded = in_place(chosen, bucket, coming(came), NO_LIMIT)
         if not kept:
             written = BASE
             bucket = BucketEntry(id="1", base=(file("b", BASE),))
@@ -76,11 +85,11 @@ def test_delta_never_writes_the_base_and_rewrite_nothing_else() -> None:
 
 def test_small_and_unsettled_and_empty_buckets_are_rewritten() -> None:
     small = BucketEntry(id="0", base=(file("b", SMALL_BYTES - 1),), deltas=(file("d", 10),))
-    assert in_place("auto", small, 1, NO_LIMIT) == ((), small.deltas)
-    assert in_place("delta", small, 1, NO_LIMIT)[0]
+    assert in_place("auto", small, coming(1), NO_LIMIT) == ((), small.deltas)
+    assert in_place("delta", small, coming(1), NO_LIMIT)[0]
     unsettled = BucketEntry(id="0", base=(file("b", BASE),), settled=False)
-    assert in_place("delta", unsettled, 1, NO_LIMIT) == ((), ())
-    assert in_place("delta", BucketEntry(id=""), 1, NO_LIMIT) == ((), ())
+    assert in_place("delta", unsettled, coming(1), NO_LIMIT) == ((), ())
+    assert in_place("delta", BucketEntry(id=""), coming(1), NO_LIMIT) == ((), ())
 
 
 def test_compact_takes_what_owes_much_before_a_night_has_to() -> None:
@@ -92,17 +101,78 @@ def test_compact_takes_what_owes_much_before_a_night_has_to() -> None:
     assert worth_compacting(small, full=False)
 
 
+def rule(bucket_bytes: int, file_bytes: int = 0, most_bits: int = MOST_BITS) -> SplitRule:
+    return SplitRule(bucket_bytes, file_bytes, most_bits)
+
+
 def test_a_bucket_that_outgrew_twice_its_limit_is_written_anew_and_split() -> None:
     base = DataFile(name="b", rows=10, bytes=100)
     bucket = BucketEntry(id="", base=(base,))
-    assert in_place("delta", bucket, 20, 60) == ((base,), ())
-    assert in_place("delta", bucket, 21, 60) == ((), ())
-    assert [bits_more(bucket, 20, limit) for limit in (120, 119, 60, 30, 29)] == [0, 1, 1, 2, 3]
+    assert in_place("delta", bucket, Incoming(20, 2), rule(60)) == ((base,), ())
+    assert in_place("delta", bucket, Incoming(21, 2), rule(60)) == ((), ())
+    came = Incoming(20, 2)
+    assert [rule(limit).bits_more(bucket, came) for limit in (120, 119, 60, 30, 29)] == [0, 1, 1, 2, 3]
+
+
+def test_a_bucket_is_never_split_into_more_parts_than_it_has_rows() -> None:
+    one, few = (BucketEntry(id="", base=(DataFile(name="b", rows=n, bytes=60_000 * n),)) for n in (1, 5))
+    assert rule(16_000).bits_more(one, Incoming(0, 0)) == 0
+    assert rule(16_000).bits_more(one, Incoming(60_000, 1)) == 0, "the row that comes may be the stored one's update"
+    assert rule(16_000).bits_more(few, Incoming(60_000, 1)) == 2
+    assert rule(16_000).bits_more(one, Incoming(600_000, 10)) == 3
+    assert in_place("delta", one, Incoming(60_000, 1), rule(16_000))[0] == one.base, "written anew, it stays as large"
+
+
+def test_bytes_of_a_file_that_are_not_rows_split_nothing() -> None:
+    bucket = BucketEntry(id="", base=(DataFile(name="b", rows=64, bytes=3_000),))
+    assert rule(1_000).bits_more(bucket, Incoming(3_000, 64, files=1)) == 3
+    assert rule(1_000, file_bytes=2_500).bits_more(bucket, Incoming(3_000, 64, files=1)) == 0
+    assert rule(1_000, file_bytes=2_500).bits_more(bucket, Incoming(9_000, 64, files=1)) == 2
+
+
+def test_a_rule_knows_what_a_file_takes_and_how_many_parts_a_partition_can_have() -> None:
+    types = [pa.string(), pa.int64(), pa.struct({"a": pa.int32(), "b": pa.list_(pa.string())})]
+    buckets = [BucketEntry(id="", bucket=n, bits=1, base=(file("b", 500),)) for n in range(2)]
+    assert SplitRule.of(99, types, buckets, 3) == SplitRule(99, FILE_BYTES + 4 * COLUMN_BYTES, 3)
+    assert SplitRule.of(99, types, buckets, 100).most_bits == 6
+    assert SplitRule.of(99, types, [], 2**50).most_bits == MOST_BITS
+
+
+@pytest.mark.parametrize("bits", [MOST_BITS, 33, 63, 64])
+def test_no_bucket_gets_more_bits_than_there_may_be(bits: int) -> None:
+    bucket = BucketEntry(id="", bits=bits, base=(DataFile(name="b", rows=1 << 20, bytes=1 << 40),))
+    assert rule(1 << 20).bits_more(bucket, Incoming(0, 0)) == 0
+
+
+def deep(path: int, bits: int, rows: int, bytes: int) -> list[BucketEntry]:
+    """What splits leave that go after some rows for so many bits: these, and an empty bucket beside each step."""
+    beside = [BucketEntry(id="", bucket=path >> (bits - b) ^ 1, bits=b) for b in range(1, bits + 1)]
+    return [*beside, BucketEntry(id="", bucket=path, bits=bits, base=(DataFile(name="b", rows=rows, bytes=bytes),))]
+
+
+@pytest.mark.parametrize("bits", [1, 31, 53, 63, 64])
+@pytest.mark.parametrize("high", [True, False])
+def test_what_was_split_too_far_is_joined(bits: int, high: bool) -> None:
+    [one] = rule(16_000, most_bits=0).joined(deep(((1 << bits) - 1) * high, bits, 1, 60_000))
+    assert (one.bucket, one.bits, [f.name for f in one.data]) == (0, 0, ["b"])
+
+
+def test_buckets_are_joined_where_they_are_far_smaller_together() -> None:
+    def of(sizes: list[int]) -> list[BucketEntry]:
+        return [BucketEntry(id="", bucket=n, bits=2, base=(file(str(n), size),)) for n, size in enumerate(sizes)]
+
+    def joined(sizes: list[int]) -> list[tuple[int, int]]:
+        return [(b.bucket, b.bits) for b in rule(4_000).joined(of(sizes))]
+
+    assert joined([200, 300, 400, 100]) == [(0, 0)]
+    assert joined([200, 300, 400, 200]) == [(0, 1), (1, 1)]
+    assert joined([900, 300, 400, 200]) == [(0, 2), (1, 2), (1, 1)]
+    assert rule(4_000).joined(of([900, 300, 900, 200])) == of([900, 300, 900, 200])
 
 
 def test_records_of_one_column_count_as_the_rows_that_they_are_written_as() -> None:
     bucket = BucketEntry(id="0", base=(file("b", BASE),))
     rows = BASE // 100
-    assert in_place("auto", bucket, BASE // 100, NO_LIMIT)[0] == bucket.base
-    assert in_place("auto", bucket, as_whole_rows(bucket, BASE // 100, rows), NO_LIMIT)[0] == ()
-    assert as_whole_rows(bucket, BASE // 100, 10) == BASE // 100
+    assert in_place("auto", bucket, coming(BASE // 100), NO_LIMIT)[0] == bucket.base
+    assert in_place("auto", bucket, as_whole_rows(bucket, Incoming(BASE // 100, rows)), NO_LIMIT)[0] == ()
+    assert as_whole_rows(bucket, Incoming(BASE // 100, 10)).bytes == BASE // 100
