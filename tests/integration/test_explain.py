@@ -352,7 +352,7 @@ def test_row_of_a_batch_that_does_not_count_is_withdrawn(lake: Lake) -> None:
     bucket = before.body.buckets[0]
     counters = msgspec.structs.replace(bucket.counters, appended=2, withdrawn=1)
     restored = msgspec.structs.replace(bucket, counters=counters)
-    body = msgspec.structs.replace(before.body, merged=2, buckets=(restored,))
+    body = msgspec.structs.replace(before.body, merged=2, entry=None, buckets=(restored,))
     assert chain.append(body, chain.head()).result == "won"
     lake.table.publish()
     found = explained(lake)
