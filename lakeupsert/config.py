@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -63,6 +63,7 @@ class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     column: str | None = None
     values: tuple[str, ...] = ()
+    """Compared with the column's text; a number, boolean or date of TOML by the text that a column of its type has (`_text`)."""
     keep: bool = False
     """Keep the operation column in base rows."""
     upserts: Names | None = None
@@ -353,6 +354,31 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
         queue=settings.queue if settings.queue == "auto" else _absolute(path, settings.queue),
         large=large and msgspec.structs.replace(large, queue=_absolute(path, large.queue)),
     )
+
+
+def _with_texts(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the text of each value that is compared as text."""
+    if "delete" not in given:
+        return given
+    delete = dict(given["delete"])
+    for setting in ("values", "upserts"):
+        if isinstance(delete.get(setting), list):
+            delete[setting] = [_text(value) for value in delete[setting]]
+    return {**given, "delete": delete}
+
+
+def _text(value: object) -> object:
+    """A scalar of TOML as the text of a column of its type: true, 1, 0.5, 2020-01-31. Lists and tables stay as they are."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, float | date | time):
+        return value
+    import pyarrow as pa  # slow to import, and such values are rare
+
+    moment = value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
+    return pa.scalar(moment).cast(pa.string()).as_py()
 
 
 def _check_values(path: str, where: str, settings: TableSettings) -> None:
