@@ -656,7 +656,7 @@ def _check_order(columns: dict[str, Any], is_delete: Any, refusals: _Refusals, r
         return
     if not spec.nulls_first:
         absent = np.logical_and.reduce([true(columns[name].is_null()) for name in spec.order_by])
-        reason = f"A delete without a value in {', '.join(spec.order_by)} could never win."
+        reason = f"A delete without a value in {', '.join(spec.order_by)} loses to every row that has one."
         refusals.add("order_missing", is_delete & absent, reason)
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
     what = f"is more than a day after its receipt, {received.isoformat()}"
