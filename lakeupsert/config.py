@@ -155,12 +155,17 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         kept = self.tombstone_retention
         return None if kept is None else _duration(kept) // timedelta(microseconds=1)
 
-    def within_limit(self, quarantined: int, rows_read: int) -> bool:
-        """Whether that many refused rows of a batch are acceptable; a share counts only above 1,000 refused rows."""
+    def within_limit(self, refused: int, rows: int, *, is_first: bool) -> bool:
+        """Whether a batch, or the first one of a table, may have so many refused rows among all its ``rows`` (ADR 0024)."""
         if isinstance(self.quarantine_limit, int):
-            return quarantined <= self.quarantine_limit
-        share = float(self.quarantine_limit.rstrip("%")) / 100
-        return quarantined <= 1000 or quarantined <= share * rows_read
+            return refused <= self.quarantine_limit
+        if refused <= QUARANTINE_FLOOR and refused < rows and not is_first:
+            return True
+        return refused * 100 <= Decimal(self.quarantine_limit.rstrip("%")) * rows
+
+
+QUARANTINE_FLOOR = 10
+"""Refused rows up to which a share as `quarantine_limit` does not count, but in a table's first batch, or where all rows are."""
 
 
 def toml_key(text: str) -> str:
@@ -335,7 +340,7 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
             "missing-setting", f"{path}: {where} lacks {', '.join(missing)}.", next=f"add it to {where}"
         )
     try:
-        settings = msgspec.convert(given, TableSettings)
+        settings = msgspec.convert(_with_texts(given), TableSettings)
     except msgspec.ValidationError as e:
         setting = re.search(r"\$\.(\w+)", str(e))
         value = f" (found {given[setting[1]]!r})" if setting and setting[1] in given else ""

@@ -338,7 +338,9 @@ class Held:
 
 def _repeats(rows: Any, spec: TableSpec) -> bool:
     """Whether at least `REPEATS` of the rows are further versions of a key, by a sample: the same one each time."""
-    places = np.unique(np.random.default_rng(0).integers(0, max(1, rows.num_rows), SAMPLED_ROWS))[: rows.num_rows]
+    if not rows.num_rows:  # every row of a file was refused
+        return False
+    places = np.unique(np.random.default_rng(0).integers(0, rows.num_rows, SAMPLED_ROWS))[: rows.num_rows]
 
     def repeated(hashes: Any) -> float:
         return float(1 - len(np.unique(hashes)) / len(hashes)) if len(hashes) else 0.0

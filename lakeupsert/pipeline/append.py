@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import toml_key
+from lakeupsert.config import QUARANTINE_FLOOR, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -477,7 +477,7 @@ def _try(
         if failed:
             raise _FilesFailed(failed)
         entry = _entry(table, ground, job, reports, unreadable)
-        _refuse_above_limit(table, entry)
+        _refuse_above_limit(table, ground, entry)
         if ground.full:
             entry = _full(table, spec, ground, entry, reports)
         if spec.key_scope == "table":
@@ -637,19 +637,33 @@ def _entry(
     )
 
 
-def _refuse_above_limit(table: OpenTable, entry: LedgerEntry) -> None:
-    refused = sum(n for reason, n in entry.quarantined.items() if reason != "unreadable_file")
-    if table.settings.within_limit(refused, entry.rows_read):
+def _refuse_above_limit(table: OpenTable, ground: _Ground, entry: LedgerEntry) -> None:
+    unreadable = entry.quarantined.get("unreadable_file", 0)  # each is one row, which tells of the file
+    refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
+    if table.settings.within_limit(refused, rows, is_first=_is_first(table, ground)):
         return
+    limit = table.settings.quarantine_limit
+    allowed = (
+        f"{limit} (and {QUARANTINE_FLOOR} rows in any case, but not in a table's first batch, and not if every row is refused)"
+        if isinstance(limit, str)
+        else f"{limit} rows"
+    )
     reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
     files = ", ".join(table.store.uri(f.name) for f in entry.quarantine[:3])
     raise RefusedError(
         "quarantine-limit",
-        f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {entry.rows_read} rows would be "
-        f"quarantined ({reasons}); `quarantine_limit` is {table.settings.quarantine_limit}. Nothing was committed. "
-        f"The refused rows are in {files} (Parquet).",
+        f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {rows} rows would be quarantined "
+        f"({reasons}). `quarantine_limit` allows {allowed}. Nothing was committed. The refused rows are in {files} (Parquet).",
         next="look at the refused rows; correct the landing files, or raise `quarantine_limit` and run the same command again",
     )
+
+
+def _is_first(table: OpenTable, ground: _Ground) -> bool:
+    """Whether no batch is there yet, nor an adopted file: then this one decides which types the columns have."""
+    if ground.head is None:
+        return True
+    begin = table.entry(0)
+    return not any(e.kind == "batch" for e in table.headers(ground.head.number)) and not (begin and begin.body.touched)
 
 
 def _full(
