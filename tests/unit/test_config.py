@@ -1,7 +1,6 @@
 """The configuration: what is read, where from, and what is refused with which words."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
