@@ -47,7 +47,9 @@ class Feed:
 
 
 def rows(values: list[Any], type_: pa.DataType) -> pa.Table:
-    return pa.table({"id": ["a", "b"], "day": [date(2020, 1, 1)] * 2, "version": [2, 2], "gone": pa.array(values, type_)})
+    return pa.table(
+        {"id": ["a", "b"], "day": [date(2020, 1, 1)] * 2, "version": [2, 2], "gone": pa.array(values, type_)}
+    )
 
 
 TYPED = {
