@@ -386,7 +386,7 @@ def status(call: Call, watching: bool) -> Answer:
     def one(table: "Table") -> Answer:
         found = table.status()
         error = None
-        warnings = skipped(table)
+        warnings = (*found.warnings, *skipped(table))
         dead = output.count(found.queue.dead, "dead letter")
         if found.failed:
             error = failed(table, found.failed)

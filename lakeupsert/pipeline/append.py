@@ -518,6 +518,7 @@ def _try(
         if e.discard:
             table.discard([*written, *refused])
         raise
+    warnings += table.without_operations([*table.headers(link.number - 1), link.body])
     scattered = in_several_partitions(job, reports)
     return AppendResult(link.number, link.body, tuple(warnings), scattered, examples_of(reports))
 
@@ -574,13 +575,25 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
             if n.lower() in once and n not in known.schema.names
         ]
         spec = evolve(known, pa.schema(fields))
-        return spec, warnings + _given_in_vain(spec, given, where)
+        return spec, warnings + _given_in_vain(spec, given, where) + _slips(table, spec, given)
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
+    if not fields and not later and table.settings.read.envelope:
+        raise ConfigurationError(
+            "no-envelope",
+            f"No readable file of table {table.name!r} holds a row in the envelope that `read.envelope` names, "
+            f"{table.settings.read.envelope}. Nothing was committed.",
+            next=f"correct `envelope` in [tables.{table.name}.read], or leave it out if the rows are not wrapped",
+        )
     if not fields:  # files without a line name no column, and what is given is all that is known
         fields, later = later, []
     spec = table.new_spec(pa.schema(fields), later)
+    absent = [field.name for field in later if field.name.lower() not in map(str.lower, table.named_besides_types)]
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
     warnings = table.stamped_by_name(spec)
+    warnings += [
+        f"no file has the column {n!r} of {where}; the table has it, and it is null until files bring it"
+        for n in absent
+    ]
     warnings += [
         f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
     ]
@@ -616,6 +629,15 @@ def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> lis
     ]
 
 
+def _slips(table: OpenTable, spec: TableSpec, given: Mapping[str, Any]) -> list[str]:
+    """A warning for each type in the configuration of a column that the table has not, and has one called nearly so."""
+    absent = [name for name in given if name not in spec.schema.names]
+    return [
+        f"the table has no column {name!r}, to which [tables.{table.name}.schema] gives a type. Did you mean {close!r}?"
+        for name, close in table.slips(spec.schema.names, absent).items()
+    ]
+
+
 def _text_columns(table: OpenTable) -> frozenset[str]:
     """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
     delete = table.settings.delete
@@ -630,9 +652,11 @@ def _entry(
     hashes: dict[str, str] = {}
     reasons: Counter[str] = Counter()
     quarantine: list[QuarantineFile] = []
+    operations = False
     for report in reports:
         if isinstance(report, FileRead):
             rows[report.path] += report.rows
+            operations |= report.operations
             if report.sha256 is not None:
                 hashes[report.path] = report.sha256
         elif isinstance(report, Refused):
@@ -654,6 +678,7 @@ def _entry(
         quarantined=dict(sorted(reasons.items())),
         quarantine=tuple(quarantine),
         retention=table.settings.tombstones_kept,
+        operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,
     )
 
 

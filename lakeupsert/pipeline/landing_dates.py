@@ -51,7 +51,11 @@ def skipped(pattern: str, paths: Sequence[str], of: int, folders: Collection[str
     if path is None:
         return Skipped(len(paths), of, f"the name {paths[0]!r} is not UTF-8", ())
     folder = "/".join(path.split("/")[:-1][: pattern.count("/") + 1])
-    where = f"folder {_quoted(folder)} does not match" if folder else f"file {_quoted(path)} is not in a folder that matches"
+    where = (
+        f"folder {_quoted(folder)} does not match"
+        if folder
+        else f"file {_quoted(path)} is not in a folder that matches"
+    )
     return Skipped(len(paths), of, f"{where} landing_dates {_quoted(pattern)}", fitting(folders))
 
 

@@ -171,6 +171,8 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     elif files:
         spec, more = plan_spec(table, spec, ())
         notes += more
+    if head:
+        notes += table.without_operations(table.headers(head.number))
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = [*_previews(table, files, spec, notes)] if spec else []

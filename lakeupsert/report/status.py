@@ -20,6 +20,7 @@ class Status:
     are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
     ``queue`` counts the messages of both queues, where there is a ``large_queue``.
     ``quarantined`` counts refused rows of batches that count, but for those that a replay took up.
+    ``warnings`` are for people: what is not as it was meant, and stops nothing.
     """
 
     snapshot: int | None
@@ -35,6 +36,7 @@ class Status:
     rows: int
     bytes: int
     quarantined: int
+    warnings: tuple[str, ...]
 
 
 def status(table: OpenTable) -> Status:
@@ -61,4 +63,5 @@ def status(table: OpenTable) -> Status:
         rows=body.rows,
         bytes=body.bytes,
         quarantined=sum(f.rows for f in still_quarantined(headers)),
+        warnings=tuple(table.without_operations(headers)),
     )

@@ -114,6 +114,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         full: set where the batch was declared to be a full extract.
         retention: microseconds that a deleted key is known when the batch is merged (`tombstone_retention` at its append); None:
             for ever.
+        operations: whether a landing file had the column that the delete rule names; None where there is no such rule or no row,
+            and in entries of an earlier lakeupsert.
         keys: where keys are unique in the whole table, what the batch changes in the key index.
         index: that index as it was before the batch, where the batch wrote it anew; otherwise it is that of the last entry which
             has one, with the ``keys`` of what came since. A restore is not in it: who appends next makes it anew.
@@ -135,6 +137,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     full: FullExtract | None = None
     retention: int | None = None
     reading: Reading | None = None
+    operations: bool | None = None
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None
 
