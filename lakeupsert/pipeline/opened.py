@@ -173,7 +173,7 @@ class OpenTable:
         column = spec.delete.column or "" if spec.delete else ""
         close = nearest(column, spec.schema.names)
         return [
-            f"no file since batch {min(looked)} has the column {column!r} of [tables.{self.name}.delete], so no row deletes."
+            f"no file since batch {min(looked)} has the column {column!r} of [tables.{self.name}.delete], so it deletes nothing."
             f"{f' Did you mean {close!r}?' if close else ''} If the name is wrong, correct it and create the table anew: "
             "it is fixed when a table is created."
         ]
