@@ -20,10 +20,11 @@ from lakeupsert.engine.local import LocalHost
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.adopt import Adopted, adopt
-from lakeupsert.pipeline.append import AppendResult, append, new_files
+from lakeupsert.pipeline.append import AppendResult, append, new_files, skipped_files
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, send_missing
 from lakeupsert.pipeline.doctor import Finding, doctor
 from lakeupsert.pipeline.explain import Explanation, explain
+from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
@@ -64,6 +65,9 @@ log = logging.getLogger(__name__)
 PUBLISH_SECONDS = 5.0
 """What must be left of a function's time for it to publish. Longer: the last worker leaves more nights to `reconcile`, which
 comes minutes later. Shorter: it is killed while it does (harmless, but an alarm tells)."""
+LISTED = 10_000
+"""Names below landing that `skipped_files` looks at. More: `status` waits longer for a large landing zone, 0.1 s for 1,000 names
+on S3. Fewer: it misses more of the files that `append` tells of every night."""
 OTHERS_SECONDS = 10.0
 """How often one who only waits for other workers looks at the partitions that are left: two requests for each."""
 
@@ -181,8 +185,9 @@ class Table:
         may_shrink: bool = False,
         replay_quarantine: bool = False,
         progress: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = log.warning,
     ) -> AppendResult | None:
-        """Phase one: commit all new landing files as one batch; None where there is none.
+        """Phase one: commit all new landing files as one batch; None where there is none, with warnings to ``warn``.
 
         With ``again`` those files of which a restore withdrew every batch; with ``replay_quarantine`` instead the
         quarantined rows that pass now (in this process, whatever the host). A batch that is ``full`` deletes the keys that it
@@ -195,7 +200,7 @@ class Table:
                     "Quarantined rows and landing files are never one batch, so no landing files can be chosen here.",
                     next="replay the quarantine alone, and append landing files in a call of their own",
                 )
-            return replay(self._table, batch_id=batch_id, progress=progress)
+            return replay(self._table, batch_id=batch_id, progress=progress, warn=warn)
         return append(
             self._table,
             _host(host),
@@ -205,11 +210,16 @@ class Table:
             full=full,
             may_shrink=may_shrink,
             progress=progress,
+            warn=warn,
         )
 
     def new_files(self) -> tuple[LandingInput, ...]:
         """The landing files that the next `append` would take."""
         return new_files(self._table)
+
+    def skipped_files(self) -> Skipped | None:
+        """What to say of landing files that have no date by `landing_dates`, among the first ones below landing."""
+        return skipped_files(self._table, LISTED)
 
     @_public
     def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:
@@ -319,6 +329,7 @@ class Table:
         prices: str | Path | None = None,
         stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
+        warn: Callable[[str], None] = log.warning,
     ) -> RunResult:
         """A night: send what an earlier run left, append, dedupe, publish. Safe to repeat; after a crash it finishes.
 
@@ -332,7 +343,9 @@ class Table:
         self.send_missing()
         appended, refused = None, None
         try:
-            appended = self.append(host=host, batch_id=batch_id, full=full, may_shrink=may_shrink, progress=progress)
+            appended = self.append(
+                host=host, batch_id=batch_id, full=full, may_shrink=may_shrink, progress=progress, warn=warn
+            )
         except (ConfigurationError, RefusedError) as e:
             refused = e  # what was committed before is finished all the same
         expected = None

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -63,6 +63,7 @@ class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     column: str | None = None
     values: tuple[str, ...] = ()
+    """Compared with the column's text; a number, boolean or date of TOML by the text that a column of its type has (`_text`)."""
     keep: bool = False
     """Keep the operation column in base rows."""
     upserts: Names | None = None
@@ -154,12 +155,17 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         kept = self.tombstone_retention
         return None if kept is None else _duration(kept) // timedelta(microseconds=1)
 
-    def within_limit(self, quarantined: int, rows_read: int) -> bool:
-        """Whether that many refused rows of a batch are acceptable; a share counts only above 1,000 refused rows."""
+    def within_limit(self, refused: int, rows: int, *, is_first: bool) -> bool:
+        """Whether a batch, or the first one of a table, may have so many refused rows among all its ``rows`` (ADR 0024)."""
         if isinstance(self.quarantine_limit, int):
-            return quarantined <= self.quarantine_limit
-        share = float(self.quarantine_limit.rstrip("%")) / 100
-        return quarantined <= 1000 or quarantined <= share * rows_read
+            return refused <= self.quarantine_limit
+        if refused <= QUARANTINE_FLOOR and refused < rows and not is_first:
+            return True
+        return refused * 100 <= Decimal(self.quarantine_limit.rstrip("%")) * rows
+
+
+QUARANTINE_FLOOR = 10
+"""Refused rows up to which a share as `quarantine_limit` does not count, but in a table's first batch, or where all rows are."""
 
 
 def toml_key(text: str) -> str:
@@ -380,7 +386,7 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
             "missing-setting", f"{path}: {where} lacks {', '.join(missing)}.", next=f"add it to {where}"
         )
     try:
-        settings = msgspec.convert(given, TableSettings)
+        settings = msgspec.convert(_with_texts(given), TableSettings)
     except msgspec.ValidationError as e:
         setting = re.search(r"\$\.(\w+)", str(e))
         value = f" (found {given[setting[1]]!r})" if setting and setting[1] in given else ""
@@ -399,6 +405,31 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
         queue=settings.queue if settings.queue == "auto" else _absolute(path, settings.queue),
         large=large and msgspec.structs.replace(large, queue=_absolute(path, large.queue)),
     )
+
+
+def _with_texts(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings with the text of each value that is compared as text."""
+    if "delete" not in given:
+        return given
+    delete = dict(given["delete"])
+    for setting in ("values", "upserts"):
+        if isinstance(delete.get(setting), list):
+            delete[setting] = [_text(value) for value in delete[setting]]
+    return {**given, "delete": delete}
+
+
+def _text(value: object) -> object:
+    """A scalar of TOML as the text of a column of its type: true, 1, 0.5, 2020-01-31. Lists and tables stay as they are."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, float | date | time):
+        return value
+    import pyarrow as pa  # slow to import, and such values are rare
+
+    moment = value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
+    return pa.scalar(moment).cast(pa.string()).as_py()
 
 
 def _check_values(path: str, where: str, settings: TableSettings) -> None:

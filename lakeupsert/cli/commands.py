@@ -24,6 +24,7 @@ from lakeupsert.cli.shared import (
     need_spark,
     partition_options,
     selection,
+    skipped,
     trouble,
     waiting,
 )
@@ -148,6 +149,7 @@ def run(
             return planned(call, table, prices, max_bytes, max_cost)
         need_spark(table, host=host, engine=engine, large=True)
         begun = clock.elapsed()
+        said: list[str] = []
         with call.progress(table.name) as progress, call.stoppable() as stop:
             ran = table.run(
                 host=host,
@@ -161,6 +163,7 @@ def run(
                 prices=prices,
                 stop=stop,
                 progress=progress,
+                warn=said.append,
             )
         requests = table.requests
         facts = [
@@ -170,7 +173,7 @@ def run(
             *output.publish_facts(ran.publish),
             output.took_fact(clock.elapsed() - begun, requests),
         ]
-        warnings, told = append_warnings(table, ran.append)
+        warnings, told = append_warnings(table, ran.append, said)
         return Answer(
             output.run_result(ran, requests),
             output.block(f"Table {table.name}", facts),
@@ -234,6 +237,7 @@ def append(
             )
         if not replay_quarantine:
             need_spark(table, host=host)
+        said: list[str] = []
         with call.progress(table.name) as progress, call.stoppable():  # it ends with the batch, all of it
             appended = table.append(
                 host=host,
@@ -244,8 +248,9 @@ def append(
                 may_shrink=may_shrink,
                 replay_quarantine=replay_quarantine,
                 progress=progress,
+                warn=said.append,
             )
-        warnings, told = append_warnings(table, appended)
+        warnings, told = append_warnings(table, appended, said)
         facts = output.append_facts(appended, table.settings)
         if replay_quarantine and appended is None:
             facts = [("replayed", "nothing: no quarantined row passes now")]
@@ -381,7 +386,7 @@ def status(call: Call, watching: bool) -> Answer:
     def one(table: "Table") -> Answer:
         found = table.status()
         error = None
-        warnings: tuple[str, ...] = ()
+        warnings = (*found.warnings, *skipped(table))
         dead = found.queue.dead if found.queue else 0
         letters = output.count(dead, "dead letter")
         if found.failed:
@@ -397,12 +402,10 @@ def status(call: Call, watching: bool) -> Answer:
                 "`lakeupsert dedupe`, where none is at work",
             )
         elif dead:
-            warnings = (
+            warnings += (
                 f"{letters} in the queue, and every partition is merged: they are out of date, and "
                 "`lakeupsert redrive` deletes them",
             )
-        if found.unread_queue:
-            warnings += (found.unread_queue,)
         text = output.block(f"Table {table.name}", output.status_facts(found))
         return Answer(output.status_result(found), text, warnings, error=error)
 

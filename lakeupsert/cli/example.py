@@ -29,7 +29,7 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 # strategy            = "auto"     # or "rewrite", "delta"
 # bucket              = "256MiB"   # bytes of a partition from which it is split, so that workers share it
 # on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip" lists it as lagging
-# quarantine_limit    = "1%"       # or a number of rows; above it a batch is refused as a whole
+# quarantine_limit    = "1%"       # or a number of rows; above it a batch is refused as a whole; 1% counts above 10 rows
 # keep_snapshots      = 7
 # superseded_retention = "24h"
 # tombstone_retention  = "90d"    # how long a deleted key is known; not set by default: for ever
@@ -48,7 +48,7 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 
 # [tables.sales.delete]            # optional: these rows delete their key
 # column = "op"
-# values = ["D"]
+# values = ["D"]                   # or [true], [1]: compared with the column's text
 # keep   = false                   # keep that column in the table
 # upserts = ["I", "U"]             # all other values go to quarantine; not set by default
 # file_prefix = "del"              # or: files called so hold deletes alone; not set by default

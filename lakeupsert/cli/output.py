@@ -93,10 +93,9 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
 
 
 def status_result(status: "Status") -> dict[str, Any]:
-    # What failed is told by the error beside this result; `behind` is for who watches.
-    shown = [
-        f.name for f in dataclasses.fields(status) if f.name not in ("failed", "behind", "large_queue", "unread_queue")
-    ]
+    # What failed is told by the error beside this result, and so are the warnings; `behind` is for who watches.
+    apart = ("failed", "behind", "large_queue", "warnings")
+    shown = [f.name for f in dataclasses.fields(status) if f.name not in apart]
     fields = {name: getattr(status, name) for name in shown}
     fields |= {"lagging": list(status.lagging), "queue": _queue_result(status.queue)}
     if status.large_queue is not None:

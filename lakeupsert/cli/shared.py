@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -150,14 +151,24 @@ def selection(table: "Table", first: str | None, last: str | None, partitions: S
     return lambda p: (low is None or value(p) >= low) and (high is None or value(p) <= high)
 
 
-def append_warnings(table: "Table", appended: "AppendResult | None") -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Those to be told, and the one about quarantined rows, that the text has already."""
+def append_warnings(
+    table: "Table", appended: "AppendResult | None", said: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those to be told, ``said`` where there is no batch, and the one about quarantined rows, that the text has already."""
     if appended is None:
-        return (), ()
+        return tuple(said), ()
     if not appended.entry.rows_quarantined:
         return appended.warnings, ()
     places = ", ".join(output.quarantine_places(appended, table.settings))
     return appended.warnings, (f"quarantined {output.quarantined(appended)}; see {places}",)
+
+
+def skipped(table: "Table") -> tuple[str, ...]:
+    """A warning about landing files that no batch takes. Who may not list landing sees the table's status all the same."""
+    with suppress(LakeupsertError, OSError):
+        found = table.skipped_files()
+        return (str(found),) if found else ()
+    return ()
 
 
 def waiting(published: "PublishResult") -> tuple[str, ...]:

@@ -102,11 +102,15 @@ class AppendJob:
 
 
 class FileRead(msgspec.Struct, frozen=True, tag=True):
-    """A landing file, or its part, was read to the end; the part that begins the file knows the content's hash."""
+    """A landing file, or its part, was read to the end; the part that begins the file knows the content's hash.
+
+    ``operations``: whether its rows have the column that the delete rule names.
+    """
 
     path: str
     rows: int
     sha256: str | None
+    operations: bool
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):
@@ -248,12 +252,13 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
     """Read landing files: reports, and accepted rows as tables of the ranked schema and `PARTITION`."""
     with QuarantineWriter(job) as quarantine:
         for given in inputs:
-            rows_read = 0
+            rows_read, operations = 0, False
             begins = given.row_groups is None or given.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
                 for rows in read_rows(job.landing, given, job.reading, job.rules, sha256):
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
+                    operations |= rows.operations
                     accepted = rows.accepted
                     if job.only is None:
                         quarantine.write(rows.quarantined)
@@ -265,7 +270,7 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                     yield from reports
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
-                yield FileRead(given.path, rows_read, sha256.hexdigest() if sha256 else None)
+                yield FileRead(given.path, rows_read, sha256.hexdigest() if sha256 else None, operations)
             except UnreadableFileError as e:
                 yield FileFailed(
                     given.path, changed=False, reason=e.reason, unplanned=isinstance(e, UnplannedColumnError)
@@ -338,7 +343,9 @@ class Held:
 
 def _repeats(rows: Any, spec: TableSpec) -> bool:
     """Whether at least `REPEATS` of the rows are further versions of a key, by a sample: the same one each time."""
-    places = np.unique(np.random.default_rng(0).integers(0, max(1, rows.num_rows), SAMPLED_ROWS))[: rows.num_rows]
+    if not rows.num_rows:  # every row of a file was refused
+        return False
+    places = np.unique(np.random.default_rng(0).integers(0, rows.num_rows, SAMPLED_ROWS))[: rows.num_rows]
 
     def repeated(hashes: Any) -> float:
         return float(1 - len(np.unique(hashes)) / len(hashes)) if len(hashes) else 0.0

@@ -162,10 +162,14 @@ class RowRules:
 
 @dataclass(frozen=True)
 class Rows:
-    """One block's rows: each of them is either in ``accepted`` or in ``quarantined`` (both ``pyarrow.Table``)."""
+    """One block's rows: each of them is either in ``accepted`` or in ``quarantined`` (both ``pyarrow.Table``).
+
+    ``operations``: whether they have the column that the delete rule names.
+    """
 
     accepted: Any
     quarantined: Any
+    operations: bool = False
 
 
 def format_of(path: str, configured: str) -> str | None:
@@ -545,7 +549,9 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     """
     spec, count = rules.spec, len(block.places)
     block = _as_called(block, spec)
-    unplanned = set(block.names).difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
+    names_here = set(block.names)
+    operations = spec.delete is not None and spec.delete.column in names_here
+    unplanned = names_here.difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
     if unplanned:
         # A column must not go lost in silence.
         raise UnplannedColumnError(path, f"Column {min(unplanned)!r} came up after the table's columns were planned.")
@@ -554,7 +560,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         names = ", ".join(sorted(missing))
         reason = f"The file has no column {names}, and every row needs one in its key, partition and order."
         refusals.add("missing_column", np.full(count, True), reason)
-        return Rows(_accepted_schema(spec).empty_table(), refusals.table())
+        return Rows(_accepted_schema(spec).empty_table(), refusals.table(), operations)
 
     columns, partition_unfit, grown = _columns(block, refusals, rules, _given(path, rules))
     if grown and not surveyed:
@@ -586,7 +592,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
-    return Rows(accepted, refusals.table())
+    return Rows(accepted, refusals.table(), operations)
 
 
 def _as_called(block: Block, spec: TableSpec) -> Block:
@@ -656,7 +662,7 @@ def _check_order(columns: dict[str, Any], is_delete: Any, refusals: _Refusals, r
         return
     if not spec.nulls_first:
         absent = np.logical_and.reduce([true(columns[name].is_null()) for name in spec.order_by])
-        reason = f"A delete without a value in {', '.join(spec.order_by)} could never win."
+        reason = f"A delete without a value in {', '.join(spec.order_by)} loses to every row that has one."
         refusals.add("order_missing", is_delete & absent, reason)
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
     what = f"is more than a day after its receipt, {received.isoformat()}"

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import toml_key
+from lakeupsert.config import QUARANTINE_FLOOR, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -50,6 +50,7 @@ from lakeupsert.engine.landing import (
 )
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.keyindex import placed
+from lakeupsert.pipeline.landing_dates import Skipped, received_on, skipped
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, ObjectInfo, open_store
@@ -109,9 +110,13 @@ class _Ground:
     seen: tuple[SeenFile, ...]
     batch_id: str
     received_at: int
-    warnings: tuple[str, ...]
+    skipped: Skipped | None
     full: Scope | None = None
     may_shrink: bool = False
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (str(self.skipped),) if self.skipped else ()
 
 
 class _FilesFailed(Exception):
@@ -141,6 +146,7 @@ def append(
     full: Scope | None = None,
     may_shrink: bool = False,
     progress: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = log.warning,
 ) -> AppendResult | None:
     """Commit one batch of all new landing files; None where there is none.
 
@@ -150,8 +156,10 @@ def append(
         full: the batch is a full extract of the whole table, or of the partitions that its rows are in: keys that it lacks
             are deleted there. ``may_shrink``: also where it has far fewer rows than are stored.
         received: first and last date (inclusive) of the landing folders to take, where `landing_dates` is set.
+        warn: takes the warnings of a call that commits no batch; those of a batch are in the result.
     Raises:
-        RefusedError: more rows were refused than `quarantine_limit` allows; nothing is committed, landing is untouched.
+        RefusedError: more rows were refused than `quarantine_limit` allows, or landing has files and all of them are skipped;
+            nothing is committed, landing is untouched.
         ConfigurationError: the batch id belongs to other files; the landing zone is missing.
         TryAgainError: races or a silent store; nothing is lost, what was committed shows in the next call.
     """
@@ -162,9 +170,10 @@ def append(
     wider: set[str] = set()
     for attempt in range(ATTEMPTS):
         ground = _look(table, batch_id, received, again, changed)
-        if ground is None:
-            for warning in (*_late(changed), *([_NO_EXTRACT] if full else [])):
-                log.warning(warning)
+        _refuse_all_skipped(table, ground)
+        if not ground.inputs:
+            for warning in (*ground.warnings, *_late(changed), *([_NO_EXTRACT] if full else [])):
+                warn(warning)
             return None
         if full:
             _refuse_part_of_extract(table, ground, changed)
@@ -191,6 +200,20 @@ def append(
 
 
 _NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
+
+
+def _refuse_all_skipped(table: OpenTable, ground: _Ground) -> None:
+    found = ground.skipped
+    if found is None or found.files < found.of:
+        return
+    fitting = " or ".join(f'`landing_dates = "{pattern}"`' for pattern in found.fitting)
+    raise RefusedError(
+        "landing-skipped",
+        f"Table {table.name!r} took no landing file: {found}. Nothing was committed.",
+        next=f"set {fitting} in [tables.{table.name}] and run the same command again"
+        if fitting
+        else f"correct `landing_dates` in [tables.{table.name}], or move the files; then run the same command again",
+    )
 
 
 def _refuse_full_extract(table: OpenTable) -> None:
@@ -255,7 +278,7 @@ def _look(
     received: tuple[date | None, date | None],
     again: bool,
     changed: Sequence[str],
-) -> _Ground | None:
+) -> _Ground:
     """The heads, and every landing file that no batch took."""
     table.last_snapshot()  # before the ledger, which then has what it shows
     head = table.ledger_head()
@@ -271,13 +294,8 @@ def _look(
         _refuse_unadopted(table)
     hashes = {(f.path, f.size, f.etag): f.sha256 for entry in entries for f in entry.seen}
     inputs, seen, left_out = _new_files(table, known, hashes, withdrawn, received, frozenset(changed))
-    warnings = _told(left_out)
-    if not inputs:
-        for warning in warnings:
-            log.warning(warning)
-        return None
     same_id = next((e for e in entries if e.kind == "batch" and e.batch_id == batch_id), None)
-    if same_id is not None:
+    if same_id is not None and inputs:
         raise ConfigurationError(
             "batch-id-taken",
             f"Batch id {batch_id!r} was used for {len(same_id.files)} other files; {inputs[0].path} is not one of them. "
@@ -287,7 +305,7 @@ def _look(
     if spec_head is not None and withdrawn is not None:
         _refuse_renamed(table, spec_head.body, entries, {i.path: i.etag for i in inputs})
     stamp = next_stamp(head.body if head else None)
-    return _Ground(head, spec_head, inputs, seen, batch_id or clock.new_id(), stamp, warnings)
+    return _Ground(head, spec_head, inputs, seen, batch_id or clock.new_id(), stamp, left_out)
 
 
 def _refuse_renamed(
@@ -310,8 +328,23 @@ def _refuse_renamed(
 
 def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
     """The landing files that the next batch would take. Raises ConfigurationError as `append` does; writes nothing."""
+    return look_for_files(table)[0]
+
+
+def look_for_files(table: OpenTable) -> tuple[tuple[LandingInput, ...], tuple[str, ...]]:
+    """`new_files`, and warnings about the files that it would not take."""
     ground = _look(table, None, (None, None), again=False, changed=())
-    return ground.inputs if ground else ()
+    return ground.inputs, ground.warnings
+
+
+def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
+    """What to say of files that have no date by `landing_dates`, among the first ``limit`` names below landing."""
+    pattern = table.settings.landing_dates
+    if not pattern:
+        return None
+    paths = [found.name for found in table.landing.list("", limit=limit) if is_landing_file(found.name)]
+    others = [path for path in paths if received_on(path, pattern) is None]
+    return skipped(pattern, others, len(paths), {_folder(path) for path in paths})
 
 
 def _refuse_unadopted(table: OpenTable) -> None:
@@ -335,9 +368,9 @@ def _new_files(
     among: dict[str, list[LandingFile]] | None,
     received: tuple[date | None, date | None],
     leave_out: frozenset[str],
-) -> tuple[tuple[LandingInput, ...], tuple[SeenFile, ...], list[str]]:
+) -> tuple[tuple[LandingInput, ...], tuple[SeenFile, ...], Skipped | None]:
     """Landing files that no batch took (of ``among``, where it is given), those that had to be read to see that one did,
-    and files that can't be taken as they are called.
+    and what to say of files that can't be taken as they are called.
 
     ``hashes`` by path, size and etag are of files that were read so before. The next ledger entry remembers what is read
     here; a night that brings nothing new writes none, so the night after reads the same files once more.
@@ -351,6 +384,7 @@ def _new_files(
         )
     listed: list[ObjectInfo] = []
     left_out: list[str] = []
+    folders: Counter[str] = Counter()
     for found in table.landing.list(""):
         if (
             not is_landing_file(found.name)
@@ -358,6 +392,7 @@ def _new_files(
             or (among is not None and found.name not in among)
         ):
             continue
+        folders[_folder(found.name)] += 1
         day = received_on(found.name, table.settings.landing_dates)
         if day is None:
             left_out.append(found.name)
@@ -387,36 +422,21 @@ def _new_files(
             inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
         elif file:
             seen.append(file)
-    return tuple(inputs), tuple(seen), left_out
+    return tuple(inputs), tuple(seen), skipped(table.settings.landing_dates, left_out, folders.total(), folders)
 
 
 def _late(changed: Sequence[str]) -> list[str]:
     return [f"{path} changed or vanished while it was read; it is left to the next batch" for path in changed]
 
 
-def _told(left_out: list[str]) -> tuple[str, ...]:
-    if not left_out:
-        return ()
-    return (
-        f"{len(left_out)} landing files are not taken, the first is {left_out[0]!r}: "
-        "its folder is no date by `landing_dates`, or its name is not UTF-8",
-    )
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def is_landing_file(path: str) -> bool:
     """Whether the name is one that `append` looks at."""
     parts = path.split("/")  # folders too: `_temporary/` holds what a Spark job has not committed
     return not any(p.startswith(_IGNORED_STARTS) for p in parts) and not parts[-1].endswith(_IGNORED_ENDS)
-
-
-def received_on(path: str, pattern: str) -> date | None:
-    """The date of the folder that a file was received in; None where the path has none, or is no text."""
-    try:
-        path.encode()
-        folders = "/".join(path.split("/")[: pattern.count("/") + 1])
-        return datetime.strptime(folders, pattern).replace(tzinfo=UTC).date() if pattern else date.min
-    except ValueError:  # also UnicodeEncodeError: a name that is not UTF-8 can stand in no ledger
-        return None
 
 
 def _try(
@@ -477,7 +497,7 @@ def _try(
         if failed:
             raise _FilesFailed(failed)
         entry = _entry(table, ground, job, reports, unreadable)
-        _refuse_above_limit(table, entry)
+        _refuse_above_limit(table, ground, entry)
         if ground.full:
             entry = _full(table, spec, ground, entry, reports)
         if spec.key_scope == "table":
@@ -498,6 +518,7 @@ def _try(
         if e.discard:
             table.discard([*written, *refused])
         raise
+    warnings += table.without_operations([*table.headers(link.number - 1), link.body])
     scattered = in_several_partitions(job, reports)
     return AppendResult(link.number, link.body, tuple(warnings), scattered, examples_of(reports))
 
@@ -554,13 +575,25 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
             if n.lower() in once and n not in known.schema.names
         ]
         spec = evolve(known, pa.schema(fields))
-        return spec, warnings + _given_in_vain(spec, given, where)
+        return spec, warnings + _given_in_vain(spec, given, where) + _slips(table, spec, given)
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
+    if not fields and not later and table.settings.read.envelope:
+        raise ConfigurationError(
+            "no-envelope",
+            f"No readable file of table {table.name!r} holds a row in the envelope that `read.envelope` names, "
+            f"{table.settings.read.envelope}. Nothing was committed.",
+            next=f"correct `envelope` in [tables.{table.name}.read], or leave it out if the rows are not wrapped",
+        )
     if not fields:  # files without a line name no column, and what is given is all that is known
         fields, later = later, []
     spec = table.new_spec(pa.schema(fields), later)
+    absent = [field.name for field in later if field.name.lower() not in map(str.lower, table.named_besides_types)]
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
     warnings = table.stamped_by_name(spec)
+    warnings += [
+        f"no file has the column {n!r} of {where}; the table has it, and it is null until files bring it"
+        for n in absent
+    ]
     warnings += [
         f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
     ]
@@ -596,6 +629,15 @@ def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> lis
     ]
 
 
+def _slips(table: OpenTable, spec: TableSpec, given: Mapping[str, Any]) -> list[str]:
+    """A warning for each type in the configuration of a column that the table has not, and has one called nearly so."""
+    absent = [name for name in given if name not in spec.schema.names]
+    return [
+        f"the table has no column {name!r}, to which [tables.{table.name}.schema] gives a type. Did you mean {close!r}?"
+        for name, close in table.slips(spec.schema.names, absent).items()
+    ]
+
+
 def _text_columns(table: OpenTable) -> frozenset[str]:
     """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
     delete = table.settings.delete
@@ -610,9 +652,11 @@ def _entry(
     hashes: dict[str, str] = {}
     reasons: Counter[str] = Counter()
     quarantine: list[QuarantineFile] = []
+    operations = False
     for report in reports:
         if isinstance(report, FileRead):
             rows[report.path] += report.rows
+            operations |= report.operations
             if report.sha256 is not None:
                 hashes[report.path] = report.sha256
         elif isinstance(report, Refused):
@@ -635,22 +679,37 @@ def _entry(
         quarantine=tuple(quarantine),
         retention=table.settings.tombstones_kept,
         snapshot=table.known_snapshot,
+        operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,
     )
 
 
-def _refuse_above_limit(table: OpenTable, entry: LedgerEntry) -> None:
-    refused = sum(n for reason, n in entry.quarantined.items() if reason != "unreadable_file")
-    if table.settings.within_limit(refused, entry.rows_read):
+def _refuse_above_limit(table: OpenTable, ground: _Ground, entry: LedgerEntry) -> None:
+    unreadable = entry.quarantined.get("unreadable_file", 0)  # each is one row, which tells of the file
+    refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
+    if table.settings.within_limit(refused, rows, is_first=_is_first(table, ground)):
         return
+    limit = table.settings.quarantine_limit
+    allowed = (
+        f"{limit} (and {QUARANTINE_FLOOR} rows in any case, but not in a table's first batch, and not if every row is refused)"
+        if isinstance(limit, str)
+        else f"{limit} rows"
+    )
     reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
     files = ", ".join(table.store.uri(f.name) for f in entry.quarantine[:3])
     raise RefusedError(
         "quarantine-limit",
-        f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {entry.rows_read} rows would be "
-        f"quarantined ({reasons}); `quarantine_limit` is {table.settings.quarantine_limit}. Nothing was committed. "
-        f"The refused rows are in {files} (Parquet).",
+        f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {rows} rows would be quarantined "
+        f"({reasons}). `quarantine_limit` allows {allowed}. Nothing was committed. The refused rows are in {files} (Parquet).",
         next="look at the refused rows; correct the landing files, or raise `quarantine_limit` and run the same command again",
     )
+
+
+def _is_first(table: OpenTable, ground: _Ground) -> bool:
+    """Whether no batch is there yet, nor an adopted file: then this one decides which types the columns have."""
+    if ground.head is None:
+        return True
+    begin = table.entry(0)
+    return not any(e.kind == "batch" for e in table.headers(ground.head.number)) and not (begin and begin.body.touched)
 
 
 def _full(

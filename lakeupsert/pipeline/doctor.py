@@ -25,8 +25,9 @@ import pyarrow as pa
 
 from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.pipeline.append import is_landing_file, received_on
+from lakeupsert.pipeline.append import is_landing_file
 from lakeupsert.pipeline.dedupe import LEASE_SECONDS
+from lakeupsert.pipeline.landing_dates import fitting, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
@@ -44,7 +45,6 @@ CLOCKS_APART = timedelta(minutes=5)
 CLOCKS_FAR_APART = timedelta(hours=1)
 FUTURE = timedelta(seconds=10)
 """How far a stamp may be ahead before it is the future: machines that keep time by NTP differ by less."""
-COMMON_PATTERNS = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y")
 
 
 @dataclass(frozen=True)
@@ -319,16 +319,14 @@ def _landing(table: OpenTable) -> Iterator[Finding]:
     if not others:
         yield Finding("landing", "ok", f"files whose folder is a date by {pattern!r}: {len(paths)}, all that there are")
         return
-    column, equals, _ = others[0].partition("=")
-    hive = [f"{column.replace('%', '%%')}=%Y-%m-%d"] if equals and "/" not in column else []
-    fitting = [p for p in (*COMMON_PATTERNS, *hive) if all(received_on(path, p) for path in paths)]
+    usual = fitting({path.rpartition("/")[0] for path in paths})
     yield Finding(
         "landing",
         "warning" if len(others) < len(paths) else "problem",
         f"by `landing_dates` = {pattern!r}, {len(others)} of {len(paths)} landing files have no date and are not taken, such "
         f"as {others[0]}",
-        f"set `landing_dates` in [tables.{table.name}] to what fits all of them: " + " or ".join(map(repr, fitting))
-        if fitting
+        f"set `landing_dates` in [tables.{table.name}] to what fits all of them: " + " or ".join(map(repr, usual))
+        if usual
         else f"correct `landing_dates` in [tables.{table.name}], or move these files into folders that it fits",
     )
 

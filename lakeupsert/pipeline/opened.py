@@ -144,6 +144,7 @@ class OpenTable:
         `create`."""
         settings = self.settings
         typed = {field.name for field in later}
+        self._refuse_slips(schema.names, typed)
         return create(
             schema,
             later=later,
@@ -182,12 +183,48 @@ class OpenTable:
             "good; where that is not meant, correct `order_by` and begin the table anew"
         ]
 
+    def without_operations(self, entries: Sequence[LedgerEntry]) -> list[str]:
+        """A warning where no file of ``entries`` (all that the ledger has) had the column that `[delete]` names."""
+        looked = {number: e.operations for number, e in enumerate(entries) if e.operations is not None}
+        if not looked or any(looked.values()):
+            return []
+        spec = self.spec(entries[-1].spec_version)
+        column = spec.delete.column or "" if spec.delete else ""
+        close = nearest(column, spec.schema.names)
+        return [
+            f"no file since batch {min(looked)} has the column {column!r} of [tables.{self.name}.delete], so it deletes nothing."
+            f"{f' Did you mean {close!r}?' if close else ''} If the name is wrong, correct it and create the table anew: "
+            "it is fixed when a table is created."
+        ]
+
+    def slips(self, columns: Iterable[str], typed: Iterable[str]) -> dict[str, str]:
+        """Of ``typed``, names under `schema` of which there is no column, those that are nearly a column without a type there."""
+        given = {name.lower() for name in self.settings.schema}
+        others = [column for column in columns if column.lower() not in given]
+        named = {name.lower() for name in self.named_besides_types}
+        near = {name: nearest(name, others, _SLIP) for name in typed if name.lower() not in named}
+        return {name: close for name, close in near.items() if close is not None}
+
+    def _refuse_slips(self, columns: Iterable[str], typed: Iterable[str]) -> None:
+        for name, close in self.slips(columns, typed).items():
+            raise ConfigurationError(
+                "missing-column",
+                f"[tables.{self.name}.schema] gives a type to the column {name!r}, which no readable file has. Did you mean "
+                f"{close!r}?",
+                next=f"correct the name; if {name!r} comes with later files, give {close!r} its type there, too",
+            )
+
     @property
     def named_columns(self) -> tuple[str, ...]:
         """Columns that the configuration names; of a column that it names in several cases the name that counts comes last."""
+        return (*self.settings.schema, *self.named_besides_types)
+
+    @property
+    def named_besides_types(self) -> tuple[str, ...]:
+        """`named_columns` without those that are only given types."""
         settings = self.settings
         partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
-        names = [*settings.schema, *(name for one in partitions for name in (one.column, one.source))]
+        names = [name for one in partitions for name in (one.column, one.source)]
         names += [Ordering.parse(text).column for text in settings.order_by]
         names += [settings.delete.column if settings.delete else None, *settings.key]
         names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]

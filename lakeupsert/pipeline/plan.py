@@ -35,7 +35,7 @@ from lakeupsert.engine.landing import (
 )
 from lakeupsert.engine.landing import UnreadableFileError as Unreadable
 from lakeupsert.errors import RefusedError
-from lakeupsert.pipeline.append import AppendResult, new_files, plan_spec
+from lakeupsert.pipeline.append import AppendResult, look_for_files, plan_spec
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.prices import Prices, load_prices
 from lakeupsert.pipeline.steps import next_step
@@ -161,16 +161,18 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     """
     store = open_store(table.settings.processed)
     price_list = load_prices(prices, local=isinstance(store, LocalStore))
-    files = new_files(table)
+    files, warnings = look_for_files(table)
     head, known = table.ledger_head(), table.head_spec()
-    notes: list[str] = []
+    notes = list(warnings)
     spec: TableSpec | None = known.body if known else None
     sample: tuple[tuple[float, float], ...] = ()
     if files and spec is None:
         spec, sample = _first_night(table, files, notes)
     elif files:
-        spec, warnings = plan_spec(table, spec, ())
-        notes += warnings
+        spec, more = plan_spec(table, spec, ())
+        notes += more
+    if head:
+        notes += table.without_operations(table.headers(head.number))
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = [*_previews(table, files, spec, notes)] if spec else []

@@ -28,7 +28,8 @@ from lakeupsert.engine.inference import inferred
 from lakeupsert.engine.landing import format_of, without_nulls
 from lakeupsert.engine.sample import Column, Sample, read_sample
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.pipeline.append import is_landing_file, received_on
+from lakeupsert.pipeline.append import is_landing_file
+from lakeupsert.pipeline.landing_dates import received_on
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HIVE_NULL, HOME

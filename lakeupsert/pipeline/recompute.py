@@ -65,6 +65,15 @@ _MADE = {
     "hour": "strftime({}, '%Y-%m-%d-%H')",
 }
 
+_TIME_FORMS = {
+    "TIMESTAMP_S": "%Y-%m-%d %H:%M:%S",
+    "TIMESTAMP_MS": "%Y-%m-%d %H:%M:%S.%g",
+    "TIMESTAMP": "%Y-%m-%d %H:%M:%S.%f",
+    "TIMESTAMP_NS": "%Y-%m-%d %H:%M:%S.%n",
+    "TIMESTAMP WITH TIME ZONE": "%Y-%m-%d %H:%M:%S.%fZ",
+}
+"""The text of timestamps that `append` compares operations with, by DuckDB's type."""
+
 # Files come in ledger order, and the rows of each are inserted in their order, so that rowid ends the rank.
 # A key that is published twice has an nth = 2 that matches nothing, and so counts as extra.
 _COMPARED = """
@@ -399,9 +408,9 @@ class _Inputs:
         if delete is not None and adopted is None:
             if delete.file_prefix and file.rpartition("/")[2].startswith(delete.file_prefix):
                 deleted = "true"
-            elif delete.column is not None and delete.column.lower() in present:
+            elif delete.column is not None and delete.values and delete.column.lower() in present:
                 values = ", ".join(map(_text, delete.values))
-                deleted = f"coalesce(CAST({_name(delete.column)} AS VARCHAR) IN ({values}), false)"
+                deleted = f"coalesce({self._as_compared(source, delete.column)} IN ({values}), false)"
         now = self._names_now(entry)
         has = (
             _HAS
@@ -415,6 +424,15 @@ class _Inputs:
             f"WHERE {self._is_wanted()} ORDER BY {_PLACE}"
         )
         self.rows += inserted.fetchone()[0]
+
+    def _as_compared(self, source: str, column: str) -> str:
+        """The text of an operation column, in SQL: DuckDB's own, but of floats and timestamps, which it writes in its own way."""
+        name = _name(column)
+        type_ = str(self._db.execute(f"DESCRIBE SELECT {name} FROM {source}").fetchall()[0][1])
+        text = f"CAST({name} AS VARCHAR)"
+        if type_ in ("FLOAT", "DOUBLE"):  # 1.0 and 1e-07, where `append` has 1 and 1e-7
+            return f"regexp_replace(regexp_replace({text}, '\\.0$', ''), 'e-0', 'e-')"
+        return f"strftime({name}, '{_TIME_FORMS[type_]}')" if type_ in _TIME_FORMS else text
 
     def _names_now(self, entry: LedgerEntry) -> dict[str, str]:
         """By their names in a batch, what columns are called that were renamed since, in small letters; dropped ones nothing."""

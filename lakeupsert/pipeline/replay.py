@@ -32,9 +32,13 @@ log = logging.getLogger(__name__)
 
 
 def replay(
-    table: OpenTable, *, batch_id: str | None = None, progress: Callable[[str], None] = lambda text: None
+    table: OpenTable,
+    *,
+    batch_id: str | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = log.warning,
 ) -> AppendResult | None:
-    """Commit one batch of all quarantined rows that pass now; None where none does.
+    """Commit one batch of all quarantined rows that pass now; None where none does (``warn`` takes what is to be said then).
 
     `quarantine_limit` does not hold here: who stays quarantined was counted when it came.
 
@@ -67,10 +71,8 @@ def replay(
         progress(f"trying {rows} quarantined rows again")
         replayed, reports = replay_rows(job, files, renames_of(table, spec, head.number))
         if not replayed:
-            for warning in warnings:
-                log.warning(warning)
-            if files:
-                log.warning("none of the %d quarantined rows passes now", rows)
+            for warning in (*warnings, *([f"none of the {rows} quarantined rows passes now"] if files else [])):
+                warn(warning)
             return None
         entry = _entry(table, job, replayed, reports)
         names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}

@@ -20,8 +20,9 @@ class Status:
     ``behind`` are the partitions that readers don't see at their last batch, and whether they are dirty: have batches that
     are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
     ``queue`` counts the messages of both queues, where there is a ``large_queue``; both are None if they can't be read,
-    and ``unread_queue`` then says why.
+    and a warning then says why.
     ``quarantined`` counts refused rows of batches that count, but for those that a replay took up.
+    ``warnings`` are for people: what is not as it was meant, and stops nothing.
     """
 
     snapshot: int | None
@@ -37,7 +38,7 @@ class Status:
     rows: int
     bytes: int
     quarantined: int
-    unread_queue: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def status(table: OpenTable) -> Status:
@@ -51,16 +52,15 @@ def status(table: OpenTable) -> Status:
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
     marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}
     queue: QueueStats | None = QueueStats(0, 0, 0)
-    large_queue, unread_queue = None, None
+    large_queue: QueueStats | None = None
+    unread: tuple[str, ...] = ()
     try:
         if head:
             queue, large_queue = table.queue_stats(), table.large_queue.stats() if table.large_queue else None
-    except (
-        LakeupsertError
-    ) as e:  # who only reads the table may have no right to the queue; a full disk keeps it from all
+    except LakeupsertError as e:  # who only reads may have no right to the queue; a full disk keeps it from all
         if e.code not in ("queue-not-permitted", "queue-disk"):
             raise
-        queue, unread_queue = None, e.message
+        queue, unread = None, (e.message,)
     return Status(
         snapshot=snapshot.number if snapshot else None,
         published_at=snapshot.written_at if snapshot else None,
@@ -75,5 +75,5 @@ def status(table: OpenTable) -> Status:
         rows=body.rows,
         bytes=body.bytes,
         quarantined=sum(f.rows for f in still_quarantined(headers)),
-        unread_queue=unread_queue,
+        warnings=(*table.without_operations(headers), *unread),
     )

@@ -34,6 +34,8 @@ _GRAMMAR = {
 }
 
 
+_WRAPPED = {"debezium": ({"op", "before", "after"}, {"schema", "payload"}), "dms": ({"data", "metadata"},)}
+"""The columns that change events have without the setting `read.envelope`."""
 _NO_EXPRESSION = (
     " It is no expression either: those are year(COLUMN), month(COLUMN), date(COLUMN) and hour(COLUMN), one each."
 )
@@ -59,12 +61,13 @@ def create(
 ) -> TableSpec:
     """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
 
-    ``partition_by`` is as in `PartitionColumn.parse`, ``order_by`` as in `Ordering.parse`. The operation column must be in
-    ``schema`` where a rule needs it; it is left out unless the rule keeps it. ``later`` are fields (``pyarrow.Field``) of columns
+    ``partition_by`` is as in `PartitionColumn.parse`, ``order_by`` as in `Ordering.parse`. The operation column may be
+    in no file yet; it is left out unless the rule keeps it. ``later`` are fields (``pyarrow.Field``) of columns
     that the configuration gives types, and that the batch has not: what rows are identified and ordered by is none of them, but
     an ordering column that is in no file, which is added here. Raises ConfigurationError where the columns can't be what they
     are declared to be.
     """
+    files = schema
     ordering = [Ordering.parse(text) for text in order_by]
     order_by = [o.column for o in ordering]
     types = {field.name: field.type for field in later}
@@ -87,7 +90,7 @@ def create(
     for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
         for name in names:
             if name not in schema.names and not (role == "order_by" and name in comes):
-                hint = _found(name, schema)
+                hint = _found(name, files)
                 if role == "partition_by" and re.search(r"[()]", name):
                     hint = _NO_EXPRESSION + hint
                 without = "; without `order_by` arrival decides" if role == "order_by" else ""
@@ -97,6 +100,8 @@ def create(
                     next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or bring files that "
                     f"have that column{without}",
                 )
+    if delete and delete.column and delete.column not in types:
+        _refuse_operation_slip(delete.column, files, [*key, *order_by, *partition_by])
     for field in later:
         schema = schema if field.name in schema.names else schema.append(field)
     _refuse_reserved_and_ambiguous(schema.names)
@@ -207,7 +212,9 @@ def create(
 def _found(name: str, schema: Any) -> str:
     """The column of ``schema`` that ``name`` may be a slip for, and all that it has."""
     close = nearest(name, schema.names)
-    return f"{f' Did you mean {close!r}?' if close else ''} Found: {', '.join(schema.names)}."
+    envelope = next((e for e, names in _WRAPPED.items() if any(n <= set(schema.names) for n in names)), None)
+    wrapped = f' Its rows look wrapped: set `envelope = "{envelope}"` in [tables.….read].' if envelope else ""
+    return f"{f' Did you mean {close!r}?' if close else ''} Found: {', '.join(schema.names)}.{wrapped}"
 
 
 def nearest(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:
@@ -344,6 +351,19 @@ def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> 
     )
 
 
+def _refuse_operation_slip(column: str, files: Any, named: Sequence[str]) -> None:
+    """A first load without operations is usual; a name that is nearly one of its columns is a slip, and would delete nothing."""
+    close = nearest(column, set(files.names) - set(named))
+    if column in files.names or close is None:
+        return
+    raise ConfigurationError(
+        "missing-column",
+        f"`delete.column` names the column {column!r}, which no readable file has.{_found(column, files)}",
+        next=f"correct `delete.column` in lakeupsert.toml; if {column!r} comes with later files, give it its type under "
+        f'[tables.….schema]: `{toml_key(column)} = "string"`',
+    )
+
+
 def _refuse_groups(
     schema: Any,
     groups: Sequence[ColumnGroup],
@@ -379,8 +399,7 @@ def _refuse_groups(
             if name not in schema.names:
                 raise ConfigurationError(
                     "missing-column",
-                    f"`groups.{group.name}` names the column {name!r}, which no readable file has. Found: "
-                    f"{', '.join(schema.names)}.",
+                    f"`groups.{group.name}` names the column {name!r}, which no readable file has.{_found(name, schema)}",
                     next="correct it, or give a column that comes later its type under [tables.….schema]: "
                     f'`{toml_key(name)} = "…"`',
                 )

@@ -114,6 +114,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         full: set where the batch was declared to be a full extract.
         retention: microseconds that a deleted key is known when the batch is merged (`tombstone_retention` at its append); None:
             for ever.
+        operations: whether a landing file had the column that the delete rule names; None where there is no such rule or no row,
+            and in entries of an earlier lakeupsert.
         keys: where keys are unique in the whole table, what the batch changes in the key index.
         snapshot: the newest snapshot that its writer saw, None if there was none: a chain of snapshots that ends before it has
             lost the newest.
@@ -137,6 +139,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     full: FullExtract | None = None
     retention: int | None = None
     reading: Reading | None = None
+    operations: bool | None = None
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None
     snapshot: int | None = None

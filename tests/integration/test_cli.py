@@ -227,6 +227,7 @@ def test_run_again_finds_nothing_to_do(lake: Path) -> None:
 
 
 def test_quarantined_rows_alone_are_a_warning(lake: Path) -> None:
+    configure("sales", more="quarantine_limit = 1")
     land([*night(1), ("", "2020-01-01", "2020-02-01", 1)])
     found = answer("run", "--host", "local")
     (batch,) = found["result"]["append"]["batches"]

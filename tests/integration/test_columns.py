@@ -193,13 +193,14 @@ def test_no_version_of_a_key_is_left_out_of_its_batch(host: Any, tmp_path: Path,
 
 
 def test_rows_out_of_quarantine_bring_what_they_brought(tmp_path: Path) -> None:
-    table = opened(tmp_path, SETTINGS + '[tables.t.schema]\na = "int"\nb = "bigint"\n')
+    settings = SETTINGS + "quarantine_limit = 1\n"
+    table = opened(tmp_path, settings + '[tables.t.schema]\na = "int"\nb = "bigint"\n')
     land(tmp_path, "1.jsonl", [{"id": "k", "version": 1, "a": 1, "b": 1}])
     table.run(host="local")
     land(tmp_path, "2.jsonl", [{"id": "k", "version": 2, "a": 5_000_000_000}])
     table.run(host="local")
     assert rows_of(table)[0]["version"] == 1
-    table = opened(tmp_path, SETTINGS + '[tables.t.schema]\na = "bigint"\nb = "bigint"\n')
+    table = opened(tmp_path, settings + '[tables.t.schema]\na = "bigint"\nb = "bigint"\n')
     table.append(host="local", replay_quarantine=True)
     table.run(host="local")
     [row] = rows_of(table)

@@ -26,6 +26,7 @@ class Feed:
         (root / "landing").mkdir()
         usual = "" if "partition_by" in settings else 'partition_by = ["day"]\n'
         usual += "" if "key =" in settings else 'key = ["id"]\n'
+        usual += "" if "quarantine_limit" in settings else 'quarantine_limit = "100%"\n'  # batches of a row or two
         text = f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\n{usual}{settings}'
         (root / "lakeupsert.toml").write_text(text)
         self.table = Table.open(root / "lakeupsert.toml")

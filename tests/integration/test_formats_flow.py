@@ -376,7 +376,7 @@ def test_files_of_aws_dms_need_no_envelope(tmp_path: Path, header: bool) -> None
 
 
 def test_nested_json_goes_through_the_whole_flow(tmp_path: Path) -> None:
-    path = config(tmp_path, TABLE + 'order_by = ["at"]\n')
+    path = config(tmp_path, TABLE + 'order_by = ["at"]\nquarantine_limit = 1\n')
     nights = [
         [
             {"id": "1", "day": "2020-01-01", "at": 1, "who": {"name": "é", "tags": ["x", None]}, "lines": [{"n": 1, "price": 9}]},

@@ -199,7 +199,8 @@ def test_all_types_and_formats_are_recomputed_without_a_false_alarm(tmp_path: Pa
     (tmp_path / "landing").mkdir()
     (tmp_path / "lakeupsert.toml").write_text(
         '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["k", "n"]\npartition_by = ["d"]\n'
-        'order_by = ["ts", "f"]\n[tables.t.schema]\nk = "string"\nn = "decimal(30,4)"\nd = "date"\nts = "timestamp_ntz"\n'
+        'order_by = ["ts", "f"]\nquarantine_limit = 3\n'
+        '[tables.t.schema]\nk = "string"\nn = "decimal(30,4)"\nd = "date"\nts = "timestamp_ntz"\n'
         'f = "double"\nt = "string"\nb = "boolean"\nz = "timestamp"\nbin = "binary"\n'
     )
     (tmp_path / "landing/1.csv").write_bytes(

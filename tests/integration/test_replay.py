@@ -401,6 +401,7 @@ def test_command_says_what_was_replayed(tmp_path: Path, monkeypatch: pytest.Monk
         key = ["k"]
         partition_by = ["d"]
         order_by = ["ts"]
+        quarantine_limit = 2
         [tables.t.schema]
         v = "int"
         """

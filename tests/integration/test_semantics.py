@@ -57,6 +57,7 @@ def examples() -> Iterator[Example]:
 def opened(example: Example, root: Path) -> Table:
     settings = re.sub(r"(?m)^\[", "[tables.t.", example.settings)
     usual = "" if "partition_by" in settings else 'partition_by = ["day"]\n'
+    usual += "" if "quarantine_limit" in settings else 'quarantine_limit = "100%"\n'  # the nights are of a few rows
     file = root / "lakeupsert.toml"
     file.write_text(f'[tables.t]\nlanding = "landing"\nprocessed = "processed"\n{usual}{settings}')
     (root / "landing").mkdir()

@@ -1,7 +1,6 @@
 """The configuration: what is read, where from, and what is refused with which words."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -421,15 +420,31 @@ def test_table_is_the_only_one_or_the_named_one(file: Path) -> None:
     assert raised.value.code == "unknown-table"
 
 
-def test_quarantine_limit_as_a_share_counts_only_above_a_thousand_rows() -> None:
-    required: dict[str, Any] = {"landing": "l", "processed": "p", "key": ("k",), "partition_by": ("d",)}
-    share = TableSettings(**required, quarantine_limit="1%")
-    assert share.within_limit(1000, 1000)
-    assert not share.within_limit(1001, 100_000)
-    assert share.within_limit(1001, 100_100)
-    rows = TableSettings(**required, quarantine_limit=3)
-    assert rows.within_limit(3, 10)
-    assert not rows.within_limit(4, 1_000_000)
+@pytest.mark.parametrize(
+    ("limit", "refused", "rows", "is_first", "within"),
+    [
+        ("1%", 0, 0, True, True),
+        ("1%", 10, 11, False, True),
+        ("1%", 11, 1099, False, False),
+        ("1%", 11, 1100, False, True),
+        ("1%", 1, 1, False, False),
+        ("1%", 10, 10, False, False),
+        ("1%", 1000, 1000, False, False),
+        ("1%", 1, 99, True, False),
+        ("1%", 1, 100, True, True),
+        ("29%", 29, 100, True, True),
+        ("0%", 1, 2, False, True),
+        ("0%", 1, 1000, True, False),
+        ("100%", 5, 5, True, True),
+        (3, 3, 3, True, True),
+        (3, 3, 10, False, True),
+        (3, 4, 1_000_000, False, False),
+        (0, 1, 1_000_000, False, False),
+    ],
+)
+def test_quarantine_limit(limit: str | int, refused: int, rows: int, is_first: bool, within: bool) -> None:
+    settings = TableSettings(landing="l", processed="p", key=("k",), partition_by=("d",), quarantine_limit=limit)
+    assert settings.within_limit(refused, rows, is_first=is_first) == within
 
 
 def test_example_reads_back_as_the_defaults(file: Path) -> None:

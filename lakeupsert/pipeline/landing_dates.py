@@ -1,0 +1,84 @@
+"""Which landing files have a date by `landing_dates`; and what to say of those that are skipped since they have none."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+
+COMMON_PATTERNS = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y")
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Landing files that no batch takes as they are called.
+
+    Attributes:
+        files: how many they are, of so many (``of``) that were looked at.
+        why: what is wrong with the first of them.
+        fitting: usual patterns by which all files that were looked at would have a date.
+    """
+
+    files: int
+    of: int
+    why: str
+    fitting: tuple[str, ...]
+
+    @property
+    def mend(self) -> str:
+        if self.fitting:
+            return f"Try {' or '.join(map(_quoted, self.fitting))}."
+        return "Correct `landing_dates`, or move these files."
+
+    def __str__(self) -> str:
+        return f"skipped {self.files:,} of {self.of:,} file{'' if self.of == 1 else 's'}: {self.why}. {self.mend}"
+
+
+def received_on(path: str, pattern: str) -> date | None:
+    """The date of the folder that a file was received in; None where the path has none, or is no text."""
+    try:
+        path.encode()
+        folders = "/".join(path.split("/")[: pattern.count("/") + 1])
+        return datetime.strptime(folders, pattern).replace(tzinfo=UTC).date() if pattern else date.min
+    except ValueError:  # also UnicodeEncodeError: a name that is not UTF-8 can stand in no ledger
+        return None
+
+
+def skipped(pattern: str, paths: Sequence[str], of: int, folders: Collection[str]) -> Skipped | None:
+    """What to say of these ``paths``, which have no date, among ``of`` files in ``folders``; None where there are none."""
+    if not paths:
+        return None
+    path = next(filter(_is_text, paths), None)
+    if path is None:
+        return Skipped(len(paths), of, f"the name {paths[0]!r} is not UTF-8", ())
+    folder = "/".join(path.split("/")[:-1][: pattern.count("/") + 1])
+    where = (
+        f"folder {_quoted(folder)} does not match"
+        if folder
+        else f"file {_quoted(path)} is not in a folder that matches"
+    )
+    return Skipped(len(paths), of, f"{where} landing_dates {_quoted(pattern)}", fitting(folders))
+
+
+def fitting(folders: Collection[str]) -> tuple[str, ...]:
+    """Usual patterns by which all these folders below landing are dates, also if they are called `dt=…`."""
+    first = min(folders).split("/")
+    named = [re.match(r"[^=]+=", part) for part in first]
+    prefixes = [name[0].replace("%", "%%") if name else "" for name in named]
+    patterns = (
+        "/".join(prefix + part for prefix, part in zip(prefixes, common.split("/"), strict=False))
+        for common in COMMON_PATTERNS
+        if common.count("/") < len(first)
+    )
+    return tuple(p for p in patterns if all(received_on(f"{folder}/file", p) for folder in folders))
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'

@@ -1,0 +1,161 @@
+"""Which rows `[delete]` takes for deletes: TOML values of every type, compared with a column's text; and which it refuses."""
+
+import json
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert import Table
+from lakeupsert.errors import ConfigurationError
+
+MOMENT = datetime(2020, 1, 2, 3, 4, 5, 500_000)
+
+
+class Feed:
+    """A table whose rows `a` and `b` came before; `b` is what the next file marks as deleted."""
+
+    def __init__(self, root: Path, delete: str, *, strategy: str = "rewrite", more: str = "") -> None:
+        self.root = root
+        (root / "landing").mkdir()
+        self.configure(delete, strategy=strategy, more=more)
+        self.land("1.csv", "id,day,version,gone\na,2020-01-01,1,no\nb,2020-01-01,1,no\n")
+
+    def configure(self, delete: str, *, strategy: str = "rewrite", more: str = "") -> None:
+        (self.root / "lakeupsert.toml").write_text(
+            '[tables.t]\nlanding = "landing"\nprocessed = "processed"\nkey = ["id"]\npartition_by = ["day"]\n'
+            f'order_by = ["version"]\nstrategy = "{strategy}"\n{more}[tables.t.delete]\ncolumn = "gone"\n{delete}\n'
+        )
+        self.table = Table.open(self.root / "lakeupsert.toml")
+
+    def land(self, name: str, content: str | pa.Table) -> None:
+        path = self.root / "landing" / name
+        if isinstance(content, str):
+            path.write_text(content)
+        else:
+            pq.write_table(content, path)
+
+    def ids(self, host: Any = "local", engine: Any = "arrow") -> list[str]:
+        """The keys that readers see, once DuckDB has found the same in what landed."""
+        self.table.run(host=host, engine=engine)
+        checked = self.table.reconcile(deep=True)
+        assert not checked.unbalanced
+        return sorted(self.table.to_arrow().read_all()["id"].to_pylist())
+
+
+def rows(values: list[Any], type_: pa.DataType) -> pa.Table:
+    return pa.table(
+        {"id": ["a", "b"], "day": [date(2020, 1, 1)] * 2, "version": [2, 2], "gone": pa.array(values, type_)}
+    )
+
+
+TYPED = {
+    "boolean": ("[true]", pa.bool_(), [False, True]),
+    "false": ("[false]", pa.bool_(), [None, False]),
+    "integer": ("[1]", pa.int8(), [0, 1]),
+    "hexadecimal": ("[0x1F]", pa.int64(), [1, 31]),
+    "whole float": ("[1.0]", pa.float64(), [0.0, 1.0]),
+    "whole float, narrow": ("[1.0]", pa.float32(), [0.0, 1.0]),
+    "whole float of an integer": ("[1.0]", pa.int32(), [0, 1]),
+    "integer of a float": ("[1]", pa.float64(), [1.5, 1.0]),
+    "small float": ("[1e-7]", pa.float64(), [1e-6, 1e-7]),
+    "date": ("[9999-12-31]", pa.date32(), [date(2020, 1, 1), date(9999, 12, 31)]),
+    "datetime": ("[2020-01-02T03:04:05.5]", pa.timestamp("us"), [None, MOMENT]),
+    "datetime with a zone": (
+        "[2020-01-02T04:04:05.5+01:00]",
+        pa.timestamp("us", "UTC"),
+        [None, MOMENT.replace(tzinfo=UTC)],
+    ),
+    "several types": ('["D", 1, true]', pa.string(), ["0", "true"]),
+}
+
+
+@pytest.mark.parametrize(("values", "type_", "gone"), TYPED.values(), ids=TYPED)
+def test_value_of_its_type_deletes(values: str, type_: pa.DataType, gone: list[Any], tmp_path: Path) -> None:
+    feed = Feed(tmp_path, f"values = {values}")
+    assert feed.ids() == ["a", "b"]
+    feed.land("2.parquet", rows(gone, type_))
+    assert feed.ids() == ["a"]
+
+
+@pytest.mark.usefixtures("spark")
+def test_spark_compares_the_same_texts(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "values = [true, 1.0]")
+    feed.land("2.parquet", rows([False, True], pa.bool_()))
+    assert feed.ids("spark", "spark") == ["a"]
+    feed.land("3.parquet", rows([1.0, 0.0], pa.float64()).set_column(2, "version", pa.array([3, 1])))
+    assert feed.ids("spark", "spark") == []
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "left"),
+    [
+        ("[true]", "true", ["a"]),
+        ("[true]", "True", ["a", "b"]),
+        ('[true, "True"]', "True", ["a"]),
+        ("[1]", "1", ["a"]),
+        ("[1.0]", "1", ["a"]),
+        ("[1.0]", "1.0", ["a", "b"]),
+        ('["1.0"]', "1.0", ["a"]),
+        ("[2020-01-31]", "2020-01-31", ["a"]),
+    ],
+)
+def test_text_of_a_file_is_compared_as_it_is_written(values: str, text: str, left: list[str], tmp_path: Path) -> None:
+    feed = Feed(tmp_path, f"values = {values}")
+    feed.land("2.csv", f"id,day,version,gone\nb,2020-01-01,2,{text}\n")
+    assert feed.ids() == left
+
+
+@pytest.mark.parametrize("value", [True, 1])
+def test_values_of_json_lines(value: object, tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "values = [true, 1]")
+    feed.land("2.jsonl", json.dumps({"id": "b", "day": "2020-01-01", "version": 2, "gone": value}))
+    assert feed.ids() == ["a"]
+
+
+def test_upserts_of_every_type(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, 'values = [true]\nupserts = [false, 0, "no"]')
+    feed.land("2.parquet", rows([False, True], pa.bool_()))
+    assert feed.ids() == ["a"]
+    with pytest.raises(ConfigurationError, match="'1' is in"):
+        feed.configure('values = [1]\nupserts = ["1"]')
+
+
+def test_values_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAKEUPSERT__TABLES__T__DELETE__VALUES", "[true, 1]")
+    feed = Feed(tmp_path, 'values = ["D"]')
+    feed.land("2.parquet", rows([False, True], pa.bool_()))
+    assert feed.ids() == ["a"]
+
+
+@pytest.mark.parametrize(("before", "after"), [('["true"]', "[true]"), ("[true]", '["true"]'), ("[1.0]", '["1"]')])
+def test_table_that_exists_has_the_same_values_as_text(before: str, after: str, tmp_path: Path) -> None:
+    feed = Feed(tmp_path, f"values = {before}")
+    assert feed.ids() == ["a", "b"]
+    feed.configure(f"values = {after}")
+    assert feed.ids() == ["a", "b"]
+    feed.configure("values = [false]")
+    with pytest.raises(ConfigurationError) as caught:
+        feed.ids()
+    assert caught.value.code == "another-table"
+
+
+@pytest.mark.parametrize("values", ["[[1]]", "[{ a = 1 }]", "true"])
+def test_what_is_no_scalar_is_refused(values: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Feed(tmp_path, f"values = {values}")
+    assert caught.value.code == "bad-setting"
+
+
+def test_delete_without_an_order_is_refused_also_where_no_stored_row_has_one(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, 'values = ["D"]')
+    feed.land("1.csv", "id,day,version,gone\na,2020-01-01,1,\nb,2020-01-01,,\n")
+    assert feed.ids() == ["a", "b"]
+    feed.land("2.csv", "id,day,version,gone\na,2020-01-01,2,\nb,2020-01-01,,D\n")
+    result = feed.table.run(host="local")
+    assert result.append is not None
+    assert result.append.entry.quarantined == {"order_missing": 1}
+    assert feed.table.to_arrow().read_all()["id"].to_pylist() == ["a", "b"]

@@ -1,0 +1,175 @@
+"""Landing files that `landing_dates` does not place: every command says so, and none is silent about all of them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lakeupsert import Table
+from lakeupsert.cli import main
+from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.landing_dates import fitting
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "landing").mkdir()
+    configure("%Y%m%d")
+    return tmp_path
+
+
+def configure(pattern: str, *tables: str) -> None:
+    settings = 'key = ["id"]\npartition_by = ["day"]\norder_by = ["version"]\n'
+    Path("lakeupsert.toml").write_text(
+        "\n".join(
+            f'[tables.{name}]\nlanding = "landing"\nprocessed = "processed/{name}"\nlanding_dates = "{pattern}"\n{settings}'
+            for name in tables or ("t",)
+        )
+    )
+
+
+def land(*folders: str) -> None:
+    for number, folder in enumerate(folders):
+        path = Path("landing", folder)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "a.csv").write_text(f"id,day,version\nk{number},2024-03-01,1\n")
+
+
+def call(*arguments: str) -> tuple[int, Any]:
+    done = CliRunner().invoke(main, [*arguments, "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+APPENDING = [("run", "--host", "local"), ("append", "--host", "local")]
+LOOKING = [("plan",), ("run", "--dry-run"), ("status",)]
+DAYS = [f"2024-03-{day:02d}" for day in range(1, 19)]
+
+
+@pytest.mark.parametrize("command", APPENDING, ids=" ".join)
+def test_all_files_skipped_is_a_failure_with_the_pattern_that_fits(command: tuple[str, ...]) -> None:
+    land(*DAYS)
+    code, said = call(*command)
+    assert (code, said["error"]["code"]) == (1, "landing-skipped")
+    for part in ("18 of 18", '"2024-03-01"', '"%Y%m%d"', '"%Y-%m-%d"'):
+        assert part in said["error"]["message"]
+    assert 'landing_dates = "%Y-%m-%d"' in said["error"]["next"]
+    assert not Table.open("lakeupsert.toml").exists()
+    configure("%Y-%m-%d")
+    code, said = call(*command)
+    assert (code, said["warnings"]) == (0, [])
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
+def test_commands_that_look_warn(command: tuple[str, ...]) -> None:
+    land(*DAYS)
+    code, said = call(*command)
+    assert code == 0
+    [warning] = said["warnings"]
+    for part in ("18 of 18", '"2024-03-01"', '"%Y%m%d"', '"%Y-%m-%d"'):
+        assert part in warning
+
+
+@pytest.mark.parametrize("command", [*APPENDING, *LOOKING], ids=" ".join)
+@pytest.mark.parametrize("taken", [False, True])
+def test_some_files_skipped_is_a_warning_of_every_call(command: tuple[str, ...], taken: bool) -> None:
+    land("20240301", "20240302", "2024-03-03")
+    if taken:  # nothing is new, and still it is said
+        assert call("run", "--host", "local")[0] == 0
+    code, said = call(*command)
+    assert code == 0
+    [warning] = said["warnings"]
+    assert "1 of 3" in warning
+    assert '"2024-03-03"' in warning
+    assert "%Y-%m-%d" not in warning  # it would not fit the others
+
+
+def test_warning_is_told_to_people() -> None:
+    land("20240301", "2024-03-03")
+    for command in ("run --host local", "run --host local", "plan", "status"):
+        done = CliRunner().invoke(main, command.split())
+        assert done.exit_code == 0
+        assert [line.startswith("Warning: ") for line in done.stderr.splitlines()] == [True], command
+
+
+def test_each_table_has_its_own_warning() -> None:
+    configure("%Y%m%d", "one", "two")
+    land("20240301", "2024-03-03")
+    for _ in range(2):
+        code, said = call("run", "--host", "local")
+        assert code == 0
+        assert [warning.partition(":")[0] for warning in said["warnings"]] == ["one", "two"]
+
+
+def test_files_that_are_not_selected_are_not_skipped() -> None:
+    land("20240301", "20240302")
+    code, said = call("append", "--host", "local", "--received-from", "2025-01-01")
+    assert (code, said["warnings"]) == (0, [])
+
+
+def test_pattern_that_fits_some_days_by_chance_is_not_taken_for_the_right_one() -> None:
+    configure("%d/%m/%Y")
+    land("03/11/2024", "03/12/2024", "03/13/2024")
+    code, said = call("plan")
+    assert code == 0
+    [warning] = said["warnings"]
+    assert "1 of 3" in warning
+    assert '"%m/%d/%Y"' in warning
+
+
+def test_run_merges_what_was_there_before_it_fails() -> None:
+    land("20240301")
+    assert call("append", "--host", "local")[0] == 0
+    configure("%Y-%m-%d")
+    code, said = call("run", "--host", "local")
+    assert (code, said["error"]["code"]) == (1, "landing-skipped")
+    assert Table.open("lakeupsert.toml").to_arrow().read_all().num_rows == 1
+
+
+def test_python_is_told_too() -> None:
+    land("20240301", "2024-03-03")
+    table, said = Table.open("lakeupsert.toml"), list[str]()
+    assert table.append(host="local") is not None
+    assert table.append(host="local", warn=said.append) is None
+    assert len(said) == 1
+    configure("%Y")
+    with pytest.raises(RefusedError):
+        Table.open("lakeupsert.toml").append(host="local")
+
+
+def test_name_that_is_not_utf_8_is_skipped() -> None:
+    configure("")
+    land("x")
+    Path(os.fsdecode(b"landing/caf\xe9.csv")).write_text("id,day,version\na,2024-03-01,1\n")
+    code, said = call("run", "--host", "local")
+    assert code == 0
+    assert "1 of 2" in said["warnings"][0]
+
+
+def test_status_without_a_landing_zone() -> None:
+    land("20240301")
+    assert call("run", "--host", "local")[0] == 0
+    Path("landing").rename("elsewhere")
+    code, said = call("status")
+    assert (code, said["warnings"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("folders", "expected"),
+    [
+        (["2024-03-01", "2024-03-02/10"], ("%Y-%m-%d",)),
+        (["2024/03/01"], ("%Y/%m/%d",)),
+        (["03/13/2024"], ("%m/%d/%Y",)),
+        (["03/11/2024"], ("%m/%d/%Y", "%d/%m/%Y")),
+        (["dt=2024-03-01"], ("dt=%Y-%m-%d",)),
+        (["year=2024/month=03/day=01"], ("year=%Y/month=%m/day=%d",)),
+        (["2024-03-01", ""], ()),
+        (["2024-03-01", "20240301"], ()),
+        (["north"], ()),
+    ],
+)
+def test_pattern_of_folders(folders: list[str], expected: tuple[str, ...]) -> None:
+    assert fitting(folders) == expected
