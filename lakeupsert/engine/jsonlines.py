@@ -70,6 +70,9 @@ class JsonBlock:
     def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
         return _array(self.values(name), type_)
 
+    def type_of(self, name: str, *, typed: bool) -> Any:
+        return _inferred(self.values(name))
+
     def brings(self, name: str) -> Any:
         return ~nulls(self.values(name))
 

@@ -61,6 +61,7 @@ __all__ = [
     "UnreadableFileError",
     "content_hash",
     "first_rows",
+    "new_columns",
     "format_of",
     "preview",
     "read_rows",
@@ -364,6 +365,7 @@ def read_rows(
 
     Raises:
         UnreadableFileError: the file as a whole, or from here on, can't be read. What was yielded is to be dropped.
+        UnplannedColumnError: the file has an accepted row, and a column that the spec lacks. The same.
         ChangedFileError: it vanished or changed, before the first block or until after the last one. The same.
     """
     try:
@@ -377,9 +379,18 @@ def read_rows(
                 source, sha256 = pa.BufferReader(whole), None
             text = _text(source, file, kind, reading)
             opened = _open(text, file, kind, reading, _required(rules.spec))
+            new: set[str] = set()
+            has_accepted = False
             for block in opened.blocks:
                 if len(block.places) or block.malformed:
-                    yield take(block, opened.missing, file.path, rules, surveyed=file.surveyed)
+                    rows = take(block, opened.missing, file.path, rules, surveyed=file.surveyed)
+                    new |= new_columns(block, rules.spec)
+                    has_accepted |= rows.accepted.num_rows > 0
+                    if new and has_accepted:  # a column must not go lost in silence; it comes with accepted rows alone
+                        raise UnplannedColumnError(
+                            file.path, f"Column {min(new)!r} came up after the table's columns were planned."
+                        )
+                    yield rows
         if sha256 is not None:
             read_again(store, file.path, file.etag, sha256)
     except NotFoundError as e:
@@ -540,15 +551,11 @@ class _Refusals:
 def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, surveyed: bool = True) -> Rows:
     """The rows of a block under the spec, each accepted or refused; see `read_rows`. ``missing`` columns refuse all.
 
-    Raises UnplannedColumnError for a column that the spec lacks and, of a file that was not ``surveyed``, where a nested value
-    does not fit: it may have fields that are yet to be planned.
+    Columns that the spec lacks are left out (see `new_columns`). Raises UnplannedColumnError, of a file that was not
+    ``surveyed``, where a nested value does not fit: it may have fields that are yet to be planned.
     """
     spec, count = rules.spec, len(block.places)
     block = _as_called(block, spec)
-    unplanned = set(block.names).difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
-    if unplanned:
-        # A column must not go lost in silence.
-        raise UnplannedColumnError(path, f"Column {min(unplanned)!r} came up after the table's columns were planned.")
     refusals = _Refusals(block, path)
     if missing:
         names = ", ".join(sorted(missing))
@@ -587,6 +594,12 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
     return Rows(accepted, refusals.table())
+
+
+def new_columns(block: Block, spec: TableSpec) -> set[str]:
+    """Those columns of a block that the spec lacks."""
+    known = {*spec.schema.names, *([spec.delete.column] if spec.delete else [])}
+    return {name for name in block.names if spec.called(name) not in known}
 
 
 def _as_called(block: Block, spec: TableSpec) -> Block:

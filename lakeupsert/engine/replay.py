@@ -20,7 +20,15 @@ from lakeupsert.engine.blocks import ArrowBlock, Block, Renamed
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import from_bytes, opened
 from lakeupsert.engine.jsonlines import block_of_some
-from lakeupsert.engine.landing import PARTITION, RowRules, take
+from lakeupsert.engine.landing import (
+    PARTITION,
+    TYPED,
+    RowRules,
+    Survey,
+    format_of,
+    new_columns,
+    take,
+)
 from lakeupsert.table.ledger import Replayed
 from lakeupsert.table.spec import FILE, PLACE
 
@@ -69,6 +77,26 @@ def replay_rows(
     if passed:
         reports += settle_and_write(job, passed)
     return tuple(replayed), reports
+
+
+def new_columns_of(job: AppendJob, files: Sequence[Replayed], renames_of: Callable[[str], int]) -> list[Survey]:
+    """What rows of quarantine files that pass bring and the table lacks: of each block of them these columns alone.
+
+    Raises DamagedTableError as `replay_rows` does.
+    """
+    found = []
+    spec = job.spec
+    for file in files:
+        with opened(job.store, file.name) as source:
+            rows = pq.read_table(source)
+        for block, landed, batch in _blocks(rows) if "arrow" in rows.schema.names else ():
+            block = _as_called_now(block, spec.renamed_since(renames_of(batch)))
+            new = new_columns(block, spec)
+            if new and take(block, frozenset(), landed, job.rules).accepted.num_rows:
+                typed = format_of(landed, job.reading.format) in TYPED
+                schema = pa.schema([(name, block.type_of(name, typed=typed)) for name in block.names if name in new])
+                found.append(Survey(landed, schema, typed))
+    return found
 
 
 def _tried(rows: Any, rules: RowRules, renames_of: Callable[[str], int]) -> tuple[list[Any], Any]:

@@ -121,6 +121,13 @@ class _FilesFailed(Exception):
         self.failed = list(failed)
 
 
+class _Fruitless(Exception):
+    """Files of which no row was accepted brought columns or types, which come with accepted rows alone."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.paths = list(paths)
+
+
 class _BeginAgain(Exception):
     """The heads are no longer those that this try stands on.
 
@@ -160,6 +167,7 @@ def append(
     changed: list[str] = []
     unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
     wider: set[str] = set()
+    plans: dict[str, bool] = {}  # files that had no accepted row: whether their columns are planned all the same
     for attempt in range(ATTEMPTS):
         ground = _look(table, batch_id, received, again, changed)
         if ground is None:
@@ -172,11 +180,15 @@ def append(
             _refuse_extract_again(table, ground)
         ground = replace(ground, full=full, may_shrink=may_shrink)
         try:
-            result = _try(table, host, ground, unreadable, wider, progress)
+            result = _try(table, host, ground, unreadable, wider, plans, progress)
+        except _Fruitless as e:
+            plans |= dict.fromkeys(e.paths, False)
+            continue
         except _FilesFailed as e:
             changed += [f.path for f in e.failed if f.changed]
             etags = {i.path: i.etag for i in ground.inputs}
-            unplanned = {f.path for f in e.failed if f.unplanned} - wider
+            unplanned = {f.path for f in e.failed if f.unplanned and (f.path not in wider or not plans.get(f.path, True))}
+            plans |= dict.fromkeys(unplanned & plans.keys(), True)  # under the other types it has accepted rows
             unreadable |= {
                 (f.path, etags[f.path]): f.reason for f in e.failed if not f.changed and f.path not in unplanned
             }
@@ -425,9 +437,11 @@ def _try(
     ground: _Ground,
     failing: dict[tuple[str, str], str],
     wider: Collection[str],
+    plans: Mapping[str, bool],
     progress: Callable[[str], None],
 ) -> AppendResult:
-    """``failing``: files that can't be read, and why; ``wider``: files that have a column which the table has not."""
+    """``failing``: files that can't be read, and why; ``wider``: files that have a column which the table has not; ``plans``:
+    of files that had no accepted row, whether their columns are planned."""
     unreadable = {i.path: failing[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in failing}
     given = [i for i in ground.inputs if i.path not in unreadable]
     known = ground.spec_head.body if ground.spec_head else None
@@ -452,7 +466,8 @@ def _try(
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
-    spec, warnings = plan_spec(table, known, surveys)
+    planned = [s for s in surveys if plans.get(s.path, True)]
+    spec, warnings = plan_spec(table, known, planned)
     version = -1 if ground.spec_head is None else ground.spec_head.number
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
@@ -476,6 +491,9 @@ def _try(
         failed = [r for r in reports if isinstance(r, FileFailed)]
         if failed:
             raise _FilesFailed(failed)
+        fruitless = _fruitless(table, known, spec, [s for s in planned if s.path not in plans], planned, reports)
+        if fruitless:
+            raise _Fruitless(fruitless)
         entry = _entry(table, ground, job, reports, unreadable)
         _refuse_above_limit(table, entry)
         if ground.full:
@@ -491,7 +509,7 @@ def _try(
     except RefusedError:
         table.discard(written)  # the refused rows stay, for who has to find out
         raise
-    except _FilesFailed:
+    except (_FilesFailed, _Fruitless):
         table.discard([*written, *refused])
         raise
     except _BeginAgain as e:
@@ -500,6 +518,31 @@ def _try(
         raise
     scattered = in_several_partitions(job, reports)
     return AppendResult(link.number, link.body, tuple(warnings), scattered, examples_of(reports))
+
+
+def _fruitless(
+    table: OpenTable,
+    known: TableSpec | None,
+    spec: TableSpec,
+    asked: Sequence[Survey],
+    planned: Sequence[Survey],
+    reports: Iterable[Report],
+) -> list[str]:
+    """Those of the ``asked`` files without an accepted row, where the spec would be another one without them.
+
+    A new table of which no row is accepted has the columns that its files have, since it needs some; and so do columns stay
+    that a table can't be created without.
+    """
+    accepted = {r.path for r in reports if isinstance(r, FileRead) and r.accepted}
+    fruitless = [s.path for s in asked if s.path not in accepted]
+    if not fruitless or (known is None and not accepted):
+        return []
+    try:
+        without, _ = plan_spec(table, known, [s for s in planned if s.path not in fruitless])
+    except ConfigurationError:
+        return []
+    same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
+    return [] if same else fruitless
 
 
 def examples_of(reports: Iterable[Report]) -> dict[str, str]:
