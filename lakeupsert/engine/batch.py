@@ -109,6 +109,8 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     accepted: int
     """How many of the rows the table takes."""
     sha256: str | None
+    renamed: dict[str, str] = {}
+    """Columns that it brings under the name that they had before a rename alone: that name, and the one of now."""
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):
@@ -251,6 +253,7 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
     with QuarantineWriter(job) as quarantine:
         for given in inputs:
             rows_read = rows_accepted = 0
+            names: set[str] = set()
             begins = given.row_groups is None or given.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
@@ -258,6 +261,7 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
                     accepted = rows.accepted
                     rows_accepted += accepted.num_rows
+                    names |= rows.names
                     if job.only is None:
                         quarantine.write(rows.quarantined)
                     else:
@@ -268,7 +272,8 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                     yield from reports
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
-                yield FileRead(given.path, rows_read, rows_accepted, sha256.hexdigest() if sha256 else None)
+                content = sha256.hexdigest() if sha256 else None
+                yield FileRead(given.path, rows_read, rows_accepted, content, job.spec.under_old_names(names))
             except UnreadableFileError as e:
                 yield FileFailed(
                     given.path, changed=False, reason=e.reason, unplanned=isinstance(e, UnplannedColumnError)

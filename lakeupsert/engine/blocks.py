@@ -15,6 +15,7 @@ import pyarrow as pa
 from lakeupsert.engine.convert import convert, plain
 from lakeupsert.engine.datafiles import to_bytes
 from lakeupsert.engine.inference import FROM_TEXT, inferred
+from lakeupsert.engine.leaning import Leaning
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.types import normal
 
@@ -216,6 +217,14 @@ class Renamed:
 
     def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
         return self.block.arrow(rows)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a text file tells: its columns (``pyarrow.Schema``), and of those whose type was inferred what most values are."""
+
+    schema: Any
+    leanings: dict[str, Leaning]
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

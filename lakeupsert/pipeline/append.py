@@ -11,6 +11,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 """
 
 import dataclasses
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import toml_key
+from lakeupsert.config import Reading, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -45,14 +46,16 @@ from lakeupsert.engine.landing import (
     Survey,
     content_hash,
     format_of,
+    line_of,
     unify,
     without_nulls,
 )
+from lakeupsert.engine.leaning import Leaning, together
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.keyindex import placed
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
-from lakeupsert.storage import LocalStore, ObjectInfo, open_store
+from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.evolution import evolve
 from lakeupsert.table.ledger import (
@@ -67,8 +70,8 @@ from lakeupsert.table.ledger import (
     next_stamp,
     taken,
 )
-from lakeupsert.table.spec import TableSpec, field_id
-from lakeupsert.table.types import normal, same_values, widened
+from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import normal, same_values, type_name, widened
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +190,9 @@ def append(
         except _FilesFailed as e:
             changed += [f.path for f in e.failed if f.changed]
             etags = {i.path: i.etag for i in ground.inputs}
-            unplanned = {f.path for f in e.failed if f.unplanned and (f.path not in wider or not plans.get(f.path, True))}
+            unplanned = {
+                f.path for f in e.failed if f.unplanned and (f.path not in wider or not plans.get(f.path, True))
+            }
             plans |= dict.fromkeys(unplanned & plans.keys(), True)  # under the other types it has accepted rows
             unreadable |= {
                 (f.path, etags[f.path]): f.reason for f in e.failed if not f.changed and f.path not in unplanned
@@ -450,12 +455,12 @@ def _try(
     # All of a file of JSON lines would be decoded for the names of its columns, which are seldom new.
     unsure = [i for i in given if known is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"]
     progress(f"surveying {len(unsure)} landing files")
-    surveys = host.survey(table.landing, unsure, reading, schema, _text_columns(table))
+    surveys = host.survey(table.landing, unsure, reading, schema, text_columns(table))
     failed = [
         FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
     ]
     if known is not None:
-        failed += _unfit(known, surveys)
+        failed += unfit_files(known, surveys)
     if failed:
         raise _FilesFailed(failed)
     if known is None and not surveys:
@@ -516,6 +521,7 @@ def _try(
         if e.discard:
             table.discard([*written, *refused])
         raise
+    warnings += under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead)))
     scattered = in_several_partitions(job, reports)
     return AppendResult(link.number, link.body, tuple(warnings), scattered, examples_of(reports))
 
@@ -550,7 +556,7 @@ def examples_of(reports: Iterable[Report]) -> dict[str, str]:
     return {code: text for r in reports if isinstance(r, Refused) for code, text in r.examples.items()}
 
 
-def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
+def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
     """Files whose columns the table can't take, such as one that differs from a stored one by case alone."""
     for survey in surveys:
         if survey.schema is not None:
@@ -560,8 +566,11 @@ def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
                 yield FileFailed(survey.path, changed=False, reason=e.message)
 
 
-def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey]) -> tuple[TableSpec, list[str]]:
-    """The spec that a batch is written under: ``known`` itself where no column came or grew; and warnings.
+def plan_spec(
+    table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey], *, ahead: bool = False
+) -> tuple[TableSpec, list[str]]:
+    """The spec that a batch is written under: ``known`` itself where no column came or grew; and warnings, ``ahead`` of the batch
+    or of what is done.
 
     Columns grow to the types that files have, and to those given in the configuration.
     """
@@ -588,16 +597,9 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
         fields.append(pa.field(name, type_))
     if known is not None:
         fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
-        now = {field_id(f): f.name for f in known.schema}
-        once = {one.name.lower(): now[one.id] for one in known.renames if one.id in now}
-        warnings = [
-            f"column {n!r} is new and has no values of before: what was called so is {once[n.lower()]!r} since a rename, and "
-            "rows that bring the old name leave it null"
-            for n in observed
-            if n.lower() in once and n not in known.schema.names
-        ]
         spec = evolve(known, pa.schema(fields))
-        return spec, warnings + _given_in_vain(spec, given, where)
+        almost = _almost(table, known, spec, surveys, given, ahead=ahead)
+        return spec, [*almost.values(), *_given_in_vain(spec, given, where)]
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields:  # files without a line name no column, and what is given is all that is known
         fields, later = later, []
@@ -607,13 +609,82 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     warnings += [
         f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
     ]
+    almost = _almost(table, None, spec, surveys, given, ahead=ahead)
     warnings += [
         f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
         f'{table.settings.processed}, set `{toml_key(n)} = "date"` in {where}, and run again'
         for n in spec.partition_by
-        if n in text - {one.column for one in spec.partition_from} and not all(s.typed for s in surveys)
+        if n in text - {one.column for one in spec.partition_from} - almost.keys() and not all(s.typed for s in surveys)
     ]
-    return spec, warnings
+    return spec, [*warnings, *almost.values()]
+
+
+def _almost(
+    table: OpenTable,
+    known: TableSpec | None,
+    spec: TableSpec,
+    surveys: Sequence[Survey],
+    given: Mapping[str, Any],
+    *,
+    ahead: bool,
+) -> dict[str, str]:
+    """For each column that a few values make text, for good, a warning."""
+    own = known.schema.names if known is not None else ()
+    asked = {f.name for f in spec.schema if pa.types.is_string(f.type)} - {*own, *given, *text_columns(table)}
+    asked -= {spec.called(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
+    leanings: dict[str, Leaning | None] = {}
+    for survey in surveys:
+        for column, more in survey.leanings.items():
+            name = spec.called(column)
+            leanings[name] = together(leanings.get(name), more)
+    found = {}
+    for name in spec.schema.names:
+        leaning = leanings.get(name) if name in asked else None
+        if leaning is not None and leaning.is_clear:
+            what = almost_all(table.landing, leaning, table.settings.reading)
+            setting = f'`{toml_key(name)} = "{type_name(leaning.type)}"` under [tables.{table.name}.schema]'
+            if ahead:
+                mend = f"to keep the type, set {setting} before the run"
+            elif known is None:
+                mend = f"to mend that, remove {table.settings.processed}, set {setting} and run again"
+            else:
+                mend = (
+                    f"to mend that, `lakeupsert schema drop {name}`, set {setting} and land the files under other names"
+                )
+            verb = "will be" if ahead else "is"
+            found[name] = f"column {name!r} {verb} text for good: {what}; {mend}: then such rows go to quarantine"
+    return found
+
+
+def almost_all(store: ObjectStore, leaning: Leaning, reading: Reading) -> str:
+    """How many values are not of the type that most of them have, and which and where the first of these is."""
+    unfit = leaning.first_unfit
+    assert unfit is not None, "it is clear"
+    line = line_of(store, unfit, reading)
+    value = unfit.value if len(unfit.value) <= 40 else f"{unfit.value[:37]}..."
+    where = f"{value!r} in {unfit.path!r}" + (f" line {line:,}" if line else "")
+    type_ = type_name(leaning.type)
+    if leaning.unfit == 1:
+        return f"1 of {leaning.values:,} values is not of type {type_} ({where})"
+    return f"{leaning.unfit:,} of {leaning.values:,} values are not of type {type_} (the first is {where})"
+
+
+def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """A warning for each renamed column that landing files still bring under its old name; ``files`` as `FileRead.renamed`."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for path, renamed in files:
+        for names in renamed.items():
+            found.setdefault(names, set()).add(path)
+    return [
+        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {old!r}, and these files still have the old "
+        f"name, which is now a column of its own; set `aliases = {{ {toml_key(old)} = {json.dumps(new, ensure_ascii=False)} }}` "
+        f"under [tables.{table.name}.read] before the next files come"
+        for (old, new), paths in found.items()
+    ]
+
+
+def _files(paths: Collection[str]) -> str:
+    return f"{min(paths)!r}" if len(paths) == 1 else f"{len(paths)} files, the first of them {min(paths)!r}"
 
 
 def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Mapping[str, Any]) -> None:
@@ -639,7 +710,7 @@ def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> lis
     ]
 
 
-def _text_columns(table: OpenTable) -> frozenset[str]:
+def text_columns(table: OpenTable) -> frozenset[str]:
     """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
     delete = table.settings.delete
     operation = {delete.column} if delete and delete.column else set()

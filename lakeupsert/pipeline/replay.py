@@ -123,6 +123,7 @@ def _entry(table: OpenTable, job: AppendJob, replayed: tuple[Replayed, ...], rep
         batch_id=job.batch_id,
         received_at=job.rules.received_at,
         spec_version=job.spec_version,
+        reading=job.reading,
         touched=touched_by(reports),
         rows_read=sum(f.rows for f in replayed),
         quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},

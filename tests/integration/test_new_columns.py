@@ -1,5 +1,6 @@
 """Columns that landing files bring: with which rows they come."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 from lakeupsert import Table
+from lakeupsert.cli import main
 
 GOOD = "id,day,version,price\na,2020-01-01,1,1.5\nb,2020-01-01,1,2.5\n"
 WRONG_DELIMITER = "id;day;version;price;colour\nc;2020-01-01;1;3.5;red\n"
@@ -115,7 +118,9 @@ def test_first_batch_has_the_columns_and_types_of_its_accepted_rows(tmp_path: Pa
     lake.prove()
 
 
-def test_column_of_json_lines_comes_if_the_file_has_an_accepted_row_wherever_that_is(tmp_path: Path, small: None) -> None:
+def test_column_of_json_lines_comes_if_the_file_has_an_accepted_row_wherever_that_is(
+    tmp_path: Path, small: None
+) -> None:
     lake = Lake(tmp_path)
     lake.night(a_csv=GOOD)
     refused = '{"id": null, "day": "2020-01-01", "version": 1, "colour": "red"}\n'
@@ -163,3 +168,102 @@ def test_replayed_rows_bring_their_columns(kind: str, tmp_path: Path) -> None:
     before = lake.table.to_arrow().read_all()
     assert not lake.table.reprocess(source="landing", host="local").left
     assert lake.table.to_arrow().read_all().equals(before)
+
+
+# ---------------------------------------------------------------- columns that a few values make text
+
+
+def feed(kind: str, values: list[Any], first: int = 0, name: str = "price") -> str:
+    rows = [{"id": f"k{first + i}", "day": "2020-01-01", "version": 1, name: v} for i, v in enumerate(values)]
+    if kind == "jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows)
+    return "\n".join([",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows), ""])
+
+
+ALMOST = {
+    "integer": ([*range(700), "three", *range(99)], "three", 700, "bigint"),
+    "number": (["oops", *(n / 4 for n in range(800))], "oops", 0, "double"),
+    "date": ([*["2020-02-28"] * 800, "2020-02-30"], "2020-02-30", 800, "date"),
+    "flag": ([True, False] * 300 + ["maybe"] + [True] * 300, "maybe", 600, "boolean"),
+}
+
+
+def told(warnings: Any, *texts: str) -> list[str]:
+    return [w for w in warnings if all(text in w for text in texts)]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("what", ALMOST)
+def test_value_that_makes_a_column_text_is_told_before_and_after(
+    what: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In `init`, `plan` and `run`, on the first night and where a later batch brings the column; also in JSON."""
+    monkeypatch.chdir(tmp_path)
+    values, bad, place, type_ = ALMOST[what]
+    texts = "'price'", repr(bad), f"a.{kind}", f"line {place + (2 if kind == 'csv' else 1)}", f'price = "{type_}"'
+    figures = f"1 of {len(values)} values"
+    lake = Lake(tmp_path)
+    lake.land(f"a.{kind}", feed(kind, values))
+
+    def warnings(*command: str) -> list[str]:
+        answer = CliRunner().invoke(main, [*command, "--json"])
+        found: list[str] = told(json.loads(answer.stdout)["warnings"], *texts, figures)
+        people = CliRunner().invoke(main, command)
+        assert bool(found) == (bad in people.stderr and figures in people.stderr) or command[0] == "run"
+        return found
+
+    assert len(warnings("init", "landing", "--config", "other.toml", "--dry-run")) == 1
+    assert len(warnings("plan")) == 1
+    assert len(warnings("run", "--host", "local")) == 1
+    lake.land(f"b.{kind}", feed(kind, values, 1000))
+    assert not warnings("plan"), "the column is text by now"
+    assert not warnings("run", "--host", "local")
+    texts = tuple(text.replace("price", "cost").replace("a.", "c.") for text in texts)
+    lake.land(f"c.{kind}", feed(kind, values, 2000, "cost"))
+    assert len(warnings("plan")) == 1
+    assert len(warnings("run", "--host", "local")) == 1
+
+
+def test_type_that_is_given_keeps_the_column_and_refuses_the_row(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, more='[tables.t.schema]\nprice = "double"\n')
+    done = lake.night(a_csv=feed("csv", ALMOST["number"][0])).append
+    assert (done.warnings, done.entry.quarantined) == ((), {"bad_type": 1})
+
+
+def test_values_of_all_blocks_and_files_are_counted(tmp_path: Path, small: None) -> None:
+    lake = Lake(tmp_path)
+    files = {
+        "a_csv": feed("csv", list(range(50))),
+        "b_csv": feed("csv", ["", "n/a"], 100),
+        "c_csv.gz": feed("csv", [*range(50), "?", *range(9)], 200),
+    }
+    zipped = lake.root / "landing" / "c.csv.gz"
+    zipped.write_bytes(gzip.compress(files.pop("c_csv.gz").encode()))
+    done = lake.night(**files).append
+    assert told(done.warnings, "'price'", "2 of 111 values", "'n/a' in 'b.csv' line 3", '"bigint"')
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        feed("csv", ["ann", "bob", "7", "8"] * 9),  # text
+        feed("csv", ["1", "x", "2", "y", "3"]),  # too many to be mistakes
+        feed("csv", ["1", "x"]),
+        feed("csv", [1, 2.5, 3]),
+        feed("jsonl", ["1", "2", "3"]),  # text of JSON is text
+        feed("jsonl", [[1], [2], [3], "x"]),
+        feed("csv", list(range(30)), name="id2").replace("k7,", "seven,"),  # keys are text anyway
+    ],
+)
+def test_columns_that_are_text_are_not_told(content: str, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    name = "a_jsonl" if content.startswith("{") else "a_csv"
+    assert not told(lake.night(**{name: content}).append.warnings, "text for good")
+
+
+@pytest.mark.spark
+def test_spark_tells_it_too(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakeupsert.engine.spark.SURVEYED_HERE", 0)
+    lake = Lake(tmp_path)
+    done = lake.night("spark", a_csv=feed("csv", ALMOST["integer"][0]), b_jsonl=feed("jsonl", [1, 2, "x"], 1000)).append
+    assert told(done.warnings, "'three' in 'a.csv' line 702", f"2 of {len(ALMOST['integer'][0]) + 3}")
