@@ -46,6 +46,8 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Text that is null, as empty text is."""
     envelope: Literal["debezium", "dms"] | None = None
     """What wraps each row of JSON lines, and with Debezium of Avro."""
+    aliases: dict[str, str] = {}
+    """Columns that landing files call by another name than the table: theirs, and the table's."""
 
 
 class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,6 +58,11 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def has_header(self) -> bool:
         return self.format != "delimited" if self.header is None else self.header
+
+    def called(self, name: str) -> str:
+        """What the table calls a column of a landing file by `aliases`, whatever the case; itself where it has no alias."""
+        own = name.lower()
+        return next((column for alias, column in self.aliases.items() if alias.lower() == own), name)
 
 
 class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -564,6 +571,17 @@ def _check_read(reading: Reading, refuse: Callable[[str, object, str], None]) ->
         refuse("read.columns", list(reading.columns), "expected a name of its own for each column")
     if reading.null == "":
         refuse("read.null", "", "empty text is null in any case")
+    aliases = {alias.lower(): column for alias, column in reading.aliases.items()}
+    for alias, column in reading.aliases.items():
+        expected = None
+        if not alias.strip() or not column.strip():
+            expected = 'expected names, as in { price = "unit_price" }'
+        elif column.lower() in aliases:
+            expected = f"{column!r} is an alias itself; give each old name the name that the table has now"
+        elif len(aliases) < len(reading.aliases):
+            expected = "names that differ by case alone are one column; name each alias once"
+        if expected:
+            refuse("read.aliases", {alias: column}, expected)
     if reading.envelope == "dms" and reading.format == "avro":
         refuse("read.envelope", "dms", "the messages of AWS DMS are JSON")
     try:

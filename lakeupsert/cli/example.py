@@ -44,6 +44,7 @@ partition_by = ["transaction_date"]    # also several, or "date(created_at) as d
 # columns   = []                   # where there is no header, such as ["id", "price"]; else _c0, _c1, ...
 # encoding  = "utf-8"              # or any other that Python has, such as "latin-1"
 # null      = '\\N'                 # text that is null, as empty text is; not set by default
+# aliases   = {}                   # names in the files, and the table's names for them: { price = "unit_price" }
 # envelope  = "debezium"           # or "dms": JSON lines (Debezium: or Avro) whose rows are wrapped; not set by default
 
 # [tables.sales.delete]            # optional: these rows delete their key

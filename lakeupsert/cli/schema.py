@@ -1,11 +1,13 @@
 """`lakeupsert schema`: the columns of a table, and other names for them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lakeupsert.cli import output
+from lakeupsert.cli.aliasfile import edit_for
 from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.shared import trouble
@@ -40,19 +42,43 @@ def schema(context: click.Context) -> Answer | None:
 @schema.command()
 @click.argument("old")
 @click.argument("new")
+@click.option(
+    "--alias", is_flag=True, help="Write an alias to the configuration file: landing files may keep the old name."
+)
 @_dry_run
 @common
 @click.pass_obj
-def rename(call: Call, old: str, new: str, dry_run: bool) -> Answer:
-    """Call a column otherwise, in every row there is. No file is rewritten.
+def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer:
+    """Rename a column in every row of the table. No file is rewritten.
 
-    Landing files that go on to bring the old name make a new column of it.
+    Landing files that still have the old name make a new column of it, unless you give --alias.
 
     \b
     Example:
-      lakeupsert schema rename price unit_price
+      lakeupsert schema rename price unit_price --alias
     """
-    return _changed(call, lambda table: table.rename_column(old, new, dry=dry_run), dry_run)
+    config = call.config()
+    name, settings = config.table(call.table)
+    edit = edit_for(config, name, old, new) if alias else None
+    stale = [of for of, column in settings.read.aliases.items() if column.lower() == old.lower()]
+    warnings: tuple[str, ...] = ()
+    if stale and edit is None:
+        warnings = (
+            f"`aliases` under [tables.{name}.read] still names {old!r} for {', '.join(map(repr, stale))}; set it to {new!r}, "
+            "or run the same command with --alias",
+        )
+
+    def change(table: "Table") -> "SchemaChange":
+        done = table.rename_column(old, new, dry=dry_run)
+        if edit is not None and not dry_run:
+            edit.write(f"The column {old!r} is now {new!r}")
+        return done
+
+    answer = _changed(call, change, dry_run, warnings)
+    if edit is None:
+        return answer
+    written = f"  {'would be written' if dry_run else 'written'} to {edit.path}: {edit.aliases}"
+    return replace(answer, result={**answer.result, "aliases": edit.aliases}, text=f"{answer.text}\n{written}")
 
 
 @schema.command()
@@ -72,7 +98,9 @@ def drop(call: Call, name: str, dry_run: bool) -> Answer:
     return _changed(call, lambda table: table.drop_column(name, dry=dry_run), dry_run)
 
 
-def _changed(call: Call, change: "Callable[[Table], SchemaChange]", dry_run: bool) -> Answer:
+def _changed(
+    call: Call, change: "Callable[[Table], SchemaChange]", dry_run: bool, warnings: tuple[str, ...] = ()
+) -> Answer:
     from lakeupsert.pipeline.schema import columns  # brings Arrow
 
     with call.open_table() as table:
@@ -80,18 +108,15 @@ def _changed(call: Call, change: "Callable[[Table], SchemaChange]", dry_run: boo
         now = columns(found.spec)
         result: dict[str, Any] = {"columns": _result(now), "dry": dry_run, "entry": found.entry, "published": False}
         if dry_run:
-            return Answer(result, f"{_text(f'Table {table.name} would be', now)}\n  nothing was changed")
+            return Answer(result, f"{_text(f'Table {table.name} would be', now)}\n  nothing was changed", warnings)
         published = table.publish()
         seen = table.shows(found)
         call.changed = call.changed or seen
         result["published"] = seen
-        warnings = (
-            ()
-            if seen
-            else (
+        if not seen:
+            warnings += (
                 f"readers see the old columns until the batches before ledger entry {found.entry} are merged: `lakeupsert run`",
             )
-        )
         return Answer(result, _text(f"Table {table.name}", now), warnings, error=trouble(call, table, (), published))
 
 

@@ -109,8 +109,12 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     rows: int
+    accepted: int
+    """How many of the rows the table takes."""
     sha256: str | None
     operations: bool
+    renamed: dict[str, str] = {}
+    """Columns that it brings under the name that they had before a rename alone: that name, and the one of now."""
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):
@@ -252,14 +256,16 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
     """Read landing files: reports, and accepted rows as tables of the ranked schema and `PARTITION`."""
     with QuarantineWriter(job) as quarantine:
         for given in inputs:
-            rows_read, operations = 0, False
+            rows_read = rows_accepted = 0
+            names: set[str] = set()
             begins = given.row_groups is None or given.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
                 for rows in read_rows(job.landing, given, job.reading, job.rules, sha256):
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
-                    operations |= rows.operations
                     accepted = rows.accepted
+                    rows_accepted += accepted.num_rows
+                    names |= rows.names
                     if job.only is None:
                         quarantine.write(rows.quarantined)
                     else:
@@ -270,7 +276,10 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
                     yield from reports
                     place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
                     yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
-                yield FileRead(given.path, rows_read, sha256.hexdigest() if sha256 else None, operations)
+                content = sha256.hexdigest() if sha256 else None
+                operations = job.spec.delete is not None and job.spec.delete.column in names
+                renamed = job.spec.under_old_names(names)
+                yield FileRead(given.path, rows_read, rows_accepted, content, operations, renamed)
             except UnreadableFileError as e:
                 yield FileFailed(
                     given.path, changed=False, reason=e.reason, unplanned=isinstance(e, UnplannedColumnError)

@@ -14,7 +14,10 @@ import pyarrow as pa
 
 from lakeupsert.engine.convert import convert, plain
 from lakeupsert.engine.datafiles import to_bytes
+from lakeupsert.engine.inference import FROM_TEXT, inferred
+from lakeupsert.engine.leaning import Leaning
 from lakeupsert.storage import NotFoundError
+from lakeupsert.table.types import normal
 
 BLOCK_ROWS = 1 << 16
 """Most rows of a block of a typed file. More: fewer and larger kernel calls, and memory to hold them."""
@@ -93,6 +96,9 @@ class Block(Protocol):
     def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
         """See `engine.convert.convert`. A column that a row lacks is null in it."""
 
+    def type_of(self, name: str, *, typed: bool) -> Any:
+        """The type of one of its columns, as a survey tells it: the file's own where these are ``typed``."""
+
     def brings(self, name: str) -> Any:
         """A mask of the rows that have a value in this column; of all where the file has a header or a schema that names it."""
 
@@ -140,6 +146,9 @@ class ArrowBlock:
         if name not in self.columns:
             return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
         return convert(self.columns[name], type_)
+
+    def type_of(self, name: str, *, typed: bool) -> Any:
+        return normal(self.columns[name].type) if typed else inferred(self.columns[name], FROM_TEXT)
 
     def brings(self, name: str) -> Any:
         return np.full(len(self.places), name in self.columns)
@@ -191,6 +200,9 @@ class Renamed:
             return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
         return self.block.convert(self.own[name], type_)
 
+    def type_of(self, name: str, *, typed: bool) -> Any:
+        return self.block.type_of(self.own[name], typed=typed)
+
     def brings(self, name: str) -> Any:
         return self.block.brings(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
 
@@ -205,6 +217,14 @@ class Renamed:
 
     def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
         return self.block.arrow(rows)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a text file tells: its columns (``pyarrow.Schema``), and of those whose type was inferred what most values are."""
+
+    schema: Any
+    leanings: dict[str, Leaning]
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

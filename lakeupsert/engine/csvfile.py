@@ -16,14 +16,14 @@ from pyarrow import csv as pa_csv
 
 from lakeupsert.config import Reading
 from lakeupsert.engine import records
-from lakeupsert.engine.blocks import LandingInput, Opened
+from lakeupsert.engine.blocks import Columns, LandingInput, Opened
 from lakeupsert.engine.records import HeaderError, Refuse, behind, line_ends
 
 _BOM = b"\xef\xbb\xbf"
 _LF, _CR = b"\n\r"
 
 
-def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Any:
+def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Columns:
     """See `records.schema_of`."""
     return records.schema_of(source, file, Csv(reading), known, text_columns)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from lakeupsert.config import Reading
 from lakeupsert.engine import records
-from lakeupsert.engine.blocks import LandingInput, Opened
+from lakeupsert.engine.blocks import Columns, LandingInput, Opened
 from lakeupsert.engine.csvfile import Csv
 from lakeupsert.engine.records import Dialect, Refuse, behind, line_ends
 
@@ -18,7 +18,7 @@ _LINES = 10_000
 _ONE_SIGN = re.compile(r"[^\\.^$*+?{}\[\]|()\r\n\0]|\\[^\w\s]")
 
 
-def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Any:
+def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Columns:
     """See `records.schema_of`."""
     return records.schema_of(source, file, _dialect(reading), known, text_columns)
 

@@ -42,6 +42,12 @@ def inferred(text: Any, candidates: list[Any]) -> Any:
     return pa.string()
 
 
+def fitting(text: Any, type_: Any) -> Any:
+    """A mask (numpy) of the values of ``text`` that are written as a type of `FROM_TEXT` and convert to it."""
+    written = true(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$"))
+    return written & ~convert(text, type_)[1]
+
+
 def _written_as(text: Any, type_: Any) -> bool:
     return bool(np.all(true(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$"))))
 

@@ -5,6 +5,7 @@ Names that differ from line to line are columns all the same; absent is null. An
 """
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import blocks
+from lakeupsert.engine import blocks, leaning
 from lakeupsert.engine.blocks import (
+    Columns,
     LandingInput,
     Malformed,
     Opened,
@@ -31,6 +33,7 @@ from lakeupsert.engine.blocks import (
 from lakeupsert.engine.convert import convert
 from lakeupsert.engine.envelopes import UNWRAP, NoEnvelopeError, Unwrap
 from lakeupsert.engine.inference import TEMPORAL, inferred, unify
+from lakeupsert.engine.leaning import Found, Leaning
 from lakeupsert.engine.nested import flat, lengths, nulls, offsets
 
 _BOM = b"\xef\xbb\xbf"
@@ -70,6 +73,9 @@ class JsonBlock:
     def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
         return _array(self.values(name), type_)
 
+    def type_of(self, name: str, *, typed: bool) -> Any:
+        return _inferred(self.values(name))
+
     def brings(self, name: str) -> Any:
         return ~nulls(self.values(name))
 
@@ -88,9 +94,10 @@ class JsonBlock:
         return [None] * len(rows)
 
 
-def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Any:
-    """The columns of all lines (``pyarrow.Schema``), in the order in which they first come; unknown types inferred."""
+def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Columns:
+    """The columns of all lines, in the order in which they first come; unknown types inferred."""
     types: dict[str, Any] = {}
+    leanings: dict[str, Leaning | None] = {}
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         for name in block.names:
@@ -99,9 +106,14 @@ def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, tex
                 types[name] = known or pa.null()
             if known is not None and pa.types.is_nested(known):
                 types[name] = unify(types[name], _grown(block.values(name), known), typed=False)
-            elif known is None and not pa.types.is_string(types[name]):  # nothing is wider than text
-                types[name] = unify(types[name], _inferred(block.values(name)), typed=False)
-    return pa.schema(list(types.items()))
+            elif known is None:
+                values, type_ = block.values(name), pa.string()
+                if not pa.types.is_string(types[name]):  # nothing is wider than text
+                    type_ = _inferred(values)
+                    types[name] = unify(types[name], type_, typed=False)
+                more = _leaning(values, type_, block.places, file.path)
+                leanings[name] = leaning.together(leanings.get(name), more)
+    return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
 
 
 def open_blocks(
@@ -366,6 +378,27 @@ def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
             pa.struct([(n, _inferred([v.get(n) for v in objects], depth + 1)) for n in names]) if names else pa.string()
         )
     return pa.list_(_inferred(flat(values), depth + 1)) if kinds == {list} else pa.string()
+
+
+def _leaning(values: Sequence[Any], type_: Any, places: Any, path: str) -> Leaning | None:
+    """What most of the values are, where ``type_`` is what holds all of them."""
+    kinds = Counter(map(type, values))
+    numbers = kinds[int] + kinds[_Number]
+    valid = ~nulls(values)
+
+    def found(row: int) -> Found:
+        return Found(str(values[row]), int(places[row]), path)
+
+    if pa.types.is_nested(type_):
+        return leaning.of_block(valid, valid, None, found)
+    if not pa.types.is_string(type_):
+        return leaning.of_block(valid, ~valid, type_, found)
+    if kinds[str] + kinds[list] + kinds[dict] >= numbers + kinds[bool]:
+        text = pa.array([v if v is None or type(v) is str else str(v) for v in values], pa.string())
+        return leaning.of_text(text, type_, TEMPORAL, places, path)
+    of_numbers = pa.float64() if kinds[_Number] else pa.int64()
+    type_ = pa.bool_() if kinds[bool] > numbers else of_numbers
+    return leaning.of_block(valid, _array(values, type_)[1], type_, found)
 
 
 def _grown(values: Sequence[Any], type_: Any) -> Any:

@@ -14,11 +14,12 @@ bad_partition (also where the partition column alone does not convert), order_mi
 nobody declared is told before a null key.
 """
 
+import dataclasses
 import hashlib
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -32,6 +33,7 @@ from lakeupsert.engine import avrofile, blocks, csvfile, delimited, jsonlines, o
 from lakeupsert.engine.blocks import (
     Block,
     ChangedFileError,
+    Columns,
     LandingInput,
     Opened,
     Renamed,
@@ -42,6 +44,7 @@ from lakeupsert.engine.columns import brought
 from lakeupsert.engine.convert import convert, true
 from lakeupsert.engine.floor import PARTITION
 from lakeupsert.engine.inference import unify, without_nulls
+from lakeupsert.engine.leaning import Found, Leaning
 from lakeupsert.engine.unpacked import ReadAhead, is_plain, unpacked, without_compression
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import folder_name
@@ -59,9 +62,13 @@ __all__ = [
     "Survey",
     "UnplannedColumnError",
     "UnreadableFileError",
+    "aliased",
+    "beginning",
     "content_hash",
     "first_rows",
     "format_of",
+    "line_of",
+    "new_columns",
     "preview",
     "read_rows",
     "survey",
@@ -79,7 +86,7 @@ _ENDINGS = {
     ".avro": "avro",
     ".orc": "orc",
 }
-_SCHEMA_OF_TEXT: dict[str, Callable[..., Any]] = {
+_COLUMNS_OF_TEXT: dict[str, Callable[..., Columns]] = {
     "csv": csvfile.schema_of,
     "delimited": delimited.schema_of,
     "jsonl": jsonlines.schema_of,
@@ -90,7 +97,7 @@ _OPEN: dict[str, Callable[..., Opened]] = {
     "jsonl": jsonlines.open_blocks,
     "avro": avrofile.open_blocks,
 }
-_TEXT = tuple(_SCHEMA_OF_TEXT)
+_TEXT = tuple(_COLUMNS_OF_TEXT)
 TYPED = ("parquet", "avro", "orc")
 """Formats whose files have types of their own; the others are text, which can be compressed as a whole."""
 _SOUGHT = ("parquet", "orc")  # read here and there, not from the beginning to the end
@@ -125,6 +132,7 @@ class Survey:
         changed: it vanished, or is another one than was listed; it belongs to the next batch.
         row_groups: of a Parquet file; 0 for the others, which can't be shared between tasks.
         rows: of a Parquet file, by its footer; None for the others.
+        leanings: of text columns whose types were inferred what most of their values are.
     """
 
     path: str
@@ -134,6 +142,7 @@ class Survey:
     changed: bool = False
     row_groups: int = 0
     rows: int | None = None
+    leanings: dict[str, Leaning] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,12 +173,12 @@ class RowRules:
 class Rows:
     """One block's rows: each of them is either in ``accepted`` or in ``quarantined`` (both ``pyarrow.Table``).
 
-    ``operations``: whether they have the column that the delete rule names.
     """
 
     accepted: Any
     quarantined: Any
-    operations: bool = False
+    names: frozenset[str]
+    """The columns that rows of the block bring, as the table calls them."""
 
 
 def format_of(path: str, configured: str) -> str | None:
@@ -199,9 +208,11 @@ def survey(
         with store.open(file.path, file.etag) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
+                schema = _aliased_columns(Columns(schema, {}), file.path, reading).schema
                 return Survey(file.path, schema, True, row_groups=footer.num_row_groups, rows=footer.num_rows)
             text = _text(source, file, kind, reading)
-            return Survey(file.path, _schema_of(text, file, kind, reading, known, text_columns), kind in TYPED)
+            found = _columns_of(text, file, kind, reading, known, text_columns)
+            return Survey(file.path, found.schema, kind in TYPED, leanings=found.leanings)
     except NotFoundError:
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
@@ -228,14 +239,53 @@ def _text(source: Any, file: LandingInput, kind: str, reading: Reading) -> Any:
     return ReadAhead.of(source) if kind == "avro" else source
 
 
-def _schema_of(
+def _columns_of(
     text: Any, file: LandingInput, kind: str, reading: Reading, known: Any, text_columns: frozenset[str]
-) -> Any:
+) -> Columns:
+    """The columns as the table calls them by `aliases`."""
+    if not reading.aliases:
+        return _own_columns_of(text, file, kind, reading, known, text_columns)
+    if known is not None:
+        types = {field.name.lower(): field.type for field in known}
+        types |= {old.lower(): types.get(new.lower()) for old, new in reading.aliases.items()}
+        known = pa.schema([(name, type_) for name, type_ in types.items() if type_ is not None])
+    wanted = {name.lower() for name in text_columns}
+    text_columns |= {old for old, new in reading.aliases.items() if new.lower() in wanted}
+    return _aliased_columns(_own_columns_of(text, file, kind, reading, known, text_columns), file.path, reading)
+
+
+def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
+    if not reading.aliases:
+        return columns
+    called = _as_aliased(path, columns.schema.names, reading)
+    schema = pa.schema([(new, columns.schema.field(own).type) for new, own in called.items()])
+    return Columns(schema, {reading.called(own): one for own, one in columns.leanings.items()})
+
+
+def _as_aliased(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:
+    """A file's columns by the names that `aliases` give them. Raises UnreadableFileError where two would be one."""
+    own: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for name in names:
+        new = reading.called(name)
+        other = seen.setdefault(new.lower(), name)
+        if other.lower() != name.lower():
+            raise UnreadableFileError(
+                path,
+                f"The file has the columns {other!r} and {name!r}, and `aliases` under [read] makes one column of them, {new!r}.",
+            )
+        own[new] = name
+    return own
+
+
+def _own_columns_of(
+    text: Any, file: LandingInput, kind: str, reading: Reading, known: Any, text_columns: frozenset[str]
+) -> Columns:
     if kind in _TEXT:
-        return _SCHEMA_OF_TEXT[kind](text, file, reading, known, text_columns)
+        return _COLUMNS_OF_TEXT[kind](text, file, reading, known, text_columns)
     if kind == "avro":
-        return avrofile.schema_of(text, file, reading)
-    return orcfile.schema_of(text, file) if kind == "orc" else parquetfile.schema_of(text, file)[0]
+        return Columns(avrofile.schema_of(text, file, reading), {})
+    return Columns(orcfile.schema_of(text, file) if kind == "orc" else parquetfile.schema_of(text, file)[0], {})
 
 
 def _open(
@@ -246,6 +296,41 @@ def _open(
     required: frozenset[str],
     only: Collection[str] | None = None,
 ) -> Opened:
+    """The file's blocks, their columns as the table calls them by `aliases`."""
+    if not reading.aliases:
+        return _own_blocks(text, file, kind, reading, required, only)
+    olds = {name: [old for old, new in reading.aliases.items() if new.lower() == name.lower()] for name in required}
+    either = required.union(*olds.values())
+    wanted = {name.lower() for name in only or ()}
+    more = [old for old, new in reading.aliases.items() if new.lower() in wanted]
+    opened = _own_blocks(text, file, kind, reading, either, None if only is None else [*only, *more])
+    missing = frozenset(name for name in required if opened.missing.issuperset([name, *olds[name]]))
+    return Opened(missing, _aliased(opened.blocks, file.path, reading))
+
+
+def _aliased(opened: Iterator[Block], path: str, reading: Reading) -> Iterator[Block]:
+    seen: dict[str, None] = {}
+    for block in opened:
+        if not seen.keys() >= set(block.names):
+            seen |= dict.fromkeys(block.names)
+            _as_aliased(path, seen, reading)
+        yield aliased(block, path, reading)
+
+
+def aliased(block: Block, path: str, reading: Reading) -> Block:
+    """The block with its columns called as `aliases` say. Raises UnreadableFileError where two would be one."""
+    own = _as_aliased(path, block.names, reading) if reading.aliases else {}
+    return Renamed(block, own) if any(map(operator.ne, own.keys(), own.values())) else block
+
+
+def _own_blocks(
+    text: Any,
+    file: LandingInput,
+    kind: str,
+    reading: Reading,
+    required: frozenset[str],
+    only: Collection[str] | None,
+) -> Opened:
     if kind in _OPEN:
         return _OPEN[kind](text, file, reading, required, only)
     return (orcfile.open_blocks if kind == "orc" else parquetfile.open_blocks)(text, file, required, only)
@@ -254,7 +339,28 @@ def _open(
 def first_rows(
     store: ObjectStore, file: LandingInput, rows: int, size: int, reading: Reading = _DEFAULT_READING
 ) -> Any:
-    """The first rows of a file as a ``pyarrow.Table``, in the types that `survey` tells for what is looked at.
+    """The rows of `beginning`."""
+    return beginning(store, file, rows, size, reading).rows
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The first rows of a file (``pyarrow.Table``), and what a survey of them tells."""
+
+    rows: Any
+    survey: Survey
+
+
+def beginning(
+    store: ObjectStore,
+    file: LandingInput,
+    rows: int,
+    size: int,
+    reading: Reading = _DEFAULT_READING,
+    known: Any = None,
+    text_columns: frozenset[str] = frozenset(),
+) -> Beginning:
+    """The first rows of a file, in the types that `survey` tells for what is looked at.
 
     At most ``rows`` rows; of text at most ``size`` bytes are looked at, of other files their first blocks. A text column
     without any value has the null type. Records that are malformed are left out.
@@ -270,16 +376,32 @@ def first_rows(
             head = _beginning(text, size)
             # A record that is cut off would be malformed, or end in a shorter value.
             text = pa.BufferReader(head if len(head) < size else head[: head.rfind(b"\n") + 1])
-        schema = _schema_of(text, file, kind, reading, None, frozenset())
+        found = _columns_of(text, file, kind, reading, known, text_columns)
+        schema = found.schema
         text.seek(0)
         tables, left = [schema.empty_table()], rows
-        for block in _open(text, file, kind, reading, frozenset()).blocks:
+        for block in _open(text, file, kind, reading, frozenset()).blocks if rows else ():
             columns = [block.convert(f.name, f.type)[0] for f in schema]
             tables.append(pa.Table.from_arrays(columns, schema=schema).slice(0, left))
             left -= len(tables[-1])
             if left <= 0:
                 break
-    return pa.concat_tables(tables)
+    return Beginning(pa.concat_tables(tables), Survey(file.path, schema, kind in TYPED, leanings=found.leanings))
+
+
+def line_of(store: ObjectStore, found: Found, reading: Reading) -> int | None:
+    """The number of the line that a value of a text file is in, from 1; None where the file vanished or can't be read."""
+    file = LandingInput(found.path, 0, "", place=0)
+    left, lines = found.place, 1
+    try:
+        with store.open(found.path) as source:
+            text = _text(source, file, _kind(file, reading), reading)
+            while left and (read := text.read(min(left, blocks.BLOCK_BYTES))):
+                left -= len(read)
+                lines += read.count(b"\n")
+    except (NotFoundError, UnreadableFileError):
+        return None
+    return lines
 
 
 def _beginning(text: Any, size: int) -> bytes:
@@ -368,6 +490,7 @@ def read_rows(
 
     Raises:
         UnreadableFileError: the file as a whole, or from here on, can't be read. What was yielded is to be dropped.
+        UnplannedColumnError: the file has an accepted row, and a column that the spec lacks. The same.
         ChangedFileError: it vanished or changed, before the first block or until after the last one. The same.
     """
     try:
@@ -381,9 +504,18 @@ def read_rows(
                 source, sha256 = pa.BufferReader(whole), None
             text = _text(source, file, kind, reading)
             opened = _open(text, file, kind, reading, _required(rules.spec))
+            new: set[str] = set()
+            has_accepted = False
             for block in opened.blocks:
                 if len(block.places) or block.malformed:
-                    yield take(block, opened.missing, file.path, rules, surveyed=file.surveyed)
+                    rows = take(block, opened.missing, file.path, rules, surveyed=file.surveyed)
+                    new |= new_columns(block, rules.spec)
+                    has_accepted |= rows.accepted.num_rows > 0
+                    if new and has_accepted:  # a column must not go lost in silence; it comes with accepted rows alone
+                        raise UnplannedColumnError(
+                            file.path, f"Column {min(new)!r} came up after the table's columns were planned."
+                        )
+                    yield rows
         if sha256 is not None:
             read_again(store, file.path, file.etag, sha256)
     except NotFoundError as e:
@@ -544,23 +676,17 @@ class _Refusals:
 def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, surveyed: bool = True) -> Rows:
     """The rows of a block under the spec, each accepted or refused; see `read_rows`. ``missing`` columns refuse all.
 
-    Raises UnplannedColumnError for a column that the spec lacks and, of a file that was not ``surveyed``, where a nested value
-    does not fit: it may have fields that are yet to be planned.
+    Columns that the spec lacks are left out (see `new_columns`). Raises UnplannedColumnError, of a file that was not
+    ``surveyed``, where a nested value does not fit: it may have fields that are yet to be planned.
     """
     spec, count = rules.spec, len(block.places)
     block = _as_called(block, spec)
-    names_here = set(block.names)
-    operations = spec.delete is not None and spec.delete.column in names_here
-    unplanned = names_here.difference(spec.schema.names, [spec.delete.column] if spec.delete else [])
-    if unplanned:
-        # A column must not go lost in silence.
-        raise UnplannedColumnError(path, f"Column {min(unplanned)!r} came up after the table's columns were planned.")
     refusals = _Refusals(block, path)
     if missing:
         names = ", ".join(sorted(missing))
         reason = f"The file has no column {names}, and every row needs one in its key, partition and order."
         refusals.add("missing_column", np.full(count, True), reason)
-        return Rows(_accepted_schema(spec).empty_table(), refusals.table(), operations)
+        return Rows(_accepted_schema(spec).empty_table(), refusals.table(), frozenset(block.names))
 
     columns, partition_unfit, grown = _columns(block, refusals, rules, _given(path, rules))
     if grown and not surveyed:
@@ -592,7 +718,13 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
-    return Rows(accepted, refusals.table(), operations)
+    return Rows(accepted, refusals.table(), frozenset(block.names))
+
+
+def new_columns(block: Block, spec: TableSpec) -> set[str]:
+    """Those columns of a block that the spec lacks."""
+    known = {*spec.schema.names, *([spec.delete.column] if spec.delete else [])}
+    return {name for name in block.names if spec.called(name) not in known}
 
 
 def _as_called(block: Block, spec: TableSpec) -> Block:

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import blocks
+from lakeupsert.engine import blocks, leaning
 from lakeupsert.engine.blocks import (
     ArrowBlock,
+    Columns,
     LandingInput,
     Malformed,
     Opened,
@@ -26,6 +27,7 @@ from lakeupsert.engine.blocks import (
     given_types,
 )
 from lakeupsert.engine.inference import FROM_TEXT, inferred, unify
+from lakeupsert.engine.leaning import Leaning
 
 _HEADER_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
@@ -77,19 +79,23 @@ class _Records:
         return self.data[self.starts[i] : self.ends[i]].rstrip(b"\r\n")
 
 
-def schema_of(source: Any, file: LandingInput, dialect: Dialect, known: Any, text_columns: frozenset[str]) -> Any:
-    """The file's columns (``pyarrow.Schema``); types of those neither known nor text come from all their values."""
+def schema_of(source: Any, file: LandingInput, dialect: Dialect, known: Any, text_columns: frozenset[str]) -> Columns:
+    """The file's columns; types of those neither known nor text come from all their values."""
     pieces = _pieces(source, file, dialect)
     names, first = _columns(pieces, file, dialect)
     given = given_types(known, text_columns)
     types = {name: given(name) or pa.null() for name in names}
     unknown = [name for name in names if given(name) is None]
-    if unknown:
-        for block in _blocks(chain(first, pieces), names, unknown, file, dialect):
-            for name in unknown:
-                if not pa.types.is_string(types[name]):  # nothing is wider
-                    types[name] = unify(types[name], inferred(block.columns[name], FROM_TEXT), typed=False)
-    return pa.schema(list(types.items()))
+    leanings: dict[str, Leaning | None] = {}
+    for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
+        for name in unknown:
+            text, type_ = block.columns[name], pa.string()
+            if not pa.types.is_string(types[name]):  # nothing is wider
+                type_ = inferred(text, FROM_TEXT)
+                types[name] = unify(types[name], type_, typed=False)
+            more = leaning.of_text(text, type_, FROM_TEXT, block.places, file.path)
+            leanings[name] = leaning.together(leanings.get(name), more)
+    return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
 
 
 def open_blocks(

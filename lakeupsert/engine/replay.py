@@ -7,7 +7,8 @@ A row is made of what its quarantine file keeps of it, never of its landing file
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,16 @@ from lakeupsert.engine.blocks import ArrowBlock, Block, Renamed
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import from_bytes, opened
 from lakeupsert.engine.jsonlines import block_of_some
-from lakeupsert.engine.landing import PARTITION, RowRules, take
+from lakeupsert.engine.landing import (
+    PARTITION,
+    TYPED,
+    Survey,
+    UnreadableFileError,
+    aliased,
+    format_of,
+    new_columns,
+    take,
+)
 from lakeupsert.table.ledger import Replayed
 from lakeupsert.table.spec import FILE, PLACE
 
@@ -53,7 +63,7 @@ def replay_rows(
             if "arrow" not in rows.schema.names:
                 log.warning("%s is of an earlier lakeupsert, which kept rows for people alone: not tried", file.name)
                 continue
-            accepted, staying = _tried(rows, job.rules, renames_of)
+            accepted, staying = _tried(rows, job, renames_of)
             for table in accepted:
                 table, left_out = without_refused(job, table)
                 reports += left_out
@@ -71,13 +81,33 @@ def replay_rows(
     return tuple(replayed), reports
 
 
-def _tried(rows: Any, rules: RowRules, renames_of: Callable[[str], int]) -> tuple[list[Any], Any]:
+def new_columns_of(job: AppendJob, files: Sequence[Replayed], renames_of: Callable[[str], int]) -> list[Survey]:
+    """What rows of quarantine files that pass bring and the table lacks: of each block of them these columns alone.
+
+    Raises DamagedTableError as `replay_rows` does.
+    """
+    found = []
+    spec = job.spec
+    for file in files:
+        with opened(job.store, file.name) as source:
+            rows = pq.read_table(source)
+        for block, landed, batch in _blocks(rows) if "arrow" in rows.schema.names else ():
+            block = _as_called_now(block, landed, job, renames_of(batch))
+            new = new_columns(block, spec)
+            if new and take(block, frozenset(), landed, job.rules).accepted.num_rows:
+                typed = format_of(landed, job.reading.format) in TYPED
+                schema = pa.schema([(name, block.type_of(name, typed=typed)) for name in block.names if name in new])
+                found.append(Survey(landed, schema, typed))
+    return found
+
+
+def _tried(rows: Any, job: AppendJob, renames_of: Callable[[str], int]) -> tuple[list[Any], Any]:
     """The rows of one quarantine file: tables of those accepted, see `landing.read_rows`; and those that stay, in order."""
     columns = {column: rows[column].to_pylist() for column in ("reason_code", "reason", "arrow")}
     stays = np.ones(rows.num_rows, bool)
     accepted = []
     for block, landed, batch in _blocks(rows):
-        taken = take(_as_called_now(block, rules.spec.renamed_since(renames_of(batch))), frozenset(), landed, rules)
+        taken = take(_as_called_now(block, landed, job, renames_of(batch)), frozenset(), landed, job.rules)
         stays[taken.accepted[PLACE].to_numpy()] = False
         if taken.accepted.num_rows:
             accepted.append(taken.accepted)
@@ -91,11 +121,15 @@ def _tried(rows: Any, rules: RowRules, renames_of: Callable[[str], int]) -> tupl
     return accepted, rows.filter(pa.array(stays))
 
 
-def _as_called_now(block: Block, names: Mapping[str, str | None]) -> Block:
-    """The block with the names of now, without columns that were dropped; see `TableSpec.renamed_since`."""
-    now = {then.lower(): name for then, name in names.items()}
+def _as_called_now(block: Block, landed: str, job: AppendJob, renames: int) -> Block:
+    """The block with the names of now, without columns that were dropped (see `TableSpec.renamed_since`); and what `aliases`
+    say of columns that are not called so by a rename. Rows with both names have both: the alias is not theirs."""
+    now = {then.lower(): name for then, name in job.spec.renamed_since(renames).items()}
     own = {now.get(name.lower(), name): name for name in block.names} if now else {}
-    return Renamed(block, {name: its for name, its in own.items() if name is not None}) if now else block
+    block = Renamed(block, {name: its for name, its in own.items() if name is not None}) if now else block
+    with suppress(UnreadableFileError):
+        return aliased(block, landed, job.reading)
+    return block
 
 
 def _blocks(rows: Any) -> Iterator[tuple[Block, str, str]]:

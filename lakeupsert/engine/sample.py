@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.convert import convert, plain, true
 from lakeupsert.engine.inference import unify, without_nulls
-from lakeupsert.engine.landing import TYPED, LandingInput, UnreadableFileError, first_rows, format_of
+from lakeupsert.engine.landing import TYPED, Beginning, LandingInput, UnreadableFileError, beginning, format_of
+from lakeupsert.engine.leaning import Leaning, together
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 
 FILES = 32
@@ -45,10 +46,16 @@ class Sample:
         paths: the files.
         file: of each row the index of its file.
         values: by column a ``pyarrow.Array`` of one value a row; what a file lacks is null.
+        leanings: of text columns whose types were inferred what most of their values are.
         fresh: a mask of the rows that repeat no other in every column: for no key are those two records.
     """
 
-    def __init__(self, tables: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, beginnings: Sequence[tuple[str, Beginning]]) -> None:
+        self.leanings: dict[str, Leaning | None] = {}
+        for _, found in beginnings:
+            for column, more in found.survey.leanings.items():
+                self.leanings[column] = together(self.leanings.get(column), more)
+        tables = [(name, found.rows) for name, found in beginnings]
         types: dict[str, Any] = {}
         for name, table in tables:
             typed = format_of(name, "auto") in TYPED
@@ -129,7 +136,7 @@ def read_sample(store: ObjectStore, files: Sequence[ObjectInfo]) -> tuple[Sample
     for file in chosen:
         given = LandingInput(file.name, file.size, file.etag, place=0)
         try:
-            tables.append((file.name, first_rows(store, given, ROWS // len(chosen), BYTES // len(chosen))))
+            tables.append((file.name, beginning(store, given, ROWS // len(chosen), BYTES // len(chosen))))
         except UnreadableFileError as e:
             failed.append(f"{file.name!r} can't be read: {e.reason.rstrip('.')}")
         except NotFoundError:

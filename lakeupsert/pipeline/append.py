@@ -11,6 +11,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 """
 
 import dataclasses
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import QUARANTINE_FLOOR, toml_key
+from lakeupsert.config import QUARANTINE_FLOOR, Reading, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -45,15 +46,17 @@ from lakeupsert.engine.landing import (
     Survey,
     content_hash,
     format_of,
+    line_of,
     unify,
     without_nulls,
 )
+from lakeupsert.engine.leaning import Leaning, together
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.keyindex import placed
 from lakeupsert.pipeline.landing_dates import Skipped, received_on, skipped
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
-from lakeupsert.storage import LocalStore, ObjectInfo, open_store
+from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.evolution import evolve
 from lakeupsert.table.ledger import (
@@ -68,8 +71,8 @@ from lakeupsert.table.ledger import (
     next_stamp,
     taken,
 )
-from lakeupsert.table.spec import TableSpec, field_id
-from lakeupsert.table.types import normal, same_values, widened
+from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import normal, same_values, type_name, widened
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +129,13 @@ class _FilesFailed(Exception):
         self.failed = list(failed)
 
 
+class _Fruitless(Exception):
+    """Files of which no row was accepted brought columns or types, which come with accepted rows alone."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.paths = list(paths)
+
+
 class _BeginAgain(Exception):
     """The heads are no longer those that this try stands on.
 
@@ -168,6 +178,7 @@ def append(
     changed: list[str] = []
     unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
     wider: set[str] = set()
+    plans: dict[str, bool] = {}  # files that had no accepted row: whether their columns are planned all the same
     for attempt in range(ATTEMPTS):
         ground = _look(table, batch_id, received, again, changed)
         _refuse_all_skipped(table, ground)
@@ -181,11 +192,17 @@ def append(
             _refuse_extract_again(table, ground)
         ground = replace(ground, full=full, may_shrink=may_shrink)
         try:
-            result = _try(table, host, ground, unreadable, wider, progress)
+            result = _try(table, host, ground, unreadable, wider, plans, progress)
+        except _Fruitless as e:
+            plans |= dict.fromkeys(e.paths, False)
+            continue
         except _FilesFailed as e:
             changed += [f.path for f in e.failed if f.changed]
             etags = {i.path: i.etag for i in ground.inputs}
-            unplanned = {f.path for f in e.failed if f.unplanned} - wider
+            unplanned = {
+                f.path for f in e.failed if f.unplanned and (f.path not in wider or not plans.get(f.path, True))
+            }
+            plans |= dict.fromkeys(unplanned & plans.keys(), True)  # under the other types it has accepted rows
             unreadable |= {
                 (f.path, etags[f.path]): f.reason for f in e.failed if not f.changed and f.path not in unplanned
             }
@@ -445,9 +462,11 @@ def _try(
     ground: _Ground,
     failing: dict[tuple[str, str], str],
     wider: Collection[str],
+    plans: Mapping[str, bool],
     progress: Callable[[str], None],
 ) -> AppendResult:
-    """``failing``: files that can't be read, and why; ``wider``: files that have a column which the table has not."""
+    """``failing``: files that can't be read, and why; ``wider``: files that have a column which the table has not; ``plans``:
+    of files that had no accepted row, whether their columns are planned."""
     unreadable = {i.path: failing[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in failing}
     given = [i for i in ground.inputs if i.path not in unreadable]
     known = ground.spec_head.body if ground.spec_head else None
@@ -456,12 +475,12 @@ def _try(
     # All of a file of JSON lines would be decoded for the names of its columns, which are seldom new.
     unsure = [i for i in given if known is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"]
     progress(f"surveying {len(unsure)} landing files")
-    surveys = host.survey(table.landing, unsure, reading, schema, _text_columns(table))
+    surveys = host.survey(table.landing, unsure, reading, schema, text_columns(table))
     failed = [
         FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
     ]
     if known is not None:
-        failed += _unfit(known, surveys)
+        failed += unfit_files(known, surveys)
     if failed:
         raise _FilesFailed(failed)
     if known is None and not surveys:
@@ -472,7 +491,8 @@ def _try(
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
-    spec, warnings = plan_spec(table, known, surveys)
+    planned = [s for s in surveys if plans.get(s.path, True)]
+    spec, warnings = plan_spec(table, known, planned)
     version = -1 if ground.spec_head is None else ground.spec_head.number
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
@@ -496,6 +516,9 @@ def _try(
         failed = [r for r in reports if isinstance(r, FileFailed)]
         if failed:
             raise _FilesFailed(failed)
+        fruitless = _fruitless(table, known, spec, [s for s in planned if s.path not in plans], planned, reports)
+        if fruitless:
+            raise _Fruitless(fruitless)
         entry = _entry(table, ground, job, reports, unreadable)
         _refuse_above_limit(table, ground, entry)
         if ground.full:
@@ -511,7 +534,7 @@ def _try(
     except RefusedError:
         table.discard(written)  # the refused rows stay, for who has to find out
         raise
-    except _FilesFailed:
+    except (_FilesFailed, _Fruitless):
         table.discard([*written, *refused])
         raise
     except _BeginAgain as e:
@@ -519,8 +542,34 @@ def _try(
             table.discard([*written, *refused])
         raise
     warnings += table.without_operations([*table.headers(link.number - 1), link.body])
+    warnings += under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead)))
     scattered = in_several_partitions(job, reports)
     return AppendResult(link.number, link.body, tuple(warnings), scattered, examples_of(reports))
+
+
+def _fruitless(
+    table: OpenTable,
+    known: TableSpec | None,
+    spec: TableSpec,
+    asked: Sequence[Survey],
+    planned: Sequence[Survey],
+    reports: Iterable[Report],
+) -> list[str]:
+    """Those of the ``asked`` files without an accepted row, where the spec would be another one without them.
+
+    A new table of which no row is accepted has the columns that its files have, since it needs some; and so do columns stay
+    that a table can't be created without.
+    """
+    accepted = {r.path for r in reports if isinstance(r, FileRead) and r.accepted}
+    fruitless = [s.path for s in asked if s.path not in accepted]
+    if not fruitless or (known is None and not accepted):
+        return []
+    try:
+        without, _ = plan_spec(table, known, [s for s in planned if s.path not in fruitless])
+    except ConfigurationError:
+        return []
+    same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
+    return [] if same else fruitless
 
 
 def examples_of(reports: Iterable[Report]) -> dict[str, str]:
@@ -528,7 +577,7 @@ def examples_of(reports: Iterable[Report]) -> dict[str, str]:
     return {code: text for r in reports if isinstance(r, Refused) for code, text in r.examples.items()}
 
 
-def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
+def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
     """Files whose columns the table can't take, such as one that differs from a stored one by case alone."""
     for survey in surveys:
         if survey.schema is not None:
@@ -538,8 +587,11 @@ def _unfit(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
                 yield FileFailed(survey.path, changed=False, reason=e.message)
 
 
-def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey]) -> tuple[TableSpec, list[str]]:
-    """The spec that a batch is written under: ``known`` itself where no column came or grew; and warnings.
+def plan_spec(
+    table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey], *, ahead: bool = False
+) -> tuple[TableSpec, list[str]]:
+    """The spec that a batch is written under: ``known`` itself where no column came or grew; and warnings, ``ahead`` of the batch
+    or of what is done.
 
     Columns grow to the types that files have, and to those given in the configuration.
     """
@@ -566,16 +618,9 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
         fields.append(pa.field(name, type_))
     if known is not None:
         fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
-        now = {field_id(f): f.name for f in known.schema}
-        once = {one.name.lower(): now[one.id] for one in known.renames if one.id in now}
-        warnings = [
-            f"column {n!r} is new and has no values of before: what was called so is {once[n.lower()]!r} since a rename, and "
-            "rows that bring the old name leave it null"
-            for n in observed
-            if n.lower() in once and n not in known.schema.names
-        ]
         spec = evolve(known, pa.schema(fields))
-        return spec, warnings + _given_in_vain(spec, given, where) + _slips(table, spec, given)
+        almost = _almost(table, known, spec, surveys, given, ahead=ahead)
+        return spec, [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
         raise ConfigurationError(
@@ -597,13 +642,82 @@ def plan_spec(table: OpenTable, known: TableSpec | None, surveys: Sequence[Surve
     warnings += [
         f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
     ]
+    almost = _almost(table, None, spec, surveys, given, ahead=ahead)
     warnings += [
         f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
         f'{table.settings.processed}, set `{toml_key(n)} = "date"` in {where}, and run again'
         for n in spec.partition_by
-        if n in text - {one.column for one in spec.partition_from} and not all(s.typed for s in surveys)
+        if n in text - {one.column for one in spec.partition_from} - almost.keys() and not all(s.typed for s in surveys)
     ]
-    return spec, warnings
+    return spec, [*warnings, *almost.values()]
+
+
+def _almost(
+    table: OpenTable,
+    known: TableSpec | None,
+    spec: TableSpec,
+    surveys: Sequence[Survey],
+    given: Mapping[str, Any],
+    *,
+    ahead: bool,
+) -> dict[str, str]:
+    """For each column that a few values make text, for good, a warning."""
+    own = known.schema.names if known is not None else ()
+    asked = {f.name for f in spec.schema if pa.types.is_string(f.type)} - {*own, *given, *text_columns(table)}
+    asked -= {spec.called(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
+    leanings: dict[str, Leaning | None] = {}
+    for survey in surveys:
+        for column, more in survey.leanings.items():
+            name = spec.called(column)
+            leanings[name] = together(leanings.get(name), more)
+    found = {}
+    for name in spec.schema.names:
+        leaning = leanings.get(name) if name in asked else None
+        if leaning is not None and leaning.is_clear:
+            what = almost_all(table.landing, leaning, table.settings.reading)
+            setting = f'`{toml_key(name)} = "{type_name(leaning.type)}"` under [tables.{table.name}.schema]'
+            if ahead:
+                mend = f"to keep the type, set {setting} before the run"
+            elif known is None:
+                mend = f"to mend that, remove {table.settings.processed}, set {setting} and run again"
+            else:
+                mend = (
+                    f"to mend that, `lakeupsert schema drop {name}`, set {setting} and land the files under other names"
+                )
+            verb = "will be" if ahead else "is"
+            found[name] = f"column {name!r} {verb} text for good: {what}; {mend}: then such rows go to quarantine"
+    return found
+
+
+def almost_all(store: ObjectStore, leaning: Leaning, reading: Reading) -> str:
+    """How many values are not of the type that most of them have, and which and where the first of these is."""
+    unfit = leaning.first_unfit
+    assert unfit is not None, "it is clear"
+    line = line_of(store, unfit, reading)
+    value = unfit.value if len(unfit.value) <= 40 else f"{unfit.value[:37]}..."
+    where = f"{value!r} in {unfit.path!r}" + (f" line {line:,}" if line else "")
+    type_ = type_name(leaning.type)
+    if leaning.unfit == 1:
+        return f"1 of {leaning.values:,} values is not of type {type_} ({where})"
+    return f"{leaning.unfit:,} of {leaning.values:,} values are not of type {type_} (the first is {where})"
+
+
+def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """A warning for each renamed column that landing files still bring under its old name; ``files`` as `FileRead.renamed`."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for path, renamed in files:
+        for names in renamed.items():
+            found.setdefault(names, set()).add(path)
+    return [
+        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {old!r}, and these files still have the old "
+        f"name, which is now a column of its own; set `aliases = {{ {toml_key(old)} = {json.dumps(new, ensure_ascii=False)} }}` "
+        f"under [tables.{table.name}.read] before the next files come"
+        for (old, new), paths in found.items()
+    ]
+
+
+def _files(paths: Collection[str]) -> str:
+    return f"{min(paths)!r}" if len(paths) == 1 else f"{len(paths)} files, the first of them {min(paths)!r}"
 
 
 def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Mapping[str, Any]) -> None:
@@ -638,7 +752,7 @@ def _slips(table: OpenTable, spec: TableSpec, given: Mapping[str, Any]) -> list[
     ]
 
 
-def _text_columns(table: OpenTable) -> frozenset[str]:
+def text_columns(table: OpenTable) -> frozenset[str]:
     """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
     delete = table.settings.delete
     operation = {delete.column} if delete and delete.column else set()

@@ -28,6 +28,7 @@ from lakeupsert.engine.landing import (
     LandingInput,
     Preview,
     Survey,
+    beginning,
     first_rows,
     format_of,
     preview,
@@ -35,7 +36,14 @@ from lakeupsert.engine.landing import (
 )
 from lakeupsert.engine.landing import UnreadableFileError as Unreadable
 from lakeupsert.errors import RefusedError
-from lakeupsert.pipeline.append import AppendResult, look_for_files, plan_spec
+from lakeupsert.pipeline.append import (
+    AppendResult,
+    look_for_files,
+    plan_spec,
+    text_columns,
+    under_old_names,
+    unfit_files,
+)
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.prices import Prices, load_prices
 from lakeupsert.pipeline.steps import next_step
@@ -168,9 +176,8 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     sample: tuple[tuple[float, float], ...] = ()
     if files and spec is None:
         spec, sample = _first_night(table, files, notes)
-    elif files:
-        spec, more = plan_spec(table, spec, ())
-        notes += more
+    elif files and spec is not None:
+        spec = _next_spec(table, files, spec, notes)
     if head:
         notes += table.without_operations(table.headers(head.number))
     if spec is None and files:
@@ -261,6 +268,32 @@ def refuse_above(planned: Plan, max_bytes: int | None, max_cost: float | None) -
 # ---------------------------------------------------------------- what arrived
 
 
+def _next_spec(table: OpenTable, files: Sequence[LandingInput], known: TableSpec, notes: list[str]) -> TableSpec:
+    """The spec that the next batch would have, from the beginnings of its text files."""
+    reading = table.settings.reading
+    sizes = _shares(files, reading)
+    found = [_survey(table, file, sizes.get(file.path, 0), known) for file in files]
+    surveys = [survey for survey in found if survey is not None]
+    unfit = {one.path for one in unfit_files(known, surveys)}
+    spec, warnings = plan_spec(table, known, [s for s in surveys if s.path not in unfit], ahead=True)
+    notes += warnings
+    renamed = ((s.path, spec.under_old_names(map(known.called, s.schema.names))) for s in surveys)
+    notes += under_old_names(table, renamed)
+    return spec
+
+
+def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
+    """What append finds first in a file, of text in its beginning; None where it can't be read."""
+    reading = table.settings.reading
+    schema, text = known.schema if known else None, text_columns(table)
+    if format_of(file.path, reading.format) in TYPED:
+        found = survey(table.landing, file, reading, schema, text)
+        return found if found.schema is not None else None
+    with suppress(Unreadable, NotFoundError):
+        return beginning(table.landing, file, 0, size, reading, schema, text).survey
+    return None
+
+
 def _first_night(
     table: OpenTable, files: Sequence[LandingInput], notes: list[str]
 ) -> tuple[TableSpec | None, tuple[tuple[float, float], ...]]:
@@ -270,19 +303,11 @@ def _first_night(
     """
     reading = table.settings.reading
     sizes = _shares(files, reading)
-    surveys: dict[LandingInput, Survey] = {}
-    for file in files:
-        if format_of(file.path, reading.format) in TYPED:
-            found = survey(table.landing, file, reading, None, frozenset())
-            if found.schema is not None:
-                surveys[file] = found
-        else:
-            with suppress(Unreadable, NotFoundError):
-                rows = first_rows(table.landing, file, SAMPLE_ROWS, sizes.get(file.path, 0), reading)
-                surveys[file] = Survey(file.path, rows.schema)
+    found = {file: _survey(table, file, sizes.get(file.path, 0), None) for file in files}
+    surveys = {file: one for file, one in found.items() if one is not None}
     if not surveys:
         return None, ()
-    spec, warnings = plan_spec(table, None, list(surveys.values()))
+    spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True)
     notes += warnings
     largest = max(surveys, key=lambda f: f.size)
     sample = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), reading)

@@ -23,18 +23,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_temporal, is_timestamp
 
+from lakeupsert.config import Reading, toml_key
 from lakeupsert.engine.convert import convert, true
 from lakeupsert.engine.inference import inferred
 from lakeupsert.engine.landing import format_of, without_nulls
 from lakeupsert.engine.sample import Column, Sample, read_sample
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.pipeline.append import is_landing_file
+from lakeupsert.pipeline.append import almost_all, is_landing_file
 from lakeupsert.pipeline.landing_dates import received_on
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HIVE_NULL, HOME
 from lakeupsert.table.spec import DeleteRule
-from lakeupsert.table.types import is_key_type, named_type
+from lakeupsert.table.types import is_key_type, named_type, type_name
 
 THIN = 100
 """Below so many rows that have others of their partition beside them, a key that looks unique is no news."""
@@ -133,6 +134,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
     beside = _beside(root, "processed", "landing") if hive else _beside(root, "landing", "processed")
     if not hive and next(open_store(beside).list("", limit=1), None) is not None:
         warnings.append(f"there is something in {beside} already, which is proposed as the processed zone: check it")
+    warnings += _almost(store, rows, look)
     proposal = Proposal(
         table=table or re.sub(r"[^A-Za-z0-9_-]", "_", Path(root).name) or "table",
         hive=hive is not None,
@@ -147,6 +149,22 @@ def propose(address: str, table: str | None = None) -> Proposal:
         warnings=(*warnings, *look.warnings),
     )
     return proposal if proposal.open else _checked(proposal, rows)
+
+
+def _almost(store: ObjectStore, rows: Sample, look: "_Look") -> list[str]:
+    """Columns that a few values make text, for good."""
+    key = look.key.value or []
+    found = []
+    for name, leaning in rows.leanings.items():
+        if not is_string(rows.values[name].type) or name in (*key, *look.schema, look.operation):
+            continue
+        if leaning is not None and leaning.is_clear:
+            found.append(
+                f"column {name!r} would be text for good: {almost_all(store, leaning, Reading())}; to keep the type, set "
+                f'`{toml_key(name)} = "{type_name(leaning.type)}"` in `schema` before the first run: then such rows go to '
+                "quarantine"
+            )
+    return found
 
 
 # -- the folder
@@ -251,7 +269,7 @@ class _Look:
         partition_by = self._partition()
         self.partition: list[str] = partition_by.value or []
         orders = self._orders()
-        key = self._key([name for name, is_sure in orders.items() if is_sure])
+        self.key = key = self._key([name for name, is_sure in orders.items() if is_sure])
         return {
             "partition_by": partition_by,
             "key": key,

@@ -317,14 +317,14 @@ class _Inputs:
         reading = entry.reading or self._table.settings.reading
         kind = format_of(landed.path, reading.format)
         if kind == "parquet":
-            self._load_parquet(entry, path, landed.path, refused, None)
+            self._load_parquet(entry, path, landed.path, refused, None, reading)
             return
         if kind in ("avro", "orc"):
             self._load_typed(entry, landed, path, refused, reading)
             return
         lines = _lines_of(path, compression_of(landed.path), reading.encoding, newline="\n" if kind == "jsonl" else "")
         rows = _ROWS[kind or ""](_Lines(lines), frozenset(refused), reading)
-        while block := list(islice(rows, BLOCK_ROWS)):
+        while block := [{reading.called(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
             names = list(dict.fromkeys(name for row in block for name in row))
             came = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
             now = self._names_now(entry)
@@ -344,10 +344,10 @@ class _Inputs:
             else:
                 schema, opened = orcfile.schema_of(source, file), orcfile.open_blocks(source, file, frozenset())
             for block in opened.blocks:
-                came = {f.name: block.convert(f.name, f.type)[0] for f in schema}
+                came = {reading.called(f.name): block.convert(f.name, f.type)[0] for f in schema}
                 rows = pa.table({**came, _PLACE: pa.array(block.places, pa.int64())})
                 self._db.register("came", rows.filter(pa.array(~np.isin(block.places, refused))))
-                self._insert(entry, "came", landed.path, schema.names, None, text=False, place=_PLACE)
+                self._insert(entry, "came", landed.path, list(came), None, text=False, place=_PLACE)
 
     def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """Positions that were refused, by landing file, and files that were as a whole."""
@@ -365,10 +365,20 @@ class _Inputs:
         return places, unreadable
 
     def _load_parquet(
-        self, entry: LedgerEntry, path: str, file: str, refused: Sequence[int], adopted: str | None
+        self,
+        entry: LedgerEntry,
+        path: str,
+        file: str,
+        refused: Sequence[int],
+        adopted: str | None,
+        reading: Reading | None = None,
     ) -> None:
         source = f"read_parquet({_text(path)}, file_row_number = true, hive_partitioning = false)"
         names = [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+        if reading is not None and reading.aliases:
+            called = {name: reading.called(name) for name in names}
+            columns = ", ".join(f"{_name(name)} AS {_name(new)}" for name, new in called.items())
+            source, names = f"(SELECT {columns} FROM {source})", list(called.values())
         if refused:
             self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
             source = f"(SELECT * FROM {source} WHERE file_row_number NOT IN (SELECT place FROM refused))"

@@ -15,11 +15,12 @@ withdrawn their batch. It all happens in this process, whatever the host: quaran
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lakeupsert import clock
 from lakeupsert.engine.batch import AppendJob, Refused, Report, touched_by
 from lakeupsert.engine.landing import RowRules
-from lakeupsert.engine.replay import replay_rows
+from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, examples_of, plan_spec
 from lakeupsert.pipeline.keyindex import placed
@@ -56,7 +57,6 @@ def replay(
         entries = table.headers(head.number, write=True)
         files = still_quarantined(entries)
         spec, warnings = plan_spec(table, spec_head.body, ())
-        planned = spec is not spec_head.body
         job = AppendJob(
             landing=table.landing,
             store=table.store,
@@ -64,12 +64,18 @@ def replay(
             reading=table.settings.reading,
             rules=RowRules(spec, next_stamp(head.body)),
             batch_id=batch_id or clock.new_id(),
-            spec_version=spec_head.number + planned,
+            spec_version=spec_head.number + (spec is not spec_head.body),
             start=head.number + 1,
         )
         rows = sum(f.rows for f in files)
         progress(f"trying {rows} quarantined rows again")
-        replayed, reports = replay_rows(job, files, renames_of(table, spec, head.number))
+        renames = renames_of(table, spec, head.number)
+        if new := new_columns_of(job, files, renames):  # columns come with accepted rows, of whatever batch
+            spec, warnings = plan_spec(table, spec_head.body, new)
+            rules = RowRules(spec, job.rules.received_at)
+            job = replace(job, rules=rules, spec_version=spec_head.number + 1)
+        planned = spec is not spec_head.body
+        replayed, reports = replay_rows(job, files, renames)
         if not replayed:
             for warning in (*warnings, *([f"none of the {rows} quarantined rows passes now"] if files else [])):
                 warn(warning)
@@ -119,6 +125,7 @@ def _entry(table: OpenTable, job: AppendJob, replayed: tuple[Replayed, ...], rep
         batch_id=job.batch_id,
         received_at=job.rules.received_at,
         spec_version=job.spec_version,
+        reading=job.reading,
         touched=touched_by(reports),
         rows_read=sum(f.rows for f in replayed),
         quarantined=dict(sorted(refused[0].reasons.items())) if refused else {},

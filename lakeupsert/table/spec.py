@@ -304,6 +304,21 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         now = {field.id: field.name for field in self.fields}
         return {name: now.get(id_) for id_, name in then.items()}
 
+    def under_old_names(self, names: Iterable[str]) -> dict[str, str]:
+        """Of the columns that a landing file brings those that it calls as they were called before a rename, and not as they are
+        now: both names. A name that a rename gave to another column since is that column's."""
+        found = {name.lower() for name in names}
+        now = {field.id: field.name for field in self.fields}
+        given = {field.name.lower(): field.id for field in self.fields}
+        return {
+            one.name: now[one.id]
+            for one in self.renames
+            if one.id in now
+            and one.name.lower() in found
+            and now[one.id].lower() not in found
+            and given.get(one.name.lower(), one.last_field_id + 1) > one.last_field_id
+        }
+
     def names_in(self, renames: int) -> dict[str, str]:
         """What columns are called in a file from when there had been so many ``renames``, where that is not as they are called
         now; those whose name another column had then get one that is in no file. Nothing in tables without renames."""

@@ -55,6 +55,11 @@ def named_type(text: str, where: str) -> Any:
         ) from e
 
 
+def type_name(type_: Any) -> str:
+    """The first of the names that `named_type` takes for a type; Arrow's own where people have none for it."""
+    return next((name for name, named in _NAMES.items() if named.equals(type_)), str(type_))
+
+
 def normal(type_: Any) -> Any:
     """The type under which a landing column is kept: encodings undone, nested fields nullable. Values stay what they are."""
     t = pa.types

@@ -23,6 +23,7 @@ from lakeupsert.engine.landing import (
     LandingInput,
     RowRules,
     Survey,
+    UnplannedColumnError,
     UnreadableFileError,
     content_hash,
     format_of,
@@ -449,13 +450,23 @@ def test_operation_without_a_text_is_refused(landing: Landing) -> None:
 
 
 def test_column_that_nobody_planned_for_does_not_vanish(landing: Landing) -> None:
+    """Unless no row of its file is accepted: none goes lost then."""
+    line = '{"id":ID,"day":"2026-01-02","at":"2026-03-01"}\n'
     for name, content in {
-        "a.csv": csv_of("1,2", header="id,extra"),
-        "a.jsonl": '{"id":1}\n{"id":2,"extra":1}',
-        "a.parquet": pa.table({"id": [1], "extra": [2]}),
+        "a.csv": csv_of("ID,2026-01-02,2026-03-01,2", header="id,day,at,extra"),
+        "a.jsonl": line + line.replace('"id":ID', '"extra":1') + "\n",
+        "a.parquet": table_of(good()).append_column("extra", pa.array([2])),
     }.items():
-        with pytest.raises(UnreadableFileError, match="extra"):
-            landing.read(landing.put(name, content), make_spec())
+        accepted, refused = (
+            content.set_column(0, "id", pa.array([id_], pa.int64()))
+            if isinstance(content, pa.Table)
+            else content.replace("ID", text)
+            for id_, text in ((1, "1"), (None, "null" if name == "a.jsonl" else ""))
+        )
+        with pytest.raises(UnplannedColumnError, match="extra"):
+            landing.read(landing.put(name, accepted), make_spec())
+        rows, quarantined = landing.read(landing.put(name, refused), make_spec())
+        assert (rows.num_rows, {q["reason_code"] for q in quarantined}) == (0, {"null_key"})
 
 
 # ---------------------------------------------------------------- quarantine keeps what came

@@ -1,0 +1,133 @@
+"""Write `aliases` into the configuration file for `schema rename --alias`: its other lines and its comments stay."""
+
+import json
+import os
+import shutil
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lakeupsert.config import ENVIRONMENT_PREFIX, Config, toml_key
+from lakeupsert.errors import ConfigurationError, LakeupsertError
+
+
+@dataclass(frozen=True)
+class AliasEdit:
+    """A configuration file as it becomes."""
+
+    path: Path
+    text: str
+    aliases: dict[str, str]
+
+    def write(self, renamed: str) -> None:
+        """Put it in the place of the file; ``renamed`` is what an error says that is done already."""
+        target = self.path.resolve()
+        new = target.with_name(f".{target.name}.new")
+        try:
+            new.write_bytes(self.text.encode())
+            shutil.copymode(target, new)
+            new.replace(target)
+        except OSError as e:
+            new.unlink(missing_ok=True)
+            raise LakeupsertError(
+                "configuration-not-written",
+                f"{renamed}, but the alias was not written to {self.path}: {e.strerror}.",
+                next=f"make the file writable and run the same command again, or write into it yourself: {_line(self.aliases)}",
+                data_changed=True,
+            ) from e
+
+
+def edit_for(config: Config, table: str, old: str, new: str) -> AliasEdit:
+    """The configuration with the alias ``old`` for the column ``new``. Raises ConfigurationError where it can't be written;
+    aliases that stand for ``old`` are ones for ``new`` then."""
+    if "://" in config.path:
+        raise _refused(
+            f"{config.path} is an address, and only a configuration in a local file can be changed", table, old, new
+        )
+    variables = config.origins[table].get("read", "").split(", ")
+    if by := next(
+        (v for v in variables if v.startswith(ENVIRONMENT_PREFIX) and v.upper().endswith(("__READ", "__ALIASES"))), None
+    ):
+        raise _refused(f"the environment variable {by} sets `read`, which wins over {config.path}", table, old, new)
+    path = Path(config.path)
+    if not os.access(path, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
+        raise _refused(f"{path} can't be written by this user", table, old, new)
+    text = path.read_bytes().decode()
+    wanted = tomllib.loads(text)
+    read = wanted["tables"][table].setdefault("read", {})
+    read["aliases"] = aliases = followed(read.get("aliases", {}), old, new)
+    for edited in _edits(text, table, aliases):
+        try:
+            if tomllib.loads(edited) == wanted:
+                return AliasEdit(path, edited, aliases)
+        except tomllib.TOMLDecodeError:
+            continue
+    raise _refused(f"{path} has its settings for `read` in a form that can't be changed safely", table, old, new)
+
+
+def followed(aliases: dict[str, str], old: str, new: str) -> dict[str, str]:
+    """The aliases after a rename, with one for the old name: those of the column stand for its new name."""
+    kept = {alias: column for alias, column in aliases.items() if alias.lower() not in (old.lower(), new.lower())}
+    return {alias: new if column.lower() == old.lower() else column for alias, column in kept.items()} | {old: new}
+
+
+def _refused(why: str, table: str, old: str, new: str) -> ConfigurationError:
+    return ConfigurationError(
+        "configuration-not-editable",
+        f"The alias can't be written: {why}. Nothing was changed.",
+        next=f"run the command without --alias, and write under [tables.{toml_key(table)}.read] yourself: {_line({old: new})}",
+    )
+
+
+def _line(aliases: dict[str, str]) -> str:
+    return f"aliases = {{ {', '.join(_pair(*one) for one in aliases.items())} }}"
+
+
+def _pair(alias: str, column: str) -> str:
+    return f"{toml_key(alias)} = {json.dumps(column, ensure_ascii=False)}"
+
+
+def _edits(text: str, table: str, aliases: dict[str, str]) -> Iterator[str]:
+    """The text with the aliases in each place where they may stand. Only one of these is right, and which one parsing tells."""
+    lines = text.splitlines(keepends=True)
+    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    for begin, line in enumerate(lines):
+        header = _header(line)
+        stop = next((i for i, other in enumerate(lines[begin + 1 :], begin + 1) if _header(other)), len(lines))
+        before, own, behind = lines[: begin + 1], lines[begin + 1 : stop], lines[stop:]
+        if header == ["tables", table, "read", "aliases"]:
+            there = [_parsed(line) for line in own]
+            same = {alias: column for alias, column in aliases.items() if {alias: column} in there}
+            kept = [line for line in own if not _parsed(line) or _parsed(line).items() <= same.items()]
+            new = [_pair(*one) + end for one in aliases.items() if one[0] not in same]
+            yield "".join([*before, *new, *kept, *behind])
+        elif header == ["tables", table, "read"]:
+            at = next((i for i, line in enumerate(own) if "aliases" in _parsed(line)), None)
+            if at is None:
+                yield "".join([*before, _line(aliases) + end, *own, *behind])
+            else:
+                comment = own[at].rpartition("}")[2].strip()
+                changed = f"{_line(aliases)}{'  ' if comment else ''}{comment}{end}"
+                yield "".join([*before, *own[:at], changed, *own[at + 1 :], *behind])
+    gap = "" if text.endswith("\n") or not text else end
+    yield f"{text}{gap}{end}[tables.{toml_key(table)}.read]{end}{_line(aliases)}{end}"
+
+
+def _header(line: str) -> list[str]:
+    """The names in a line that begins a table of TOML; of any other line none."""
+    names: list[str] = []
+    found = _parsed(line) if line.lstrip().startswith("[") else {}
+    while found:
+        name, value = next(iter(found.items()))
+        names.append(name)
+        found = value if isinstance(value, dict) else {}
+    return names
+
+
+def _parsed(line: str) -> dict[str, object]:
+    """What a line of TOML says by itself; nothing where it is a part of several lines."""
+    try:
+        return tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return {}
