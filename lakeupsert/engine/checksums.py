@@ -141,11 +141,12 @@ def compare(data: memoryview, crcs: NDArray[np.uint32], at: int) -> None:
             raise pa.ArrowInvalid(f"the checksum of its bytes {at + begin} to {at + end} is wrong")
 
 
-def checked(source: pa.NativeFile) -> pa.NativeFile | CheckedFile:
+def checked(source: pa.NativeFile, name: str) -> pa.NativeFile | CheckedFile:
     """The same file, whose reads raise ``pyarrow.ArrowInvalid`` where a byte is not what was written.
 
     ``source`` itself if it has no checksums, as adopted files and those of an earlier lakeupsert. A small file is in memory, and
-    compared as a whole.
+    compared as a whole. Whoever writes our rows into a file of his own may take all keys of the footer along: they count in the
+    file alone that is called ``name`` there.
     """
     size = source.size()
     tail = source.read_at(min(size, TAIL_BYTES), max(0, size - TAIL_BYTES))
@@ -155,7 +156,7 @@ def checked(source: pa.NativeFile) -> pa.NativeFile | CheckedFile:
     if length > len(tail):
         tail = source.read_at(length, size - length)
     blocks, own = _BLOCKS.search(tail, len(tail) - length), _OWN.search(tail, len(tail) - length)
-    if blocks is None and own is None:
+    if (blocks is None and own is None) or tail.find(name.encode(), len(tail) - length) < 0:
         return source
     footer = bytearray(memoryview(tail)[-length:-8])
     if own is not None:

@@ -381,7 +381,7 @@ def opened(
     """
     try:
         with store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source:
-            yield checked(source)
+            yield checked(source, name)
     except (NotFoundError, pa.ArrowInvalid, OSError) as e:
         if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
             raise StoreUnavailableError(

@@ -21,7 +21,7 @@ from itertools import pairwise
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.keyindex import named_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import SCRATCH, ObjectInfo
@@ -304,8 +304,8 @@ class _Look:
             if not self._is_older(found, VERSIONS_KEPT):
                 try:
                     work = self._table.work(name)
-                except RefusedError:
-                    continue  # of a later version, perhaps: kept until it is old
+                except (RefusedError, DamagedTableError):
+                    continue  # of a later version, or damaged: kept until it is old
             heads = [self._table.objects.partition(p).head() for p in work.partitions] if work else []
             if work is None or all(head is not None and head.body.reprocessed == name for head in heads):
                 self._add(found, "a reprocess that is done, or was given up", None, None)
