@@ -13,22 +13,25 @@ class Standing:
     """Where a table stands after a call that failed.
 
     Attributes:
-        committed: the last batch that this call committed; None: none.
+        committed: the last batch that this call committed; None: none. (Merges commit no batch; what they do is told apart.)
         readers_see: the newest snapshot; None: there is none, or it can't be read.
         certain: whether ``committed`` is known; else a store that does not answer may have committed a batch.
         table: which one, if the call was about several.
+        published: whether this call published what readers see.
     """
 
     committed: int | None
     readers_see: int | None
     certain: bool = True
     table: str | None = None
+    published: bool = False
 
     def __str__(self) -> str:
-        nothing = "nothing" if self.certain else "unknown"
+        nothing = "no batch" if self.certain else "unknown"
         committed = nothing if self.committed is None else f"batch {self.committed}"
         of = f" of table {self.table!r}" if self.table else ""
         seen = "" if self.readers_see is None else f" · Readers see: snapshot {self.readers_see}"
+        seen += ", published by this call" if seen and self.published else ""
         return f"Committed: {committed}{of}{seen}"
 
 

@@ -337,7 +337,9 @@ def _object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict
             "message": error.message,
             "data_changed": error.data_changed,
             "committed": error.standing.committed if error.standing else None,
+            "certain": error.standing.certain if error.standing else True,
             "readers_see": error.standing.readers_see if error.standing else None,
+            "table": error.standing.table if error.standing else None,
             "next": error.next,
             "partition": error.partition,
         },
@@ -389,7 +391,7 @@ def _tell(answer: Answer) -> None:
     if answer.error is not None:
         error = answer.error
         console.print(Text.assemble(("Error: ", "bold red"), error.message))
-        console.print(Text(str(error.standing or "Committed: nothing")))
+        console.print(Text(str(error.standing or "Committed: no batch")))
         console.print(Text(f"Next: {error.next}"))
 
 

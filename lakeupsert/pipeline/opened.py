@@ -490,7 +490,7 @@ class OpenTable:
         """
         committed: int | None = None
         seen = self._snapshot
-        certain = True
+        certain, published = True, False
         if "objects" in self.__dict__:
             if not isinstance(error, StoreUnavailableError):  # else it would be waited for again
                 with suppress(Exception):
@@ -499,6 +499,7 @@ class OpenTable:
                 entries, certain = self.objects.ledger.won(since[0])
                 committed = max(filter(self._is_batch, entries), default=None)
                 snapshots, _ = self.objects.snapshots.won(since[1])
+                published = bool(snapshots)
                 error.data_changed |= any(map(self._changes, snapshots))
             except Exception:
                 certain = False
@@ -507,6 +508,7 @@ class OpenTable:
             readers_see=seen.number if seen else None,
             certain=certain,
             table=self.name if named else None,
+            published=published,
         )
 
     def _is_batch(self, number: int) -> bool:

@@ -130,7 +130,9 @@ def checked(stdout: str, code: int) -> Any:
             "message",
             "data_changed",
             "committed",
+            "certain",
             "readers_see",
+            "table",
             "next",
             "partition",
         ]
@@ -497,7 +499,7 @@ def test_error_for_people_says_what_whether_and_what_next(lake: Path) -> None:
     what, changed, following = result.stderr.splitlines()
     assert what.startswith("Error: ")
     assert "Did you mean 'sales'?" in what
-    assert changed == "Committed: nothing"
+    assert changed == "Committed: no batch"
     assert following.startswith("Next: ")
 
 
