@@ -95,7 +95,7 @@ def test_nights_in_any_order_through_every_step(chosen: str, tmp_path: Path, mon
             assert rows_of(table) == expected(came)
     checked = table.reconcile(deep=True)
     assert not checked.unbalanced
-    assert 2 < len({(f.partition, f.file.bucket, f.file.bits) for f in table.files()}) < 40
+    assert 2 < len({(f.partition, f.file.bucket, f.file.bits) for f in table.files()}) < 64
     table.restore(at, dry=False)
     table.run(host="local")
     assert rows_of(table) == expected(before)

@@ -70,7 +70,7 @@ def test_answer_that_can_not_be_written_is_an_error(lake: Lake, as_json: str) ->
     assert found.returncode == 75
     first, standing, following = found.stderr.splitlines()
     assert first.startswith("Error: ")
-    assert standing == "Committed: no batch · Readers see: snapshot 1", "the night itself went well"
+    assert standing == "Committed: no batch · Readers see: snapshot 1, published by this call"
     assert following.startswith("Next: ")
 
 
