@@ -432,6 +432,7 @@ class Table:
         and are joined, and those that were adopted and not merged since.
         """
         snapshot = self._table.last_snapshot()
+        self._table.ledger_head()  # an error where a newer snapshot is gone
         shown = snapshot.body.partitions if snapshot else {}
         heads = self._table.heads(shown)
         if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:

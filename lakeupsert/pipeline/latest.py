@@ -128,6 +128,8 @@ def _head(table: OpenTable, heads: _Heads, partition: str, spec_version: int) ->
         version.body.merged > heads.batch or len(table.spec(version.body.spec_version).renames) > renames
     ):
         version = next(chain.between(version.number - 2, version.number - 1)) if version.number else None
+    if version is not None:
+        table.refuse_another_entry(version.body, heads.snapshot)
     return version
 
 

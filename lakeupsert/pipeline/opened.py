@@ -272,20 +272,32 @@ class OpenTable:
             self._entries[number] = found
         return self._entries[number]
 
-    def refuse_another_entry(self, manifest: Manifest) -> None:
+    def refuse_another_entry(self, manifest: Manifest, snapshot: Snapshot | None) -> None:
         """Raises DamagedTableError where the ledger entry that ``manifest`` has merged last is gone, and where another one has
-        its number now: that batch would count as merged here."""
-        link = self.entry(manifest.merged) if manifest.entry is not None else None
-        if manifest.entry is None or (link is not None and link.write_id == manifest.entry):
+        its number now: that batch would count as merged here.
+
+        What ``snapshot`` shows was looked at when it was published, and no entry is read for it again.
+        """
+        shown = snapshot.partitions.get(manifest.partition) if snapshot else None
+        if manifest.entry is None or (shown is not None and shown.merged >= manifest.merged):
             return
+        link = self.entry(manifest.merged)
+        if link is not None and link.write_id == manifest.entry:
+            return
+        anew = f"run `{made_anew(manifest.partition)}`"
+        mend = (
+            f"run `lakeupsert append`, which takes the landing files of that entry again, then {anew[4:]}, then `lakeupsert run`"
+            if link is None
+            else f"{anew}, then `lakeupsert run`, which takes the landing files of that entry again"
+        )
         raise DamagedTableError(
             "missing-version",
             f"{manifest.partition} has merged ledger entry {manifest.merged}, and "
             f"{'it is not there' if link is None else 'another one has its number now'}: "
             f"{self.store.uri(self.objects.ledger.name(manifest.merged))}. Something other than lakeupsert deleted "
             "it. The partition stays as it is.",
-            next=f"{metadata.FROM_BACKUP}; without one, run `{made_anew(manifest.partition)}`, then `lakeupsert run`, which "
-            "takes the landing files of that entry again",
+            next=f"{metadata.FROM_BACKUP}; without one, {mend}. Other partitions may have merged it too: `lakeupsert reconcile` "
+            "then names those that do not balance",
             partition=manifest.partition,
         )
 
@@ -360,6 +372,12 @@ class OpenTable:
                         self.store.create(name, metadata.encode(found))
             self._headers += found.entries
         return self._headers[: high + 1]
+
+    def extend_snapshots(self, build: Callable[[Link[Snapshot] | None], Snapshot | None]) -> Link[Snapshot] | None:
+        """As `Chain.extend`; but raises DamagedTableError where the newest snapshot is gone, whose number would be taken."""
+        self.last_snapshot()
+        self.ledger_head()
+        return self.objects.snapshots.extend(build)
 
     def last_snapshot(self) -> Link[Snapshot] | None:
         self._snapshot = self.objects.snapshots.head(self._snapshot)

@@ -11,6 +11,8 @@ the last batch <= N that touches it. Where one has jumped beyond N, or is not th
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+import msgspec
+
 from lakeupsert import clock
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
@@ -45,7 +47,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     """
     before: Link[Snapshot] | None = None
     head: Link[LedgerEntry] | None = None
-    stand_in = _stand_in(table)
+    left, stand_in = _stand_in(table)
 
     def build(last: Link[Snapshot] | None) -> Snapshot | None:
         nonlocal before, head
@@ -55,7 +57,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         if last is None or last is not stand_in:
             return _candidate(table, last.body if last else None, head.number, also)
         # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
-        return _candidate(table, last.body, head.number, last.body.partitions) or last.body
+        return _candidate(table, left, head.number, left.partitions if left else ()) or left
 
     published = table.objects.snapshots.extend(build, behind=stand_in)
     now = published or before
@@ -77,14 +79,21 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     )
 
 
-def _stand_in(table: OpenTable) -> Link[Snapshot] | None:
-    """For the newest snapshot where it is gone and the ledger knows it: its number, with what the one before shows."""
-    left = table.last_snapshot()
+def _stand_in(table: OpenTable) -> tuple[Snapshot | None, Link[Snapshot] | None]:
+    """Where the newest snapshot is gone and the ledger knows it: what the one before shows, and with that the number to append
+    behind. Twice None otherwise.
+
+    What the lost one may have expired is expired: a vacuum may have deleted its files since.
+    """
+    newest = table.last_snapshot()
     lost = table.lost_snapshot(table.newest_entry())
     if lost is None:
-        return None
-    body = left.body if left else Snapshot(batch=0, spec_version=0)
-    return Link(lost, write_id="", parent=None, written_at="", body=body, read_at=clock.elapsed())
+        return None, None
+    left = newest.body if newest else None
+    body = left or Snapshot(batch=0, spec_version=0)
+    body = msgspec.structs.replace(body, expired=max(body.expired, lost - table.settings.keep_snapshots + 1))
+    link = Link(lost, write_id="", parent=None, written_at="", body=body, read_at=clock.elapsed())
+    return (body if left else None), link
 
 
 def _candidate(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
@@ -125,7 +134,7 @@ def _snapshot_of(
             if found is None:
                 return None
             lagging.append(partition)
-        table.refuse_another_entry(found.body)
+        table.refuse_another_entry(found.body, old)
         newer.append(found)
         partitions[partition] = Shown(
             version=found.number,

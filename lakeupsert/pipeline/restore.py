@@ -114,7 +114,7 @@ def tag(table: OpenTable, name: str, number: int | None) -> Link[Snapshot] | Non
         tags = {n: at for n, at in head.body.tags.items() if n != name}
         return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
 
-    return table.objects.snapshots.extend(build)
+    return table.extend_snapshots(build)
 
 
 def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:

@@ -86,8 +86,8 @@ def next_step(
     """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""
     merged = head.body.merged if head else 0
     published = snapshot.batch if snapshot else 0
-    if head is not None and merged >= published:
-        table.refuse_another_entry(head.body)
+    if head is not None:
+        table.refuse_another_entry(head.body, snapshot)
     if merged >= batch:
         return None
     # Up to the snapshot's batch everything is merged, unless it says that this partition lags.

@@ -127,7 +127,7 @@ def _expire(table: OpenTable, dry: bool) -> tuple[tuple[int, ...], Link[Snapshot
             planned = replace(head, number=head.number + 1, body=body, written_at=clock.now().isoformat())
         return body if gone and not dry else None
 
-    table.objects.snapshots.extend(build)
+    table.extend_snapshots(build)
     return tuple(sorted(gone)), planned
 
 

@@ -101,6 +101,7 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
         "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
         "ignoreCorruptFiles": "false",
         "parquet.page.verify-checksum.enabled": "true",  # of pages; what else is in a file, Spark takes as it is
+        "parquet.filter.columnindex.enabled": "false",  # no checksum covers it, and a wrong bit there hides rows
         # One scan for partition folders of the root and of `_lakeupsert/data`: a union of two makes a row object of each row.
         "ignoreInvalidPartitionPaths": "true",
     }

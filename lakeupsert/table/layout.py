@@ -92,13 +92,13 @@ class TableObjects:
 
     def missing_snapshot(self, number: int, known_by: int, left: int | None) -> DamagedTableError:
         """The error for the newest snapshot, which ledger entry ``known_by`` knows and which is gone; ``left``: what is there."""
+        others = "No other is left" if left is None else f"Snapshot {left} is left"
         return DamagedTableError(
             "missing-version",
             f"Ledger entry {known_by} was written when snapshot {number} was the newest, and that is not there: "
-            f"{self.store.uri(self.snapshots.name(number))}. The newest that is left is {left}. Something other than lakeupsert "
-            "deleted it.",
+            f"{self.store.uri(self.snapshots.name(number))}. {others}. Something other than lakeupsert deleted it.",
             next=f"{metadata.FROM_BACKUP}; or run `lakeupsert publish`, which shows readers the newest whole batch in snapshot "
-            f"{number + 1} (tags set since snapshot {left} are then lost)",
+            f"{number + 1}; tags that were set {'before' if left is None else f'since snapshot {left}'} are then lost",
         )
 
     @staticmethod

@@ -184,7 +184,9 @@ def test_python_is_told_the_same_of_each_call(lake: Lake) -> None:
     lake.land("3.jsonl", [], [{**row("x", 0, 1), "k": None} for _ in range(2000)])
     with pytest.raises(RefusedError) as refused:
         lake.table.run(host="local")
-    assert refused.value.standing == Standing(committed=None, readers_see=1, published=True), "batch 2 was another call's"
+    assert refused.value.standing == Standing(committed=None, readers_see=1, published=True), (
+        "batch 2 was another call's"
+    )
 
 
 def test_commit_without_an_answer_that_is_not_there_may_still_appear(

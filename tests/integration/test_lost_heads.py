@@ -18,10 +18,12 @@ DAMAGED = f"d={DAYS[0]}"
 @pytest.fixture
 def lake(folder: Path) -> Lake:
     """Two nights that went well: `a` and `b` in each partition."""
-    lake = Lake(folder)
+    lake = Lake(folder, keep_snapshots=1)
     for night in (1, 2):
         land(lake, night, "ab")
         lake.run()
+        if night == 1:
+            lake.table.tag("audit")
     return lake
 
 
@@ -70,11 +72,14 @@ def test_newest_snapshot(lake: Lake) -> None:
         lambda: lake.table.append(host="local"),
         lambda: lake.table.reconcile(),
         lambda: lake.table.vacuum(),
+        lambda: lake.table.vacuum(dry=False),
+        lambda: lake.table.compact(full=True),
+        lambda: lake.table.tag("audit", None),
         lambda: lake.table.restore(0),
         lambda: lake.table.run(host="local"),
     )
     published = lake.table.publish()
-    assert (published.lost, published.snapshot, published.batch) == (1, 2, 2)
+    assert (published.lost, published.snapshot, published.batch) == (2, 3, 2)
     assert seen(lake) == {("a", 2), ("b", 2)}
     lake.reopen()
     assert lake.table.publish().lost is None
@@ -94,6 +99,37 @@ def test_the_only_snapshot(folder: Path) -> None:
     published = lake.table.publish()
     assert (published.lost, published.snapshot, published.batch) == (0, 1, 1)
     lake.finish_and_check()
+
+
+def test_the_only_snapshot_of_an_adopted_table(folder: Path) -> None:
+    """What was adopted is batch 0, and no batch need have touched it since."""
+    lake = Lake(folder)
+    lake.lay("x.parquet", [row("old", day, 1) for day in (0, 1, 2)])
+    lake.table.adopt()
+    lake.land("1.jsonl", [row("a", 0, 2)])
+    lake.table.append(host="local")
+    lose_head(lake, lake.table._table.objects.snapshots)
+    published = lake.table.publish()
+    assert (published.lost, published.snapshot, published.rows) == (0, 1, 3)
+    lake.finish_and_check()
+
+
+def test_what_the_lost_snapshot_may_have_expired_stays_so(folder: Path) -> None:
+    """A vacuum may have deleted its files, and the snapshot that told so is gone."""
+    lake = Lake(folder, keep_snapshots=2, superseded_retention="0s", strategy="rewrite")
+    for night in range(1, 6):
+        land(lake, night, "ab")
+        lake.run()
+    lake.table.vacuum(dry=False)
+    kept = {link.number for link in lake.table.snapshots()}
+    land(lake, 6, "a")
+    lake.table.append(host="local")
+    lose_head(lake, lake.table._table.objects.snapshots)
+    lake.table.publish()
+    numbers = {link.number for link in lake.table.snapshots()}
+    assert numbers - kept == {max(numbers)}
+    for number in numbers:
+        lake.table.to_arrow(number).read_all()
 
 
 def test_a_snapshot_that_showed_what_was_compacted(lake: Lake) -> None:
@@ -154,6 +190,47 @@ def test_newest_ledger_entry_that_is_merged_alone(lake: Lake) -> None:
     lake.run()
     assert seen(lake) == {("a", 4), ("b", 2), ("c", 3), ("d", 4)}
     assert all(p.balanced for p in lake.table.reconcile(deep=True).proof)
+
+
+def test_partitions_that_the_next_batches_do_not_touch(lake: Lake) -> None:
+    """They merged the lost entry too, and are met when something is merged into them again, however late."""
+    land(lake, 3, "c")
+    lake.table.append(host="local")
+    lake.table.dedupe()
+    lose_head(lake, lake.table._table.objects.ledger)
+    (lake.root / "landing/3.jsonl").unlink()
+    lake.land("4.jsonl", [row("d", 0, 4)])
+    lake.table.append(host="local")
+    [failed] = [r for r in lake.table.dedupe() if r.status == "failed"]
+    assert failed.partition == f"d={DAYS[0]}"
+    with pytest.raises(DamagedTableError) as met:
+        lake.table.to_arrow("latest").read_all()
+    assert met.value.partition == f"d={DAYS[0]}"
+    lake.table.reprocess(lambda partition: partition == f"d={DAYS[0]}", source="landing", host="local")
+    lake.run()
+    lake.land("5.jsonl", [row("e", 0, 5)])
+    lake.run()
+    lake.land("6.jsonl", [row("f", 1, 6)])
+    lake.table.append(host="local")
+    [failed] = [r for r in lake.table.dedupe() if r.status == "failed"]
+    assert failed.partition == f"d={DAYS[1]}"
+    lake.table.reprocess(lambda partition: partition == f"d={DAYS[1]}", source="landing", host="local")
+    lake.run()
+    assert {k for k, _ in seen(lake)} == {"a", "b", "d", "e", "f"}
+    assert all(p.balanced for p in lake.table.reconcile(deep=True).proof)
+
+
+def test_newest_ledger_entry_whose_number_nobody_took(lake: Lake) -> None:
+    """The advice is to append first, which takes its landing files again."""
+    land(lake, 3, "ac")
+    lake.table.append(host="local")
+    lake.table.dedupe()
+    lose_head(lake, lake.table._table.objects.ledger)
+    lake.table.append(host="local")
+    assert {r.status for r in lake.table.dedupe()} == {"failed"}
+    lake.table.reprocess(source="landing", host="local")
+    lake.finish_and_check()
+    assert seen(lake) == {("a", 3), ("b", 2), ("c", 3)}
 
 
 def test_newest_spec(lake: Lake) -> None:
