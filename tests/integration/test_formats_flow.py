@@ -23,6 +23,7 @@ from pyarrow import orc
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, Reading, ReadSettings
+from lakeupsert.table import metadata
 from lakeupsert.testing.lake import Lake, row
 
 NARROW = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
@@ -212,7 +213,7 @@ def test_deep_sees_that_a_row_is_another_one(lake: Lake, kind: str) -> None:
         text = file.read_text().replace(f'"size":{stat.st_size}', f'"size":{path.stat().st_size}')
         now = path.stat()
         text = text.replace(f"{stat.st_mtime_ns}-{stat.st_ino}", f"{now.st_mtime_ns}-{now.st_ino}")
-        file.write_text(text)
+        file.write_bytes(metadata.encode({name: x for name, x in json.loads(text).items() if name != "digest"}))
     lake.reopen()
     differing = {p.partition: p.difference or "" for p in lake.table.reconcile(deep=True).unbalanced}
     assert [p.rpartition("=")[2] for p in differing] == ["2020-01-03"]
