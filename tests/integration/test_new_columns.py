@@ -261,6 +261,42 @@ def test_columns_that_are_text_are_not_told(content: str, tmp_path: Path) -> Non
     assert not told(lake.night(**{name: content}).append.warnings, "text for good")
 
 
+CODES = {
+    "zeros": ["02134"] * 3 + ["10234"] * 40,
+    "long": [str(10**18 - 21 + n) for n in range(22)],
+    "beyond": [*range(40), str(10**25)],
+    "decimals": [*(n + 0.5 for n in range(40)), "007.5"],
+    "both": [*range(40), "007", "oops"],
+    "nan": [*(n + 0.5 for n in range(40)), "nan"],  # double has it: no row would go to quarantine
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("what", "files"), [(what, files) for what in CODES for files in (1, 2) if (what, files) != ("nan", 2)]
+)
+def test_codes_are_text_on_purpose(
+    what: str, files: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As numbers they would lose their zeros or digits, without a row in quarantine: nobody may be told to make them numbers."""
+    monkeypatch.chdir(tmp_path)
+    lake = Lake(tmp_path)
+    values = sorted(CODES[what], key=lambda v: isinstance(v, str))  # two files: of numbers, and of codes
+    at = next(i for i, v in enumerate(values) if isinstance(v, str)) if files == 2 else 0
+    for name, some, first in (("a", values[at:], at), ("b", values[:at], 0)):
+        if some:
+            lake.land(f"{name}.{kind}", feed(kind, some, first))
+    for command in (["init", "landing", "--config", "o.toml", "--dry-run"], ["plan"], ["run", "--host", "local"]):
+        answer = CliRunner().invoke(main, [*command, "--json"])
+        assert not told(json.loads(answer.stdout)["warnings"], "'price'")
+
+
+def test_codes_hide_no_mistake_in_a_date(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    done = lake.night(a_csv=feed("csv", [*["2020-02-28"] * 20, "0007"]))
+    assert told(done.append.warnings, "'price'", "1 of 21 values", "'0007'", '"date"')
+
+
 @pytest.mark.spark
 def test_spark_tells_it_too(tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakeupsert.engine.spark.SURVEYED_HERE", 0)
