@@ -228,6 +228,11 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
     else:
         file = Path(path).expanduser().absolute() if path else _search()
         found, content = str(file), _local(file)
+    return parse(found, content, environment)
+
+
+def parse(found: str, content: bytes, environment: Mapping[str, str] = os.environ) -> Config:
+    """The configuration that a file has, or would have with this content; ``found`` is where it is."""
     try:
         document = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakeupsert.config import ENVIRONMENT_PREFIX, Config, toml_key
+from lakeupsert.config import ENVIRONMENT_PREFIX, Config, parse, toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 
 
@@ -19,9 +19,12 @@ class AliasEdit:
     path: Path
     text: str
     aliases: dict[str, str]
+    is_change: bool
 
     def write(self, renamed: str) -> None:
         """Put it in the place of the file; ``renamed`` is what an error says that is done already."""
+        if not self.is_change:
+            return
         target = self.path.resolve()
         new = target.with_name(f".{target.name}.new")
         try:
@@ -55,21 +58,30 @@ def edit_for(config: Config, table: str, old: str, new: str) -> AliasEdit:
         raise _refused(f"{path} can't be written by this user", table, old, new)
     text = path.read_bytes().decode()
     wanted = tomllib.loads(text)
-    read = wanted["tables"][table].setdefault("read", {})
-    read["aliases"] = aliases = followed(read.get("aliases", {}), old, new)
-    for edited in _edits(text, table, aliases):
+    before = wanted["tables"][table].get("read", {}).get("aliases", {})
+    aliases = followed(before, old, new)
+    if aliases != before:
+        wanted["tables"][table].setdefault("read", {})["aliases"] = aliases
+    for edited in [text] if aliases == before else _edits(text, table, aliases):
         try:
-            if tomllib.loads(edited) == wanted:
-                return AliasEdit(path, edited, aliases)
+            if tomllib.loads(edited) != wanted:
+                continue
+            parse(config.path, edited.encode())
         except tomllib.TOMLDecodeError:
             continue
+        except ConfigurationError as e:
+            raise _refused(f"the configuration would not load any more: {e.message}", table, old, new) from e
+        return AliasEdit(path, edited, aliases, is_change=edited != text)
     raise _refused(f"{path} has its settings for `read` in a form that can't be changed safely", table, old, new)
 
 
 def followed(aliases: dict[str, str], old: str, new: str) -> dict[str, str]:
-    """The aliases after a rename, with one for the old name: those of the column stand for its new name."""
+    """The aliases after a rename, with one for the old name: those of the column stand for its new name.
+
+    Names that differ by case alone are one column, which needs no alias for itself."""
     kept = {alias: column for alias, column in aliases.items() if alias.lower() not in (old.lower(), new.lower())}
-    return {alias: new if column.lower() == old.lower() else column for alias, column in kept.items()} | {old: new}
+    own = {} if old.lower() == new.lower() else {old: new}
+    return {alias: new if column.lower() == old.lower() else column for alias, column in kept.items()} | own
 
 
 def _refused(why: str, table: str, old: str, new: str) -> ConfigurationError:

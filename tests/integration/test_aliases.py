@@ -264,6 +264,23 @@ def test_rename_writes_its_alias_and_leaves_the_rest_of_the_file(given: str, add
     }
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("", {}), ('[tables.t.read]\naliases = { p = "price", k = "id" }\n', {"p": "Price", "k": "id"})],
+)
+def test_names_that_differ_by_case_alone_get_no_alias(given: str, wanted: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, given)
+    lake.night(**ROW)
+    before = lake.config.read_text()
+    answer = lake.json("schema", "rename", "price", "Price", "--alias")
+    assert answer["error"] is None
+    assert answer["result"]["aliases"] == wanted
+    assert (lake.config.read_text() == before) == (not given)
+    lake.table = Table.open(lake.config)
+    lake.night(**{**ROW, "id": "b", "version": 2})
+    assert lake.rows("id", "Price") == [("a", 1.5), ("b", 1.5)]
+
+
 @pytest.mark.parametrize("how", ["inline", "variable", "read-only", "address"])
 def test_rename_whose_alias_can_not_be_written_changes_nothing(
     how: str, lake: Lake, monkeypatch: pytest.MonkeyPatch
