@@ -170,6 +170,37 @@ def test_replayed_rows_bring_their_columns(kind: str, tmp_path: Path) -> None:
     assert lake.table.to_arrow().read_all().equals(before)
 
 
+@pytest.mark.parametrize(
+    ("ties", "impossible"), [("arrival", {"_lakeupsert_x": 1}), ("content", {"s": {"a": 1}}), ("content", {"s": [1]})]
+)
+def test_rows_with_a_column_that_the_table_can_not_have_stay_quarantined(
+    ties: str, impossible: dict[str, Any], tmp_path: Path
+) -> None:
+    """And stop no other row, also of the same batch; their other columns do not come."""
+    lake = Lake(tmp_path, ties=ties, more='[tables.t.schema]\nprice = "tinyint"\n')
+    lake.night(a_csv="id,day,version,price\na,2020-01-01,1,1\n")
+    row = {"id": "b", "day": "2020-01-01", "version": 1, "price": 1000}
+    lake.night(
+        b_jsonl=json.dumps({**row, **impossible, "shape": 1}) + "\n",
+        c_jsonl=json.dumps({**row, "id": "c", "size": 7}) + "\n",
+        d_csv="id,day,version,price\nd,2020-01-01,1,1000\n",
+    )
+    lake.config.write_text(lake.config.read_text().replace("tinyint", "int"))
+    lake.table = Table.open(lake.config)
+    done = lake.table.append(host="local", replay_quarantine=True)
+    assert done is not None
+    assert told(done.warnings, "'b.jsonl'", "quarantine")
+    assert (done.entry.rows_appended, done.entry.quarantined) == (2, {"bad_type": 1})
+    lake.table.run(host="local")
+    assert lake.table.status().quarantined == 1
+    assert lake.columns() == [*OWN, "size"]
+    assert lake.rows("id", "price", "size") == [("a", 1, None), ("c", 1000, 7), ("d", 1000, None)]
+    assert lake.table.append(host="local", replay_quarantine=True) is None
+    before = lake.table.to_arrow().read_all()
+    assert not lake.table.reprocess(source="landing", host="local").left
+    assert lake.table.to_arrow().read_all().equals(before)
+
+
 # ---------------------------------------------------------------- columns that a few values make text
 
 
