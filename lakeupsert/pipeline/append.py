@@ -620,7 +620,8 @@ def plan_spec(
         fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
         spec = evolve(known, pa.schema(fields))
         almost = _almost(table, known, spec, surveys, given, ahead=ahead)
-        return spec, [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
+        warnings = [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
+        return spec, [*warnings, *_taken_by_aliases(table, spec)]
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
         raise ConfigurationError(
@@ -649,7 +650,7 @@ def plan_spec(
         for n in spec.partition_by
         if n in text - {one.column for one in spec.partition_from} - almost.keys() and not all(s.typed for s in surveys)
     ]
-    return spec, [*warnings, *almost.values()]
+    return spec, [*warnings, *almost.values(), *_taken_by_aliases(table, spec)]
 
 
 def _almost(
@@ -740,6 +741,21 @@ def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> lis
         f"that do not fit {type_} go to quarantine"
         for name, type_ in types.items()
         if not same_values(widened(normal(given[name]), type_), type_)
+    ]
+
+
+def _taken_by_aliases(table: OpenTable, spec: TableSpec) -> list[str]:
+    """A warning for each column of the table whose values `aliases` put into another one. Where that other one was renamed from
+    it, they belong there: files went on with the old name, which became a column of its own."""
+    now = {field.id: field.name.lower() for field in spec.fields}
+    back = {(one.name.lower(), now[one.id]) for one in spec.renames if one.id in now}
+    own = {name.lower(): name for name in (*spec.schema.names, *([spec.delete.column] if spec.delete else [])) if name}
+    return [
+        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put what they "
+        f"have in {alias!r} into the column {column!r}; if that is not what you want, remove this alias and land the files of since "
+        "then under other names"
+        for alias, column in table.settings.read.aliases.items()
+        if alias.lower() in own and (alias.lower(), column.lower()) not in back
     ]
 
 

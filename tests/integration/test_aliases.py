@@ -224,6 +224,39 @@ def test_name_that_a_rename_gave_to_another_column_is_not_told(tmp_path: Path) -
     assert not lake.night(**{**ROW, "version": 2}).warnings
 
 
+# ---------------------------------------------------------------- an alias that is a column of the table
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_alias_that_takes_the_values_of_a_column_is_told(kind: str, tmp_path: Path) -> None:
+    def told(warnings: Any) -> list[str]:
+        return [w for w in warnings if "'price'" in w.lower() and "'cost'" in w and "aliases" in w]
+
+    lake = Lake(tmp_path)
+    assert not told(lake.night(kind, **ROW).warnings)
+    lake.configure('[tables.t.read]\naliases = { Price = "cost" }\n')
+    for night in (2, 3):
+        (lake.root / "landing" / f"{night}.{kind}").write_bytes(in_format(kind, [{**ROW, "version": night}]))
+        assert len(told(lake.json("plan")["warnings"])) == 1
+        answer = lake.json("run" if night == 2 else "append", "--host", "local")
+        assert len(told(answer["warnings"])) == 1
+        assert answer["error"] is None
+
+
+def test_alias_that_takes_the_operations_is_told(tmp_path: Path) -> None:
+    more = '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n[tables.t.read]\naliases = { op = "price" }\n'
+    lake = Lake(tmp_path, more)
+    assert any("'op'" in w and "'price'" in w for w in lake.night(id="a", day="2020-01-01", version=1, op="D").warnings)
+
+
+def test_alias_for_a_column_that_was_renamed_takes_nothing_away(lake: Lake) -> None:
+    """Also where files went on with the old name until the alias was there: it is what mends them."""
+    assert lake.night(**{**ROW, "version": 2}).warnings
+    lake.configure(ALIASES)
+    assert not lake.night(**{**ROW, "version": 3}).warnings
+    assert lake.rows("unit_price", "price") == [(1.5, None)]
+
+
 # ---------------------------------------------------------------- schema rename --alias
 
 
