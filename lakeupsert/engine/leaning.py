@@ -62,9 +62,7 @@ def has_codes(text: Any) -> bool:
     return bool(true(pc.match_substring_regex(text, _CODE)).any())
 
 
-def of_block(
-    valid: Any, bad: Any, type_: Any, found: Callable[[int], Found], *, codes: bool = False
-) -> Leaning | None:
+def of_block(valid: Any, bad: Any, type_: Any, found: Callable[[int], Found], *, codes: bool = False) -> Leaning | None:
     """Of values of which the ``bad`` are not of ``type_`` (masks of numpy); None where there is no value.
 
     ``found`` tells of a row what is in it."""

@@ -89,7 +89,6 @@ def new_columns_of(job: AppendJob, files: Sequence[Replayed], renames_of: Callab
     Raises DamagedTableError as `replay_rows` does.
     """
     found = []
-    spec = job.spec
     for file in files:
         with opened(job.store, file.name) as source:
             rows = pq.read_table(source)

@@ -11,7 +11,6 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 """
 
 import dataclasses
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import QUARANTINE_FLOOR, Reading, toml_key
+from lakeupsert.config import QUARANTINE_FLOOR, Reading, followed, toml_aliases, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -709,12 +708,20 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
     for path, renamed in files:
         for names in renamed.items():
             found.setdefault(names, set()).add(path)
+    reading, aliases = table.settings.reading, dict(table.settings.read.aliases)
+    for own, new in found:
+        aliases = followed(aliases, reading.called(own), new)
     return [
-        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {old!r}, and these files still have the old "
-        f"name, which is now a column of its own; set `aliases = {{ {toml_key(old)} = {json.dumps(new, ensure_ascii=False)} }}` "
-        f"under [tables.{table.name}.read] before the next files come"
-        for (old, new), paths in found.items()
+        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.called(own)!r}, and these files "
+        f"still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
+        f"[tables.{table.name}.read] before the next files come"
+        for (own, new), paths in found.items()
     ]
+
+
+def _old_name(own: str, reading: Reading) -> str:
+    old = reading.called(own)
+    return "the old name" if old == own else f"{own!r}, an alias of {old!r}"
 
 
 def _files(paths: Collection[str]) -> str:
@@ -751,9 +758,9 @@ def _taken_by_aliases(table: OpenTable, spec: TableSpec) -> list[str]:
     back = {(one.name.lower(), now[one.id]) for one in spec.renames if one.id in now}
     own = {name.lower(): name for name in (*spec.schema.names, *([spec.delete.column] if spec.delete else [])) if name}
     return [
-        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put what they "
-        f"have in {alias!r} into the column {column!r}; if that is not what you want, remove this alias and land the files of since "
-        "then under other names"
+        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put what "
+        f"they have in {alias!r} into the column {column!r}; if that is wrong, remove this alias and land the files that came "
+        "since then under other names"
         for alias, column in table.settings.read.aliases.items()
         if alias.lower() in own and (alias.lower(), column.lower()) not in back
     ]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,30 @@ def test_name_that_a_rename_gave_to_another_column_is_not_told(tmp_path: Path) -
     lake.table.rename_column("price", "unit_price")
     lake.table.rename_column("cost", "price")
     assert not lake.night(**{**ROW, "version": 2}).warnings
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("own", ["price", "Unit_Price", "up"])
+def test_line_that_is_proposed_can_be_used_as_it_is(own: str, kind: str, tmp_path: Path) -> None:
+    """Where the old name has aliases, and where several columns were renamed."""
+    given = '[tables.t.read]\naliases = { price = "up", unit_price = "up" }\n'
+    lake = Lake(tmp_path, given)
+    lake.night(id="a", day="2020-01-01", version=1, price=1.5, size=1)
+    lake.table.rename_column("up", "up2")
+    lake.table.rename_column("size", "size2")
+    row = {"id": "b", "day": "2020-01-01", "version": 1, own: 2.5, "size": 2}
+    (lake.root / "landing" / f"2.{kind}").write_bytes(in_format(kind, [row]))
+    lines = set()
+    for found in (lake.table.plan().notes, lake.json("run", "--host", "local")["warnings"]):
+        texts = [w for w in found if "'up2'" in w]
+        assert len(texts) == 1
+        assert repr(own) in texts[0]
+        lines |= set(re.findall(r"`(aliases = .*?)`", "".join(found)))
+    [line] = lines
+    lake.configure(f"[tables.t.read]\n{line}\n")
+    lake.nights = 2
+    assert not lake.night(kind, **{**row, "id": "c"}).warnings
+    assert lake.rows("id", "up2", "size2") == [("a", 1.5, 1), ("b", None, None), ("c", 2.5, 2)]
 
 
 # ---------------------------------------------------------------- an alias that is a column of the table
