@@ -148,6 +148,11 @@ def test_lines_of_json_may_not_change_between_both_names(lake: Lake, monkeypatch
     done = lake.table.run(host="local").append
     assert done is not None
     assert done.entry.quarantined == {"unreadable_file": 1}
+    [reason] = done.examples.values()
+    assert all(text in reason for text in ("'price'", "'unit_price'", "`aliases`", "two files"))
+    for name, content in zip(("3.jsonl", "4.jsonl"), lines.splitlines(keepends=True), strict=True):  # as it says
+        (lake.root / "landing" / name).write_bytes(content)
+    assert lake.table.run(host="local").append.entry.rows_appended == 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
