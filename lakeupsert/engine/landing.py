@@ -275,8 +275,8 @@ def _as_aliased(path: str, names: Iterable[str], reading: Reading) -> dict[str, 
         if other.lower() != name.lower():
             raise UnreadableFileError(
                 path,
-                f"The file has both {other!r} and {name!r}, and by `aliases` under [read] both are the column {new!r}. Nobody can "
-                "tell which value counts, so no row was taken. Land the rows again in two files, each with one of the two names.",
+                f"The file has both {other!r} and {name!r}, and by `aliases` under [read] both are the column {new!r}. Nobody "
+                "can tell which value counts, so no row was taken. Land the rows in two files, each with one of these names.",
             )
         own[new] = name
     return own

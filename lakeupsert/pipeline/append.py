@@ -564,7 +564,8 @@ def _fruitless(
     if not fruitless or (known is None and not accepted):
         return []
     try:
-        without, _ = plan_spec(table, known, [s for s in planned if s.path not in fruitless])
+        # Without leanings: to warn of them landing files are read, and these warnings are not wanted.
+        without, _ = plan_spec(table, known, [replace(s, leanings={}) for s in planned if s.path not in fruitless])
     except ConfigurationError:
         return []
     same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
