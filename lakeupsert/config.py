@@ -180,6 +180,21 @@ def toml_key(text: str) -> str:
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
 
 
+def toml_aliases(aliases: Mapping[str, str]) -> str:
+    """The line that sets them."""
+    pairs = (f"{toml_key(alias)} = {json.dumps(column, ensure_ascii=False)}" for alias, column in aliases.items())
+    return f"aliases = {{ {', '.join(pairs)} }}"
+
+
+def followed(aliases: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+    """The aliases after a rename, with one for the old name: those of the column stand for its new name.
+
+    Names that differ by case alone are one column, which needs no alias for itself."""
+    kept = {alias: column for alias, column in aliases.items() if alias.lower() not in (old.lower(), new.lower())}
+    own = {} if old.lower() == new.lower() else {old: new}
+    return {alias: new if column.lower() == old.lower() else column for alias, column in kept.items()} | own
+
+
 LONGEST = timedelta(days=36_500)
 """The longest duration of a setting; what is to be for ever has none."""
 LEAST_BUCKET = 1 << 10
@@ -228,6 +243,11 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
     else:
         file = Path(path).expanduser().absolute() if path else _search()
         found, content = str(file), _local(file)
+    return parse(found, content, environment)
+
+
+def parse(found: str, content: bytes, environment: Mapping[str, str] = os.environ) -> Config:
+    """The configuration that a file has, or would have with this content; ``found`` is where it is."""
     try:
         document = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakeupsert.config import ENVIRONMENT_PREFIX, Config, toml_key
+from lakeupsert.config import ENVIRONMENT_PREFIX, Config, followed, parse, toml_aliases, toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 
 
@@ -19,9 +19,12 @@ class AliasEdit:
     path: Path
     text: str
     aliases: dict[str, str]
+    is_change: bool
 
     def write(self, renamed: str) -> None:
         """Put it in the place of the file; ``renamed`` is what an error says that is done already."""
+        if not self.is_change:
+            return
         target = self.path.resolve()
         new = target.with_name(f".{target.name}.new")
         try:
@@ -33,7 +36,8 @@ class AliasEdit:
             raise LakeupsertError(
                 "configuration-not-written",
                 f"{renamed}, but the alias was not written to {self.path}: {e.strerror}.",
-                next=f"make the file writable and run the same command again, or write into it yourself: {_line(self.aliases)}",
+                next="make the file writable and run the same command again, or write into it yourself: "
+                f"{toml_aliases(self.aliases)}",
                 data_changed=True,
             ) from e
 
@@ -55,37 +59,30 @@ def edit_for(config: Config, table: str, old: str, new: str) -> AliasEdit:
         raise _refused(f"{path} can't be written by this user", table, old, new)
     text = path.read_bytes().decode()
     wanted = tomllib.loads(text)
-    read = wanted["tables"][table].setdefault("read", {})
-    read["aliases"] = aliases = followed(read.get("aliases", {}), old, new)
-    for edited in _edits(text, table, aliases):
+    before = wanted["tables"][table].get("read", {}).get("aliases", {})
+    aliases = followed(before, old, new)
+    if aliases != before:
+        wanted["tables"][table].setdefault("read", {})["aliases"] = aliases
+    for edited in [text] if aliases == before else _edits(text, table, aliases):
         try:
-            if tomllib.loads(edited) == wanted:
-                return AliasEdit(path, edited, aliases)
+            if tomllib.loads(edited) != wanted:
+                continue
+            parse(config.path, edited.encode())
         except tomllib.TOMLDecodeError:
             continue
+        except ConfigurationError as e:
+            raise _refused(f"the configuration would not load any more: {e.message}", table, old, new) from e
+        return AliasEdit(path, edited, aliases, is_change=edited != text)
     raise _refused(f"{path} has its settings for `read` in a form that can't be changed safely", table, old, new)
-
-
-def followed(aliases: dict[str, str], old: str, new: str) -> dict[str, str]:
-    """The aliases after a rename, with one for the old name: those of the column stand for its new name."""
-    kept = {alias: column for alias, column in aliases.items() if alias.lower() not in (old.lower(), new.lower())}
-    return {alias: new if column.lower() == old.lower() else column for alias, column in kept.items()} | {old: new}
 
 
 def _refused(why: str, table: str, old: str, new: str) -> ConfigurationError:
     return ConfigurationError(
         "configuration-not-editable",
         f"The alias can't be written: {why}. Nothing was changed.",
-        next=f"run the command without --alias, and write under [tables.{toml_key(table)}.read] yourself: {_line({old: new})}",
+        next=f"run the command without --alias, and write under [tables.{toml_key(table)}.read] yourself: "
+        f"{toml_aliases({old: new})}",
     )
-
-
-def _line(aliases: dict[str, str]) -> str:
-    return f"aliases = {{ {', '.join(_pair(*one) for one in aliases.items())} }}"
-
-
-def _pair(alias: str, column: str) -> str:
-    return f"{toml_key(alias)} = {json.dumps(column, ensure_ascii=False)}"
 
 
 def _edits(text: str, table: str, aliases: dict[str, str]) -> Iterator[str]:
@@ -100,18 +97,22 @@ def _edits(text: str, table: str, aliases: dict[str, str]) -> Iterator[str]:
             there = [_parsed(line) for line in own]
             same = {alias: column for alias, column in aliases.items() if {alias: column} in there}
             kept = [line for line in own if not _parsed(line) or _parsed(line).items() <= same.items()]
-            new = [_pair(*one) + end for one in aliases.items() if one[0] not in same]
+            new = [
+                f"{toml_key(alias)} = {json.dumps(column, ensure_ascii=False)}{end}"
+                for alias, column in aliases.items()
+                if alias not in same
+            ]
             yield "".join([*before, *new, *kept, *behind])
         elif header == ["tables", table, "read"]:
             at = next((i for i, line in enumerate(own) if "aliases" in _parsed(line)), None)
             if at is None:
-                yield "".join([*before, _line(aliases) + end, *own, *behind])
+                yield "".join([*before, toml_aliases(aliases) + end, *own, *behind])
             else:
                 comment = own[at].rpartition("}")[2].strip()
-                changed = f"{_line(aliases)}{'  ' if comment else ''}{comment}{end}"
+                changed = f"{toml_aliases(aliases)}{'  ' if comment else ''}{comment}{end}"
                 yield "".join([*before, *own[:at], changed, *own[at + 1 :], *behind])
     gap = "" if text.endswith("\n") or not text else end
-    yield f"{text}{gap}{end}[tables.{toml_key(table)}.read]{end}{_line(aliases)}{end}"
+    yield f"{text}{gap}{end}[tables.{toml_key(table)}.read]{end}{toml_aliases(aliases)}{end}"
 
 
 def _header(line: str) -> list[str]:

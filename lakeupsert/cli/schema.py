@@ -77,7 +77,10 @@ def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer
     answer = _changed(call, change, dry_run, warnings)
     if edit is None:
         return answer
-    written = f"  {'would be written' if dry_run else 'written'} to {edit.path}: {edit.aliases}"
+    if edit.is_change:
+        written = f"  {'would be written' if dry_run else 'written'} to {edit.path}: {edit.aliases}"
+    else:
+        written = f"  {edit.path} needs no alias: names that differ by case alone are one column"
     return replace(answer, result={**answer.result, "aliases": edit.aliases}, text=f"{answer.text}\n{written}")
 
 

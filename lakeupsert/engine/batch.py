@@ -114,7 +114,8 @@ class FileRead(msgspec.Struct, frozen=True, tag=True):
     sha256: str | None
     operations: bool
     renamed: dict[str, str] = {}
-    """Columns that it brings under the name that they had before a rename alone: that name, and the one of now."""
+    """Columns that it brings under the name that they had before a rename alone, or under an alias of that: what the file calls
+    them, and the name of now."""
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):
@@ -257,7 +258,7 @@ def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | A
     with QuarantineWriter(job) as quarantine:
         for given in inputs:
             rows_read = rows_accepted = 0
-            names: set[str] = set()
+            names: dict[str, str] = {}
             begins = given.row_groups is None or given.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:

@@ -219,12 +219,22 @@ class Renamed:
         return self.block.arrow(rows)
 
 
+def names_in_file(block: Block) -> dict[str, str]:
+    """The block's columns, each with the name that its file has for it."""
+    if not isinstance(block, Renamed):
+        return {name: name for name in block.names}
+    inner = names_in_file(block.block)
+    return {name: inner[own] for name, own in block.own.items()}
+
+
 @dataclass(frozen=True)
 class Columns:
-    """What a text file tells: its columns (``pyarrow.Schema``), and of those whose type was inferred what most values are."""
+    """What a text file tells: its columns (``pyarrow.Schema``), of those whose type was inferred what most values are, and what
+    it calls those that have another name by `aliases`."""
 
     schema: Any
     leanings: dict[str, Leaning]
+    own: dict[str, str] = field(default_factory=dict)
 
 
 def check_names(path: str, names: Sequence[str]) -> None:

@@ -398,7 +398,8 @@ def _leaning(values: Sequence[Any], type_: Any, places: Any, path: str) -> Leani
         return leaning.of_text(text, type_, TEMPORAL, places, path)
     of_numbers = pa.float64() if kinds[_Number] else pa.int64()
     type_ = pa.bool_() if kinds[bool] > numbers else of_numbers
-    return leaning.of_block(valid, _array(values, type_)[1], type_, found)
+    codes = leaning.has_codes(pa.array([v for v in values if type(v) is str], pa.string()))
+    return leaning.of_block(valid, _array(values, type_)[1], type_, found, codes=codes)
 
 
 def _grown(values: Sequence[Any], type_: Any) -> Any:

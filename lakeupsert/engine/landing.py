@@ -39,6 +39,7 @@ from lakeupsert.engine.blocks import (
     Renamed,
     UnplannedColumnError,
     UnreadableFileError,
+    names_in_file,
 )
 from lakeupsert.engine.columns import brought
 from lakeupsert.engine.convert import convert, true
@@ -133,6 +134,7 @@ class Survey:
         row_groups: of a Parquet file; 0 for the others, which can't be shared between tasks.
         rows: of a Parquet file, by its footer; None for the others.
         leanings: of text columns whose types were inferred what most of their values are.
+        own: what the file itself calls the columns that have another name by `aliases`.
     """
 
     path: str
@@ -143,6 +145,7 @@ class Survey:
     row_groups: int = 0
     rows: int | None = None
     leanings: dict[str, Leaning] = dataclasses.field(default_factory=dict)
+    own: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,8 @@ class Rows:
 
     accepted: Any
     quarantined: Any
-    names: frozenset[str]
-    """The columns that rows of the block bring, as the table calls them."""
+    names: dict[str, str]
+    """The columns that rows of the block bring, as the table calls them, and as their file does."""
 
 
 def format_of(path: str, configured: str) -> str | None:
@@ -206,11 +209,12 @@ def survey(
         with store.open(file.path, file.etag) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
-                schema = _aliased_columns(Columns(schema, {}), file.path, reading).schema
-                return Survey(file.path, schema, True, row_groups=footer.num_row_groups, rows=footer.num_rows)
+                found = _aliased_columns(Columns(schema, {}), file.path, reading)
+                groups, rows = footer.num_row_groups, footer.num_rows
+                return Survey(file.path, found.schema, True, row_groups=groups, rows=rows, own=found.own)
             text = _text(source, file, kind, reading)
             found = _columns_of(text, file, kind, reading, known, text_columns)
-            return Survey(file.path, found.schema, kind in TYPED, leanings=found.leanings)
+            return Survey(file.path, found.schema, kind in TYPED, leanings=found.leanings, own=found.own)
     except NotFoundError:
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
@@ -257,7 +261,8 @@ def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
         return columns
     called = _as_aliased(path, columns.schema.names, reading)
     schema = pa.schema([(new, columns.schema.field(own).type) for new, own in called.items()])
-    return Columns(schema, {reading.called(own): one for own, one in columns.leanings.items()})
+    leanings = {reading.called(own): one for own, one in columns.leanings.items()}
+    return Columns(schema, leanings, {new: own for new, own in called.items() if new != own})
 
 
 def _as_aliased(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:
@@ -270,7 +275,8 @@ def _as_aliased(path: str, names: Iterable[str], reading: Reading) -> dict[str, 
         if other.lower() != name.lower():
             raise UnreadableFileError(
                 path,
-                f"The file has the columns {other!r} and {name!r}, and `aliases` under [read] makes one column of them, {new!r}.",
+                f"The file has both {other!r} and {name!r}, and by `aliases` under [read] both are the column {new!r}. Nobody "
+                "can tell which value counts, so no row was taken. Land the rows in two files, each with one of these names.",
             )
         own[new] = name
     return own
@@ -384,7 +390,9 @@ def beginning(
             left -= len(tables[-1])
             if left <= 0:
                 break
-    return Beginning(pa.concat_tables(tables), Survey(file.path, schema, kind in TYPED, leanings=found.leanings))
+    return Beginning(
+        pa.concat_tables(tables), Survey(file.path, schema, kind in TYPED, leanings=found.leanings, own=found.own)
+    )
 
 
 def line_of(store: ObjectStore, found: Found, reading: Reading) -> int | None:
@@ -684,7 +692,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         names = ", ".join(sorted(missing))
         reason = f"The file has no column {names}, and every row needs one in its key, partition and order."
         refusals.add("missing_column", np.full(count, True), reason)
-        return Rows(_accepted_schema(spec).empty_table(), refusals.table(), frozenset(block.names))
+        return Rows(_accepted_schema(spec).empty_table(), refusals.table(), names_in_file(block))
 
     columns, partition_unfit, grown = _columns(block, refusals, rules, _given(path, rules))
     if grown and not surveyed:
@@ -716,7 +724,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     accepted = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     if refusals.refused.any():
         accepted = accepted.filter(pa.array(~refusals.refused))
-    return Rows(accepted, refusals.table(), frozenset(block.names))
+    return Rows(accepted, refusals.table(), names_in_file(block))
 
 
 def new_columns(block: Block, spec: TableSpec) -> set[str]:

@@ -31,6 +31,8 @@ from lakeupsert.engine.landing import (
     new_columns,
     take,
 )
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.table.evolution import evolve
 from lakeupsert.table.ledger import Replayed
 from lakeupsert.table.spec import FILE, PLACE
 
@@ -87,18 +89,31 @@ def new_columns_of(job: AppendJob, files: Sequence[Replayed], renames_of: Callab
     Raises DamagedTableError as `replay_rows` does.
     """
     found = []
-    spec = job.spec
     for file in files:
         with opened(job.store, file.name) as source:
             rows = pq.read_table(source)
         for block, landed, batch in _blocks(rows) if "arrow" in rows.schema.names else ():
             block = _as_called_now(block, landed, job, renames_of(batch))
-            new = new_columns(block, spec)
+            new = _new_columns(block, landed, job)
             if new and take(block, frozenset(), landed, job.rules).accepted.num_rows:
-                typed = format_of(landed, job.reading.format) in TYPED
-                schema = pa.schema([(name, block.type_of(name, typed=typed)) for name in block.names if name in new])
-                found.append(Survey(landed, schema, typed))
+                found.append(Survey(landed, new, format_of(landed, job.reading.format) in TYPED))
     return found
+
+
+def _new_columns(block: Block, landed: str, job: AppendJob) -> Any:
+    """The columns of a block that the table lacks, as a ``pyarrow.Schema``."""
+    new = new_columns(block, job.spec)
+    typed = format_of(landed, job.reading.format) in TYPED
+    return pa.schema([(name, block.type_of(name, typed=typed)) for name in block.names if name in new])
+
+
+def _is_unfit(block: Block, landed: str, job: AppendJob) -> bool:
+    """Whether the block has a column that the table can't have: no row of it passes, or that column would go lost."""
+    try:
+        evolve(job.spec, _new_columns(block, landed, job))
+    except ConfigurationError:
+        return True
+    return False
 
 
 def _tried(rows: Any, job: AppendJob, renames_of: Callable[[str], int]) -> tuple[list[Any], Any]:
@@ -107,7 +122,10 @@ def _tried(rows: Any, job: AppendJob, renames_of: Callable[[str], int]) -> tuple
     stays = np.ones(rows.num_rows, bool)
     accepted = []
     for block, landed, batch in _blocks(rows):
-        taken = take(_as_called_now(block, landed, job, renames_of(batch)), frozenset(), landed, job.rules)
+        block = _as_called_now(block, landed, job, renames_of(batch))
+        if _is_unfit(block, landed, job):
+            continue
+        taken = take(block, frozenset(), landed, job.rules)
         stays[taken.accepted[PLACE].to_numpy()] = False
         if taken.accepted.num_rows:
             accepted.append(taken.accepted)

@@ -11,7 +11,6 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 """
 
 import dataclasses
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import QUARANTINE_FLOOR, Reading, toml_key
+from lakeupsert.config import QUARANTINE_FLOOR, Reading, followed, toml_aliases, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -565,7 +564,8 @@ def _fruitless(
     if not fruitless or (known is None and not accepted):
         return []
     try:
-        without, _ = plan_spec(table, known, [s for s in planned if s.path not in fruitless])
+        # Without leanings: to warn of them landing files are read, and these warnings are not wanted.
+        without, _ = plan_spec(table, known, [replace(s, leanings={}) for s in planned if s.path not in fruitless])
     except ConfigurationError:
         return []
     same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
@@ -620,7 +620,8 @@ def plan_spec(
         fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
         spec = evolve(known, pa.schema(fields))
         almost = _almost(table, known, spec, surveys, given, ahead=ahead)
-        return spec, [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
+        warnings = [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
+        return spec, [*warnings, *_taken_by_aliases(table, spec)]
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
         raise ConfigurationError(
@@ -649,7 +650,7 @@ def plan_spec(
         for n in spec.partition_by
         if n in text - {one.column for one in spec.partition_from} - almost.keys() and not all(s.typed for s in surveys)
     ]
-    return spec, [*warnings, *almost.values()]
+    return spec, [*warnings, *almost.values(), *_taken_by_aliases(table, spec)]
 
 
 def _almost(
@@ -708,12 +709,20 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
     for path, renamed in files:
         for names in renamed.items():
             found.setdefault(names, set()).add(path)
+    reading, aliases = table.settings.reading, dict(table.settings.read.aliases)
+    for own, new in found:
+        aliases = followed(aliases, reading.called(own), new)
     return [
-        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {old!r}, and these files still have the old "
-        f"name, which is now a column of its own; set `aliases = {{ {toml_key(old)} = {json.dumps(new, ensure_ascii=False)} }}` "
-        f"under [tables.{table.name}.read] before the next files come"
-        for (old, new), paths in found.items()
+        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.called(own)!r}, and these files "
+        f"still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
+        f"[tables.{table.name}.read] before the next files come"
+        for (own, new), paths in found.items()
     ]
+
+
+def _old_name(own: str, reading: Reading) -> str:
+    old = reading.called(own)
+    return "the old name" if old == own else f"{own!r}, an alias of {old!r}"
 
 
 def _files(paths: Collection[str]) -> str:
@@ -740,6 +749,21 @@ def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> lis
         f"that do not fit {type_} go to quarantine"
         for name, type_ in types.items()
         if not same_values(widened(normal(given[name]), type_), type_)
+    ]
+
+
+def _taken_by_aliases(table: OpenTable, spec: TableSpec) -> list[str]:
+    """A warning for each column of the table whose values `aliases` put into another one. Where that other one was renamed from
+    it, they belong there: files went on with the old name, which became a column of its own."""
+    now = {field.id: field.name.lower() for field in spec.fields}
+    back = {(one.name.lower(), now[one.id]) for one in spec.renames if one.id in now}
+    own = {name.lower(): name for name in (*spec.schema.names, *([spec.delete.column] if spec.delete else [])) if name}
+    return [
+        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put what "
+        f"they have in {alias!r} into the column {column!r}; if that is wrong, remove this alias and land the files that came "
+        "since then under other names"
+        for alias, column in table.settings.read.aliases.items()
+        if alias.lower() in own and (alias.lower(), column.lower()) not in back
     ]
 
 

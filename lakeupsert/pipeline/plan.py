@@ -277,7 +277,8 @@ def _next_spec(table: OpenTable, files: Sequence[LandingInput], known: TableSpec
     unfit = {one.path for one in unfit_files(known, surveys)}
     spec, warnings = plan_spec(table, known, [s for s in surveys if s.path not in unfit], ahead=True)
     notes += warnings
-    renamed = ((s.path, spec.under_old_names(map(known.called, s.schema.names))) for s in surveys)
+    names = ((s.path, {known.called(n): s.own.get(n, n) for n in s.schema.names}) for s in surveys)
+    renamed = ((path, spec.under_old_names(of_file)) for path, of_file in names)
     notes += under_old_names(table, renamed)
     return spec
 

@@ -22,7 +22,7 @@ from lakeupsert.engine.batch import AppendJob, Refused, Report, touched_by
 from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, examples_of, plan_spec
+from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, examples_of, plan_spec, unfit_files
 from lakeupsert.pipeline.keyindex import placed
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import races_exhausted
@@ -71,9 +71,11 @@ def replay(
         progress(f"trying {rows} quarantined rows again")
         renames = renames_of(table, spec, head.number)
         if new := new_columns_of(job, files, renames):  # columns come with accepted rows, of whatever batch
-            spec, warnings = plan_spec(table, spec_head.body, new)
+            fit = [survey for survey in new if not list(unfit_files(spec, [survey]))]
+            spec, warnings = plan_spec(table, spec_head.body, fit)
+            warnings += [f"rows of {one.path!r} stay quarantined: {one.reason}" for one in unfit_files(spec, new)]
             rules = RowRules(spec, job.rules.received_at)
-            job = replace(job, rules=rules, spec_version=spec_head.number + 1)
+            job = replace(job, rules=rules, spec_version=spec_head.number + (spec is not spec_head.body))
         planned = spec is not spec_head.body
         replayed, reports = replay_rows(job, files, renames)
         if not replayed:

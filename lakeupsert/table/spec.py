@@ -6,7 +6,7 @@ the names of its time, and a name that is used anew never shows what another col
 
 import base64
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal
 
@@ -304,14 +304,16 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         now = {field.id: field.name for field in self.fields}
         return {name: now.get(id_) for id_, name in then.items()}
 
-    def under_old_names(self, names: Iterable[str]) -> dict[str, str]:
-        """Of the columns that a landing file brings those that it calls as they were called before a rename, and not as they are
-        now: both names. A name that a rename gave to another column since is that column's."""
-        found = {name.lower() for name in names}
+    def under_old_names(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Of the columns that a landing file brings those that come as they were called before a rename, and not as they are now:
+        the file's name and that of now. A name that a rename gave to another column since is that column's.
+
+        ``names``: of each column its name by `aliases`, or else in the file, and the file's own."""
+        found = {name.lower(): own for name, own in names.items()}
         now = {field.id: field.name for field in self.fields}
         given = {field.name.lower(): field.id for field in self.fields}
         return {
-            one.name: now[one.id]
+            found[one.name.lower()]: now[one.id]
             for one in self.renames
             if one.id in now
             and one.name.lower() in found

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,11 @@ def test_lines_of_json_may_not_change_between_both_names(lake: Lake, monkeypatch
     done = lake.table.run(host="local").append
     assert done is not None
     assert done.entry.quarantined == {"unreadable_file": 1}
+    [reason] = done.examples.values()
+    assert all(text in reason for text in ("'price'", "'unit_price'", "`aliases`", "two files"))
+    for name, content in zip(("3.jsonl", "4.jsonl"), lines.splitlines(keepends=True), strict=True):  # as it says
+        (lake.root / "landing" / name).write_bytes(content)
+    assert lake.table.run(host="local").append.entry.rows_appended == 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -224,6 +230,63 @@ def test_name_that_a_rename_gave_to_another_column_is_not_told(tmp_path: Path) -
     assert not lake.night(**{**ROW, "version": 2}).warnings
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("own", ["price", "Unit_Price", "up"])
+def test_line_that_is_proposed_can_be_used_as_it_is(own: str, kind: str, tmp_path: Path) -> None:
+    """Where the old name has aliases, and where several columns were renamed."""
+    given = '[tables.t.read]\naliases = { price = "up", unit_price = "up" }\n'
+    lake = Lake(tmp_path, given)
+    lake.night(id="a", day="2020-01-01", version=1, price=1.5, size=1)
+    lake.table.rename_column("up", "up2")
+    lake.table.rename_column("size", "size2")
+    row = {"id": "b", "day": "2020-01-01", "version": 1, own: 2.5, "size": 2}
+    (lake.root / "landing" / f"2.{kind}").write_bytes(in_format(kind, [row]))
+    lines = set()
+    for found in (lake.table.plan().notes, lake.json("run", "--host", "local")["warnings"]):
+        texts = [w for w in found if "'up2'" in w]
+        assert len(texts) == 1
+        assert repr(own) in texts[0]
+        lines |= set(re.findall(r"`(aliases = .*?)`", "".join(found)))
+    [line] = lines
+    lake.configure(f"[tables.t.read]\n{line}\n")
+    lake.nights = 2
+    assert not lake.night(kind, **{**row, "id": "c"}).warnings
+    assert lake.rows("id", "up2", "size2") == [("a", 1.5, 1), ("b", None, None), ("c", 2.5, 2)]
+
+
+# ---------------------------------------------------------------- an alias that is a column of the table
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_alias_that_takes_the_values_of_a_column_is_told(kind: str, tmp_path: Path) -> None:
+    def told(warnings: Any) -> list[str]:
+        return [w for w in warnings if "'price'" in w.lower() and "'cost'" in w and "aliases" in w]
+
+    lake = Lake(tmp_path)
+    assert not told(lake.night(kind, **ROW).warnings)
+    lake.configure('[tables.t.read]\naliases = { Price = "cost" }\n')
+    for night in (2, 3):
+        (lake.root / "landing" / f"{night}.{kind}").write_bytes(in_format(kind, [{**ROW, "version": night}]))
+        assert len(told(lake.json("plan")["warnings"])) == 1
+        answer = lake.json("run" if night == 2 else "append", "--host", "local")
+        assert len(told(answer["warnings"])) == 1
+        assert answer["error"] is None
+
+
+def test_alias_that_takes_the_operations_is_told(tmp_path: Path) -> None:
+    more = '[tables.t.delete]\ncolumn = "op"\nvalues = ["D"]\n[tables.t.read]\naliases = { op = "price" }\n'
+    lake = Lake(tmp_path, more)
+    assert any("'op'" in w and "'price'" in w for w in lake.night(id="a", day="2020-01-01", version=1, op="D").warnings)
+
+
+def test_alias_for_a_column_that_was_renamed_takes_nothing_away(lake: Lake) -> None:
+    """Also where files went on with the old name until the alias was there: it is what mends them."""
+    assert lake.night(**{**ROW, "version": 2}).warnings
+    lake.configure(ALIASES)
+    assert not lake.night(**{**ROW, "version": 3}).warnings
+    assert lake.rows("unit_price", "price") == [(1.5, None)]
+
+
 # ---------------------------------------------------------------- schema rename --alias
 
 
@@ -262,6 +325,23 @@ def test_rename_writes_its_alias_and_leaves_the_rest_of_the_file(given: str, add
         **{alias: "price" if of == "unit_price" else of for alias, of in wanted.items() if alias != "price"},
         "unit_price": "price",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("", {}), ('[tables.t.read]\naliases = { p = "price", k = "id" }\n', {"p": "Price", "k": "id"})],
+)
+def test_names_that_differ_by_case_alone_get_no_alias(given: str, wanted: dict[str, str], tmp_path: Path) -> None:
+    lake = Lake(tmp_path, given)
+    lake.night(**ROW)
+    before = lake.config.read_text()
+    answer = lake.json("schema", "rename", "price", "Price", "--alias")
+    assert answer["error"] is None
+    assert answer["result"]["aliases"] == wanted
+    assert (lake.config.read_text() == before) == (not given)
+    lake.table = Table.open(lake.config)
+    lake.night(**{**ROW, "id": "b", "version": 2})
+    assert lake.rows("id", "Price") == [("a", 1.5), ("b", 1.5)]
 
 
 @pytest.mark.parametrize("how", ["inline", "variable", "read-only", "address"])

@@ -170,6 +170,37 @@ def test_replayed_rows_bring_their_columns(kind: str, tmp_path: Path) -> None:
     assert lake.table.to_arrow().read_all().equals(before)
 
 
+@pytest.mark.parametrize(
+    ("ties", "impossible"), [("arrival", {"_lakeupsert_x": 1}), ("content", {"s": {"a": 1}}), ("content", {"s": [1]})]
+)
+def test_rows_with_a_column_that_the_table_can_not_have_stay_quarantined(
+    ties: str, impossible: dict[str, Any], tmp_path: Path
+) -> None:
+    """And stop no other row, also of the same batch; their other columns do not come."""
+    lake = Lake(tmp_path, ties=ties, more='[tables.t.schema]\nprice = "tinyint"\n')
+    lake.night(a_csv="id,day,version,price\na,2020-01-01,1,1\n")
+    row = {"id": "b", "day": "2020-01-01", "version": 1, "price": 1000}
+    lake.night(
+        b_jsonl=json.dumps({**row, **impossible, "shape": 1}) + "\n",
+        c_jsonl=json.dumps({**row, "id": "c", "size": 7}) + "\n",
+        d_csv="id,day,version,price\nd,2020-01-01,1,1000\n",
+    )
+    lake.config.write_text(lake.config.read_text().replace("tinyint", "int"))
+    lake.table = Table.open(lake.config)
+    done = lake.table.append(host="local", replay_quarantine=True)
+    assert done is not None
+    assert told(done.warnings, "'b.jsonl'", "quarantine")
+    assert (done.entry.rows_appended, done.entry.quarantined) == (2, {"bad_type": 1})
+    lake.table.run(host="local")
+    assert lake.table.status().quarantined == 1
+    assert lake.columns() == [*OWN, "size"]
+    assert lake.rows("id", "price", "size") == [("a", 1, None), ("c", 1000, 7), ("d", 1000, None)]
+    assert lake.table.append(host="local", replay_quarantine=True) is None
+    before = lake.table.to_arrow().read_all()
+    assert not lake.table.reprocess(source="landing", host="local").left
+    assert lake.table.to_arrow().read_all().equals(before)
+
+
 # ---------------------------------------------------------------- columns that a few values make text
 
 
@@ -259,6 +290,56 @@ def test_columns_that_are_text_are_not_told(content: str, tmp_path: Path) -> Non
     lake = Lake(tmp_path)
     name = "a_jsonl" if content.startswith("{") else "a_csv"
     assert not told(lake.night(**{name: content}).append.warnings, "text for good")
+
+
+CODES = {
+    "zeros": ["02134"] * 3 + ["10234"] * 40,
+    "long": [str(10**18 - 21 + n) for n in range(22)],
+    "beyond": [*range(40), str(10**25)],
+    "decimals": [*(n + 0.5 for n in range(40)), "007.5"],
+    "both": [*range(40), "007", "oops"],
+    "nan": [*(n + 0.5 for n in range(40)), "nan"],  # double has it: no row would go to quarantine
+}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("what", "files"), [(what, files) for what in CODES for files in (1, 2) if (what, files) != ("nan", 2)]
+)
+def test_codes_are_text_on_purpose(
+    what: str, files: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As numbers they would lose their zeros or digits, without a row in quarantine: nobody may be told to make them numbers."""
+    monkeypatch.chdir(tmp_path)
+    lake = Lake(tmp_path)
+    values = sorted(CODES[what], key=lambda v: isinstance(v, str))  # two files: of numbers, and of codes
+    at = next(i for i, v in enumerate(values) if isinstance(v, str)) if files == 2 else 0
+    for name, some, first in (("a", values[at:], at), ("b", values[:at], 0)):
+        if some:
+            lake.land(f"{name}.{kind}", feed(kind, some, first))
+    for command in (["init", "landing", "--config", "o.toml", "--dry-run"], ["plan"], ["run", "--host", "local"]):
+        answer = CliRunner().invoke(main, [*command, "--json"])
+        assert not told(json.loads(answer.stdout)["warnings"], "'price'")
+
+
+def test_landing_files_are_read_once_to_tell_where_a_value_is(tmp_path: Path) -> None:
+    """Also where the columns are planned a second time, because every row of another file is refused."""
+
+    def gets(root: Path, value: str) -> int:
+        lake = Lake(root, more='[tables.t.schema]\nday = "date"\n')
+        lake.night(a_csv="id,day,version,price\na,2020-01-01,1,1\n")
+        before = lake.table._table.landing.requests.as_dict()["get"]
+        done = lake.night(b_csv=feed("csv", [1, 2, value], 10, "size"), c_csv="id,day,version,price\nc,no date,1,1\n")
+        assert len(told(done.append.warnings, "'size'")) == (value == "oops")
+        return lake.table._table.landing.requests.as_dict()["get"] - before
+
+    assert gets(tmp_path / "told", "oops") == gets(tmp_path / "plain", "3") + 1
+
+
+def test_codes_hide_no_mistake_in_a_date(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    done = lake.night(a_csv=feed("csv", [*["2020-02-28"] * 20, "0007"]))
+    assert told(done.append.warnings, "'price'", "1 of 21 values", "'0007'", '"date"')
 
 
 @pytest.mark.spark
