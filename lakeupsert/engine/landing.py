@@ -171,9 +171,7 @@ class RowRules:
 
 @dataclass(frozen=True)
 class Rows:
-    """One block's rows: each of them is either in ``accepted`` or in ``quarantined`` (both ``pyarrow.Table``).
-
-    """
+    """One block's rows: each of them is either in ``accepted`` or in ``quarantined`` (both ``pyarrow.Table``)."""
 
     accepted: Any
     quarantined: Any

@@ -29,7 +29,7 @@ from lakeupsert.storage import (
 )
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import PLAIN, Link, newer_format
-from lakeupsert.table.evolution import create, nearest
+from lakeupsert.table.evolution import create, nearest, slip_of
 from lakeupsert.table.layout import HOME, TableObjects, made_anew
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
@@ -144,7 +144,6 @@ class OpenTable:
         `create`."""
         settings = self.settings
         typed = {field.name for field in later}
-        self._refuse_slips(schema.names, typed)
         return create(
             schema,
             later=later,
@@ -198,21 +197,23 @@ class OpenTable:
         ]
 
     def slips(self, columns: Iterable[str], typed: Iterable[str]) -> dict[str, str]:
-        """Of ``typed``, names under `schema` of which there is no column, those that are nearly a column without a type there."""
+        """Of ``typed``, names under `schema` of which there is no column, those that are a slip for a column without a type there."""
         given = {name.lower() for name in self.settings.schema}
         others = [column for column in columns if column.lower() not in given]
         named = {name.lower() for name in self.named_besides_types}
-        near = {name: nearest(name, others, _SLIP) for name in typed if name.lower() not in named}
+        near = {name: slip_of(name, others) for name in typed if name.lower() not in named}
         return {name: close for name, close in near.items() if close is not None}
 
-    def _refuse_slips(self, columns: Iterable[str], typed: Iterable[str]) -> None:
-        for name, close in self.slips(columns, typed).items():
-            raise ConfigurationError(
-                "missing-column",
-                f"[tables.{self.name}.schema] gives a type to the column {name!r}, which no readable file has. Did you mean "
-                f"{close!r}?",
-                next=f"correct the name; if {name!r} comes with later files, give {close!r} its type there, too",
-            )
+    def types_alone(self, columns: Iterable[str], typed: Iterable[str]) -> list[str]:
+        """A warning for each of ``typed``, names under `schema` that are none of the files' ``columns``, of a new table."""
+        named = {name.lower() for name in self.named_besides_types}
+        alone = [name for name in typed if name.lower() not in named]
+        slips = self.slips(columns, alone)
+        return [
+            f"no file has the column {name!r} of [tables.{self.name}.schema]; the table has it, and it is null until files "
+            f"bring it{f'. Did you mean {slips[name]!r}?' if name in slips else ''}"
+            for name in alone
+        ]
 
     @property
     def named_columns(self) -> tuple[str, ...]:
