@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.config import TableSettings, is_remote
+from lakeupsert.config import FILE, TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
@@ -59,6 +59,8 @@ class OpenTable:
 
     name: str
     settings: TableSettings
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Which settings came from the environment, as `Config.origins` says of a table."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
@@ -577,10 +579,14 @@ class OpenTable:
                 tables = setting in ("delete", "groups")
                 stored_text = "" if tables else json.dumps(stored[setting], ensure_ascii=False)
                 mend = f"correct `{setting}`" if tables else f"set `{setting} = {stored_text}`"
+                says = f"[tables.{self.name}]"
+                variables = self.origins.get(setting, FILE)
+                if variables != FILE:
+                    says, mend = f"the environment ({variables})", f"unset {variables} or correct what it says"
                 raise ConfigurationError(
                     "another-table",
                     f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
-                    f"[tables.{self.name}] says {_text(value)}. These are fixed when a table is created.",
+                    f"{says} says {_text(value)}. These are fixed when a table is created.",
                     next=f"{mend}, or give [tables.{self.name}] a processed path of its own",
                 )
 
