@@ -199,7 +199,7 @@ class OpenTable:
         ]
 
     def slips(self, columns: Iterable[str], typed: Iterable[str]) -> dict[str, str]:
-        """Of ``typed``, names under `schema` of which there is no column, those that are a slip for a column without a type there."""
+        """Of ``typed``, names under `schema` without a column, those that are a slip for a column without a type there."""
         given = {name.lower() for name in self.settings.schema}
         others = [column for column in columns if column.lower() not in given]
         named = {name.lower() for name in self.named_besides_types}

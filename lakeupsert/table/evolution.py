@@ -5,9 +5,9 @@ Each gives the next version of a spec, or refuses. Nothing is written here: `app
 
 import base64
 import difflib
-import os.path
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -246,10 +246,15 @@ def _is_one_slip(word: str, other: str) -> bool:
     """Short words that differ by a letter are words of their own, as `en` and `es`; so are those that begin otherwise."""
     if min(len(word), len(other)) < 4 or word[0] != other[0] or re.findall(r"\d", word) != re.findall(r"\d", other):
         return False
-    begin = len(os.path.commonprefix([word, other]))
-    end = len(os.path.commonprefix([word[begin:][::-1], other[begin:][::-1]]))
+    begin = _same(word, other)
+    end = _same(word[begin:][::-1], other[begin:][::-1])
     left, right = word[begin : len(word) - end], other[begin : len(other) - end]
     return max(len(left), len(right)) == 1 or (len(left) == 2 and left == right[::-1])
+
+
+def _same(one: str, other: str) -> int:
+    """With how many letters both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def evolve(spec: TableSpec, schema: Any) -> TableSpec:
