@@ -145,15 +145,18 @@ class ReprocessResult:
 class Table:
     """A configured table. Opening reads the configuration alone; the first `append` creates the table."""
 
-    def __init__(self, name: str, settings: TableSettings) -> None:
+    def __init__(self, name: str, settings: TableSettings, *, origins: Mapping[str, str] | None = None) -> None:
+        """``origins`` as `Config.origins` of this table."""
         self.name = name
         self.settings = settings
-        self._table = OpenTable(name, settings)
+        self._table = OpenTable(name, settings, origins=origins or {})
 
     @classmethod
     def open(cls, config: str | Path, name: str | None = None) -> "Table":
         """The table ``name`` of a `lakeupsert.toml` (the only one there, if no name is given)."""
-        return cls(*load(str(config)).table(name))
+        loaded = load(str(config))
+        name, settings = loaded.table(name)
+        return cls(name, settings, origins=loaded.origins[name])
 
     @property
     def requests(self) -> dict[str, int]:

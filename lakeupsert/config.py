@@ -20,6 +20,8 @@ import msgspec
 
 from lakeupsert.errors import ConfigurationError
 
+FILE = "file"
+"""Where a setting comes from that no environment variable sets."""
 FILE_NAME = "lakeupsert.toml"
 ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 
@@ -273,7 +275,7 @@ def parse(found: str, content: bytes, environment: Mapping[str, str] = os.enviro
             merged, variables, tables[name] = _table(found, name, given, environment)
         except ConfigurationError as e:
             raise _blamed(e, found, name, given, environment) from e
-        origins[name] = {setting: ", ".join(sorted(variables.get(setting, ["file"]))) for setting in merged}
+        origins[name] = {setting: ", ".join(sorted(variables.get(setting, [FILE]))) for setting in merged}
     if not tables:
         raise ConfigurationError(
             "no-table", f"{found} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"

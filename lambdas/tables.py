@@ -16,7 +16,7 @@ from lakeupsert.storage import s3  # noqa: F401  boto3 is imported while the fun
 def configured() -> Iterator[list[Table]]:
     """All tables, in the order of the file."""
     config = load(os.environ["LAKEUPSERT_CONFIG"])
-    tables = [Table(name, settings) for name, settings in config.tables.items()]
+    tables = [Table(name, settings, origins=config.origins[name]) for name, settings in config.tables.items()]
     try:
         yield tables
     finally:

@@ -90,8 +90,9 @@ class Call:
         """The table that the command is about: the only one of the file, or the one of `--table`."""
         from lakeupsert.api import Table  # brings Arrow, which usage errors and help need not wait for
 
-        self.table, settings = self.config().table(self.table)
-        table = Table(self.table, settings)
+        config = self.config()
+        self.table, settings = config.table(self.table)
+        table = Table(self.table, settings, origins=config.origins[self.table])
         self.tables = [table]
         try:
             yield table
@@ -107,7 +108,7 @@ class Call:
         if self.table is not None or len(config.tables) == 1:
             self.table, _ = config.table(self.table)
         names = list(config.tables) if self.table is None else [self.table]
-        self.tables = [Table(name, config.tables[name]) for name in names]
+        self.tables = [Table(name, config.tables[name], origins=config.origins[name]) for name in names]
         try:
             yield self.tables
         finally:

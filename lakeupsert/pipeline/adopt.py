@@ -70,7 +70,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     folders, left = _listed(table)
     progress(f"reading the footers of {sum(map(len, folders.values()))} files")
     footings = _footings(table, [found for files in folders.values() for found in files])
-    spec = _planned(table, footings, list(folders))
+    spec, warnings = _planned(table, footings, list(folders))
     _refuse_null_keys(table, footings)
     for folder in folders:
         canonical = parse_partition(spec, folder)
@@ -144,7 +144,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         bytes=sum(t.bytes for t in touched.values()),
         snapshot=published.snapshot,
         left=tuple(left),
-        warnings=tuple(table.stamped_by_name(spec)),
+        warnings=tuple(warnings),
     )
 
 
@@ -214,8 +214,8 @@ def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[Footing]:
     return [r for r in read_ones if isinstance(r, Footing)]
 
 
-def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[str]) -> TableSpec:
-    """The spec of all files: each column under a type that holds the values of every file."""
+def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[str]) -> tuple[TableSpec, list[str]]:
+    """The spec of all files, each column under a type that holds the values of every file; and warnings."""
     settings = table.settings
     where = f"[tables.{table.name}.schema]"
     partitions = {p.column for p in map(PartitionColumn.parse, settings.partition_by)}
@@ -252,7 +252,8 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
         values = pa.array([partition_texts(folder)[column] for folder in folders])
         types[column] = given.get(column, inferred(values, _TEXTS))
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in types]
-    return table.new_spec(pa.schema(list(types.items())), later)
+    spec = table.new_spec(pa.schema(list(types.items())), later)
+    return spec, [*table.stamped_by_name(spec), *table.types_alone(types, [field.name for field in later])]
 
 
 def _refuse_null_keys(table: OpenTable, footings: Sequence[Footing]) -> None:

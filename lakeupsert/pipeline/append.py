@@ -633,13 +633,8 @@ def plan_spec(
     if not fields:  # files without a line name no column, and what is given is all that is known
         fields, later = later, []
     spec = table.new_spec(pa.schema(fields), later)
-    absent = [field.name for field in later if field.name.lower() not in map(str.lower, table.named_besides_types)]
     text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
-    warnings = table.stamped_by_name(spec)
-    warnings += [
-        f"no file has the column {n!r} of {where}; the table has it, and it is null until files bring it"
-        for n in absent
-    ]
+    warnings = [*table.stamped_by_name(spec), *table.types_alone(observed, [field.name for field in later])]
     warnings += [
         f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
     ]

@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.config import TableSettings, is_remote
+from lakeupsert.config import FILE, TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
@@ -29,7 +29,7 @@ from lakeupsert.storage import (
 )
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import PLAIN, Link, newer_format
-from lakeupsert.table.evolution import create, nearest
+from lakeupsert.table.evolution import create, nearest, slip_of
 from lakeupsert.table.layout import HOME, TableObjects, made_anew
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
@@ -59,6 +59,8 @@ class OpenTable:
 
     name: str
     settings: TableSettings
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Which settings came from the environment, as `Config.origins` says of a table."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
@@ -144,7 +146,6 @@ class OpenTable:
         `create`."""
         settings = self.settings
         typed = {field.name for field in later}
-        self._refuse_slips(schema.names, typed)
         return create(
             schema,
             later=later,
@@ -198,21 +199,23 @@ class OpenTable:
         ]
 
     def slips(self, columns: Iterable[str], typed: Iterable[str]) -> dict[str, str]:
-        """Of ``typed``, names under `schema` of which there is no column, those that are nearly a column without a type there."""
+        """Of ``typed``, names under `schema` without a column, those that are a slip for a column without a type there."""
         given = {name.lower() for name in self.settings.schema}
         others = [column for column in columns if column.lower() not in given]
         named = {name.lower() for name in self.named_besides_types}
-        near = {name: nearest(name, others, _SLIP) for name in typed if name.lower() not in named}
+        near = {name: slip_of(name, others) for name in typed if name.lower() not in named}
         return {name: close for name, close in near.items() if close is not None}
 
-    def _refuse_slips(self, columns: Iterable[str], typed: Iterable[str]) -> None:
-        for name, close in self.slips(columns, typed).items():
-            raise ConfigurationError(
-                "missing-column",
-                f"[tables.{self.name}.schema] gives a type to the column {name!r}, which no readable file has. Did you mean "
-                f"{close!r}?",
-                next=f"correct the name; if {name!r} comes with later files, give {close!r} its type there, too",
-            )
+    def types_alone(self, columns: Iterable[str], typed: Iterable[str]) -> list[str]:
+        """A warning for each of ``typed``, names under `schema` that are none of the files' ``columns``, of a new table."""
+        named = {name.lower() for name in self.named_besides_types}
+        alone = [name for name in typed if name.lower() not in named]
+        slips = self.slips(columns, alone)
+        return [
+            f"no file has the column {name!r} of [tables.{self.name}.schema]; the table has it, and it is null until files "
+            f"bring it{f'. Did you mean {slips[name]!r}?' if name in slips else ''}"
+            for name in alone
+        ]
 
     @property
     def named_columns(self) -> tuple[str, ...]:
@@ -596,10 +599,14 @@ class OpenTable:
                 tables = setting in ("delete", "groups")
                 stored_text = "" if tables else json.dumps(stored[setting], ensure_ascii=False)
                 mend = f"correct `{setting}`" if tables else f"set `{setting} = {stored_text}`"
+                says = f"[tables.{self.name}]"
+                variables = self.origins.get(setting, FILE)
+                if variables != FILE:
+                    says, mend = f"the environment ({variables})", f"unset {variables} or correct what it says"
                 raise ConfigurationError(
                     "another-table",
                     f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
-                    f"[tables.{self.name}] says {_text(value)}. These are fixed when a table is created.",
+                    f"{says} says {_text(value)}. These are fixed when a table is created.",
                     next=f"{mend}, or give [tables.{self.name}] a processed path of its own",
                 )
 

@@ -7,6 +7,7 @@ import base64
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -224,6 +225,38 @@ def nearest(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | Non
     return called[close[0]] if close else None
 
 
+def slip_of(name: str, columns: Iterable[str]) -> str | None:
+    """The column that ``name`` is a slip for: it differs by one letter or two that changed places, or by `_` or case alone.
+
+    A table has `price_1` beside `price_2`, and `deleted_at` beside `deleted`: a name with other digits or another word is
+    another column's.
+    """
+    return next((column for column in columns if column != name and _is_slip(name.lower(), column.lower())), None)
+
+
+def _is_slip(name: str, column: str) -> bool:
+    here, there = (re.split(r"[\W_]+", text) for text in (name, column))
+    if "".join(here) == "".join(there):
+        return True
+    others = [(one, other) for one, other in zip(here, there, strict=False) if one != other]
+    return len(here) == len(there) and len(others) == 1 and _is_one_slip(*others[0])
+
+
+def _is_one_slip(word: str, other: str) -> bool:
+    """Short words that differ by a letter are words of their own, as `en` and `es`; so are those that begin otherwise."""
+    if min(len(word), len(other)) < 4 or word[0] != other[0] or re.findall(r"\d", word) != re.findall(r"\d", other):
+        return False
+    begin = _same(word, other)
+    end = _same(word[begin:][::-1], other[begin:][::-1])
+    left, right = word[begin : len(word) - end], other[begin : len(other) - end]
+    return max(len(left), len(right)) == 1 or (len(left) == 2 and left == right[::-1])
+
+
+def _same(one: str, other: str) -> int:
+    """With how many letters both begin."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
 def evolve(spec: TableSpec, schema: Any) -> TableSpec:
     """The spec after a batch whose typed files have ``schema``: columns added at the end, types widened, or unchanged.
 
@@ -353,7 +386,7 @@ def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> 
 
 def _refuse_operation_slip(column: str, files: Any, named: Sequence[str]) -> None:
     """A first load without operations is usual; a name that is nearly one of its columns is a slip, and would delete nothing."""
-    close = nearest(column, set(files.names) - set(named))
+    close = slip_of(column, [name for name in files.names if name not in named])
     if column in files.names or close is None:
         return
     raise ConfigurationError(

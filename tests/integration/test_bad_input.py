@@ -20,7 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from lakeupsert import Table
 from lakeupsert.cli import main
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.storage import LocalStore
 
@@ -250,6 +252,28 @@ def test_changed_key_is_refused_for_a_table_that_exists(lake: Path) -> None:
     error = run(2)["error"]
     assert error["code"] == "another-table"
     assert "holds a table whose `key` is ['id']" in error["message"]
+    assert 'key = ["id"]' in error["next"]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"KEY": '["idd"]'}, {"PARTITION_BY": '["note"]'}, {"DELETE__COLUMN": "note", "DELETE__VALUES": '["x"]'}],
+)
+def test_setting_of_the_environment_that_makes_another_table_is_named(
+    lake: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    land("a.csv", HEADER + GOOD)
+    run()
+    for setting, value in variables.items():
+        monkeypatch.setenv(f"LAKEUPSERT__TABLES__T__{setting}", value)
+    error = run(2)["error"]
+    assert error["code"] == "another-table"
+    for setting in variables:
+        assert f"LAKEUPSERT__TABLES__T__{setting}" in error["message"]
+        assert f"LAKEUPSERT__TABLES__T__{setting}" in error["next"]
+    with pytest.raises(ConfigurationError) as caught:
+        Table.open("lakeupsert.toml").run(host="local")
+    assert f"LAKEUPSERT__TABLES__T__{setting}" in caught.value.message
 
 
 def test_file_with_two_columns_that_differ_by_case_alone_is_set_aside(lake: Path) -> None:

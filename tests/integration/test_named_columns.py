@@ -49,6 +49,8 @@ class Feed:
         return [w for w in said["warnings"] if "'" in w]
 
 
+COMMANDS = [("run", "--host", "local"), ("plan",), ("status",)]
+"""The first takes what landed."""
 DELETED = '[tables.t.delete]\ncolumn = "{}"\nvalues = ["Y"]\n'
 SLIPS = {
     "key": ('key = ["idd"]\n', "missing-column", "id"),
@@ -56,9 +58,9 @@ SLIPS = {
     "partition_by, an expression": ('partition_by = ["date(att)"]\n', "missing-column", "at"),
     "order_by": ('order_by = ["versoin"]\n', "missing-column", "version"),
     "order_by with a direction": ('order_by = ["verson asc"]\n', "missing-column", "version"),
-    "delete.column": (DELETED.format("deleted"), "missing-column", "is_deleted"),
+    "delete.column": (DELETED.format("isdeleted"), "missing-column", "is_deleted"),
+    "delete.column, two letters": (DELETED.format("is_deletde"), "missing-column", "is_deleted"),
     "delete.column, kept": (DELETED.format("is_delete") + "keep = true\n", "missing-column", "is_deleted"),
-    "schema": ('[tables.t.schema]\nprices = "double"\n', "missing-column", "price"),
     "groups, order_by": (
         'mode = "columns"\n[tables.t.groups.g]\norder_by = ["shiped_at"]\ncolumns = ["carrier"]\n',
         "missing-column",
@@ -83,6 +85,57 @@ def test_slip_is_refused_in_the_first_batch_with_the_near_name(
         assert (exit_code, said["error"]["code"]) == (2, code)
         assert f"Did you mean {near!r}?" in said["error"]["message"]
     assert not feed.table.exists()
+
+
+# What comes later, and what the first file has: names of columns that many tables have side by side.
+SIDE_BY_SIDE = [
+    ("address2", "address1"),
+    ("price_2", "price_1"),
+    ("col10", "col1"),
+    ("name_en", "name_de"),
+    ("name_en", "name_es"),
+    ("tax_amount", "max_amount"),
+    ("active", "inactive"),
+    ("billing_street", "billing_street_2"),
+    ("deleted", "deleted_at"),
+    ("deleted", "selected"),
+    ("is_active", "is_archived"),
+]
+
+
+@pytest.mark.parametrize(("later", "first"), SIDE_BY_SIDE)
+@pytest.mark.parametrize("settings", ['[tables.t.schema]\n{} = "string"\n', DELETED], ids=["schema", "delete.column"])
+def test_column_that_comes_with_later_files_may_be_called_nearly_as_another(
+    settings: str, later: str, first: str, tmp_path: Path
+) -> None:
+    for one, other in ((later, first), (first, later)):
+        root = tmp_path / one
+        root.mkdir()
+        feed = Feed(root, settings.format(one))
+        feed.land("1.csv", f"id,day,version,{other}\na,2020-01-01,1,N\n")
+        [warning] = feed.warnings(*COMMANDS[0])
+        assert repr(one) in warning
+        if settings != DELETED:
+            assert repr(other) not in warning  # no slip of it
+        feed.land("2.csv", f"id,day,version,{one}\na,2020-01-01,2,Y\n")
+        assert feed.warnings(*COMMANDS[0]) == []
+
+
+def test_slip_in_a_type_is_told_and_the_table_is_made(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, '[tables.t.schema]\nprices = "double"\n')
+    feed.land("1.csv", HEADER + ROW)
+    for command in ("plan",), ("run", "--host", "local"):
+        [warning] = feed.warnings(*command)
+        assert "Did you mean 'price'?" in warning
+
+
+def test_slip_in_a_type_is_told_of_adopted_files(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, '[tables.t.schema]\nprices = "double"\n')
+    folder = tmp_path / "processed/day=2020-01-01"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table({"id": ["a"], "version": [1], "price": [1.5]}), folder / "a.parquet")
+    [warning] = feed.warnings("adopt")
+    assert "Did you mean 'price'?" in warning
 
 
 @pytest.mark.parametrize(
@@ -117,10 +170,6 @@ def test_envelope_that_is_not_set_is_proposed(line: object, envelope: str, tmp_p
         feed.table.run(host="local")
     assert caught.value.code == "missing-column"
     assert f'envelope = "{envelope}"' in caught.value.message
-
-
-COMMANDS = [("run", "--host", "local"), ("plan",), ("status",)]
-"""The first takes what landed."""
 
 
 def test_column_that_nothing_is_near_to_is_told_in_every_batch_until_a_file_has_it(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ app = func.FunctionApp()
 @contextmanager
 def table() -> Iterator[Table]:
     name = os.environ["LAKEUPSERT_TABLE"]
-    found = Table(name, load(os.environ["LAKEUPSERT_CONFIG"]).tables[name])
+    config = load(os.environ["LAKEUPSERT_CONFIG"])
+    found = Table(name, config.tables[name], origins=config.origins[name])
     try:
         yield found
     finally:
