@@ -38,6 +38,7 @@ from lakeupsert.engine.batch import (
     quarantine_files,
     touched_by,
 )
+from lakeupsert.engine.convert import texts_like
 from lakeupsert.engine.floor import greatest
 from lakeupsert.engine.landing import (
     ChangedFileError,
@@ -620,7 +621,8 @@ def plan_spec(
         fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
         spec = evolve(known, pa.schema(fields))
         almost = _almost(table, known, spec, surveys, given, ahead=ahead)
-        return spec, [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
+        vain = _values_in_vain(table, spec, surveys)
+        return spec, [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given), *vain]
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
         raise ConfigurationError(
@@ -644,7 +646,7 @@ def plan_spec(
         for n in spec.partition_by
         if n in text - {one.column for one in spec.partition_from} - almost.keys() and not all(s.typed for s in surveys)
     ]
-    return spec, [*warnings, *almost.values()]
+    return spec, [*warnings, *almost.values(), *_values_in_vain(table, spec, surveys)]
 
 
 def _almost(
@@ -736,6 +738,32 @@ def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> lis
         for name, type_ in types.items()
         if not same_values(widened(normal(given[name]), type_), type_)
     ]
+
+
+def _values_in_vain(table: OpenTable, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
+    """A warning for each type of the operation column in typed files whose texts none of `delete.values` can ever equal."""
+    rule = spec.delete
+    if rule is None or rule.column is None:
+        return []
+    paths: dict[Any, list[str]] = {}
+    for survey in surveys:
+        for field in survey.schema if survey.typed and survey.schema is not None else ():
+            if field.name.lower() == rule.column.lower() and not pa.types.is_nested(field.type):
+                paths.setdefault(field.type, []).append(survey.path)
+    warnings = []
+    for type_, of_type in paths.items():
+        alike = texts_like(rule.values, type_)
+        if pa.types.is_null(type_) or any(text == value for text, value in zip(alike, rule.values, strict=True)):
+            continue
+        values = ", ".join(map(repr, rule.values))
+        instead = ", ".join(repr(text) for text in alike if text is not None)
+        warnings.append(
+            f"column {rule.column!r} deletes nothing in {_files(of_type)}: it is {type_} there, and none of the values of "
+            f"[tables.{table.name}.delete], {values}, is ever the text of such a column"
+            f"{f'; they would be {instead} there' if instead else ''}. Values are fixed when a table is created: land the files "
+            "with another type in that column, or create the table with other values"
+        )
+    return warnings
 
 
 def _slips(table: OpenTable, spec: TableSpec, given: Mapping[str, Any]) -> list[str]:
