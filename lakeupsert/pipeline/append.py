@@ -25,7 +25,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import QUARANTINE_FLOOR, Reading, toml_key
+from lakeupsert.config import Reading, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -823,14 +823,10 @@ def _entry(
 def _refuse_above_limit(table: OpenTable, ground: _Ground, entry: LedgerEntry) -> None:
     unreadable = entry.quarantined.get("unreadable_file", 0)  # each is one row, which tells of the file
     refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
-    if table.settings.within_limit(refused, rows, is_first=_is_first(table, ground)):
+    is_first = _is_first(table, ground)
+    if table.settings.within_limit(refused, rows, is_first=is_first):
         return
-    limit = table.settings.quarantine_limit
-    allowed = (
-        f"{limit} (and {QUARANTINE_FLOOR} rows in any case, but not in a table's first batch, and not if every row is refused)"
-        if isinstance(limit, str)
-        else f"{limit} rows"
-    )
+    allowed = table.settings.limit_text(refused, rows, is_first=is_first)
     reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
     files = ", ".join(table.store.uri(f.name) for f in entry.quarantine[:3])
     raise RefusedError(
