@@ -54,7 +54,7 @@ from lakeupsert.engine.landing import (
 from lakeupsert.engine.leaning import Leaning, together
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.keyindex import placed
-from lakeupsert.pipeline.landing_dates import Skipped, received_on, skipped
+from lakeupsert.pipeline.landing_dates import Skipped, is_stray, received_on, skipped
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
@@ -222,12 +222,12 @@ _NO_EXTRACT = "no landing file is new, so there is no full extract and no key is
 
 def _refuse_all_skipped(table: OpenTable, ground: _Ground) -> None:
     found = ground.skipped
-    if found is None or found.files < found.of:
+    if found is None or not found.is_all:
         return
-    fitting = " or ".join(f'`landing_dates = "{pattern}"`' for pattern in found.fitting)
+    fitting = " or ".join(f"`landing_dates = {json.dumps(pattern, ensure_ascii=False)}`" for pattern in found.fitting)
     raise RefusedError(
         "landing-skipped",
-        f"Table {table.name!r} took no landing file: {found}. Nothing was committed.",
+        f"Table {table.name!r} took no landing file: {found} Nothing was committed.",
         next=f"set {fitting} in [tables.{table.name}] and run the same command again"
         if fitting
         else f"correct `landing_dates` in [tables.{table.name}], or move the files; then run the same command again",
@@ -362,7 +362,9 @@ def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
         return None
     paths = [found.name for found in table.landing.list("", limit=limit) if is_landing_file(found.name)]
     others = [path for path in paths if received_on(path, pattern) is None]
-    return skipped(pattern, others, len(paths), {_folder(path) for path in paths})
+    configured = table.settings.format
+    folders = {_folder(path) for path in paths if not is_stray(path, pattern, configured)}
+    return skipped(pattern, configured, others, len(paths), folders)
 
 
 def _refuse_unadopted(table: OpenTable) -> None:
@@ -402,7 +404,9 @@ def _new_files(
         )
     listed: list[ObjectInfo] = []
     left_out: list[str] = []
-    folders: Counter[str] = Counter()
+    folders: set[str] = set()
+    files = 0
+    pattern = table.settings.landing_dates
     for found in table.landing.list(""):
         if (
             not is_landing_file(found.name)
@@ -410,12 +414,14 @@ def _new_files(
             or (among is not None and found.name not in among)
         ):
             continue
-        folders[_folder(found.name)] += 1
-        day = received_on(found.name, table.settings.landing_dates)
+        files += 1
+        if not is_stray(found.name, pattern, table.settings.format):
+            folders.add(_folder(found.name))
+        day = received_on(found.name, pattern)
         if day is None:
             left_out.append(found.name)
             continue
-        if table.settings.landing_dates and not (received[0] or day) <= day <= (received[1] or day):
+        if pattern and not (received[0] or day) <= day <= (received[1] or day):
             continue
         if not any((f.size, f.etag) == (found.size, found.etag) for f in known.get(found.name, ())):
             listed.append(found)
@@ -440,7 +446,7 @@ def _new_files(
             inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
         elif file:
             seen.append(file)
-    return tuple(inputs), tuple(seen), skipped(table.settings.landing_dates, left_out, folders.total(), folders)
+    return tuple(inputs), tuple(seen), skipped(pattern, table.settings.format, left_out, files, folders)
 
 
 def _late(changed: Sequence[str]) -> list[str]:
