@@ -184,7 +184,8 @@ def append(
         ground = _look(table, batch_id, received, again, changed)
         _refuse_all_skipped(table, ground)
         if not ground.inputs:
-            for warning in (*ground.warnings, *_late(changed), *([_NO_EXTRACT] if full else [])):
+            lacking = table.without_operations(table.headers(ground.head.number)) if ground.head else []
+            for warning in (*ground.warnings, *_late(changed), *([_NO_EXTRACT] if full else []), *lacking):
                 warn(warning)
             return None
         if full:
