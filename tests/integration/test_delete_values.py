@@ -206,13 +206,25 @@ def test_values_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert feed.ids() == ["a"]
 
 
-@pytest.mark.parametrize(("before", "after"), [('["true"]', "[true]"), ("[true]", '["true"]'), ("[1.0]", '["1"]')])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('["true"]', "[true]"),
+        ("[true]", '["true"]'),
+        ("[1.0]", '["1"]'),
+        ('["true"]', "[true, true]"),
+        ('["true"]', '[true, "true"]'),
+        ('[true, "true"]', "[true]"),
+        ('["D", "U"]', '["U", "D"]'),
+        ('["D"]\nupserts = ["no", "U"]', '["D"]\nupserts = ["U", "no", "no"]'),
+    ],
+)
 def test_table_that_exists_has_the_same_values_as_text(before: str, after: str, tmp_path: Path) -> None:
     feed = Feed(tmp_path, f"values = {before}")
     assert feed.ids() == ["a", "b"]
     feed.configure(f"values = {after}")
     assert feed.ids() == ["a", "b"]
-    feed.configure("values = [false]")
+    feed.configure(f"values = [false]{after.partition(']')[2]}")
     with pytest.raises(ConfigurationError) as caught:
         feed.ids()
     assert caught.value.code == "another-table"
