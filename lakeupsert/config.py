@@ -168,9 +168,22 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a batch, or the first one of a table, may have so many refused rows among all its ``rows`` (ADR 0024)."""
         if isinstance(self.quarantine_limit, int):
             return refused <= self.quarantine_limit
-        if refused <= QUARANTINE_FLOOR and refused < rows and not is_first:
+        share = Decimal(self.quarantine_limit.rstrip("%"))
+        if share and refused <= QUARANTINE_FLOOR and refused < rows and not is_first:
             return True
-        return refused * 100 <= Decimal(self.quarantine_limit.rstrip("%")) * rows
+        return refused * 100 <= share * rows
+
+    def limit_text(self, refused: int, rows: int, *, is_first: bool) -> str:
+        """How many refused rows `within_limit` allows, of a batch that has more."""
+        limit = self.quarantine_limit
+        if isinstance(limit, int):
+            return f"{limit} rows"
+        if not Decimal(limit.rstrip("%")):
+            return limit
+        if refused > QUARANTINE_FLOOR:
+            return limit if is_first else f"{limit} of the rows, or {QUARANTINE_FLOOR} rows if that is more"
+        why = "this is the table's first batch" if is_first else "these are all rows of the batch"
+        return f"{limit}. Up to {QUARANTINE_FLOOR} refused rows would pass otherwise, but {why}"
 
 
 QUARANTINE_FLOOR = 10

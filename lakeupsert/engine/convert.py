@@ -6,7 +6,7 @@ guard against it). Whole columns are cast at once; a value is looked at alone on
 
 import base64
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from typing import Any
@@ -89,6 +89,15 @@ def convert(array: Any, type_: Any) -> tuple[Any, Any]:
         return array.cast(type_), bad
     step = _STEPS.get((source, target))
     return step(array, type_) if step else _all_bad(array, type_)
+
+
+def texts_like(texts: Sequence[str], type_: Any) -> list[str | None]:
+    """For each of ``texts`` the text of the same value in a column of ``type_``; None where that holds no such value.
+
+    Only a text that stays as it is can ever equal one of the column's: a decimal(9,2) has `1.00`, and never `1`.
+    """
+    values, _ = convert(pa.array(texts, pa.string()), type_)
+    return convert(values, pa.string())[0].to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
 
 
 def true(condition: Any) -> Any:

@@ -24,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import QUARANTINE_FLOOR, Reading, followed, toml_aliases, toml_key
+from lakeupsert.config import Reading, followed, toml_aliases, toml_key
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -37,6 +37,7 @@ from lakeupsert.engine.batch import (
     quarantine_files,
     touched_by,
 )
+from lakeupsert.engine.convert import texts_like
 from lakeupsert.engine.floor import greatest
 from lakeupsert.engine.landing import (
     ChangedFileError,
@@ -52,7 +53,7 @@ from lakeupsert.engine.landing import (
 from lakeupsert.engine.leaning import Leaning, together
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.keyindex import placed
-from lakeupsert.pipeline.landing_dates import Skipped, received_on, skipped
+from lakeupsert.pipeline.landing_dates import Skipped, is_stray, received_on, skipped
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
@@ -182,7 +183,8 @@ def append(
         ground = _look(table, batch_id, received, again, changed)
         _refuse_all_skipped(table, ground)
         if not ground.inputs:
-            for warning in (*ground.warnings, *_late(changed), *([_NO_EXTRACT] if full else [])):
+            lacking = table.without_operations(table.headers(ground.head.number)) if ground.head else []
+            for warning in (*ground.warnings, *_late(changed), *([_NO_EXTRACT] if full else []), *lacking):
                 warn(warning)
             return None
         if full:
@@ -220,12 +222,12 @@ _NO_EXTRACT = "no landing file is new, so there is no full extract and no key is
 
 def _refuse_all_skipped(table: OpenTable, ground: _Ground) -> None:
     found = ground.skipped
-    if found is None or found.files < found.of:
+    if found is None or not found.is_all:
         return
-    fitting = " or ".join(f'`landing_dates = "{pattern}"`' for pattern in found.fitting)
+    fitting = " or ".join(f"`landing_dates = {json.dumps(pattern, ensure_ascii=False)}`" for pattern in found.fitting)
     raise RefusedError(
         "landing-skipped",
-        f"Table {table.name!r} took no landing file: {found}. Nothing was committed.",
+        f"Table {table.name!r} took no landing file: {found} Nothing was committed.",
         next=f"set {fitting} in [tables.{table.name}] and run the same command again"
         if fitting
         else f"correct `landing_dates` in [tables.{table.name}], or move the files; then run the same command again",
@@ -360,7 +362,9 @@ def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
         return None
     paths = [found.name for found in table.landing.list("", limit=limit) if is_landing_file(found.name)]
     others = [path for path in paths if received_on(path, pattern) is None]
-    return skipped(pattern, others, len(paths), {_folder(path) for path in paths})
+    configured = table.settings.format
+    folders = {_folder(path) for path in paths if not is_stray(path, pattern, configured)}
+    return skipped(pattern, configured, others, len(paths), folders)
 
 
 def _refuse_unadopted(table: OpenTable) -> None:
@@ -400,7 +404,9 @@ def _new_files(
         )
     listed: list[ObjectInfo] = []
     left_out: list[str] = []
-    folders: Counter[str] = Counter()
+    folders: set[str] = set()
+    files = 0
+    pattern = table.settings.landing_dates
     for found in table.landing.list(""):
         if (
             not is_landing_file(found.name)
@@ -408,12 +414,14 @@ def _new_files(
             or (among is not None and found.name not in among)
         ):
             continue
-        folders[_folder(found.name)] += 1
-        day = received_on(found.name, table.settings.landing_dates)
+        files += 1
+        if not is_stray(found.name, pattern, table.settings.format):
+            folders.add(_folder(found.name))
+        day = received_on(found.name, pattern)
         if day is None:
             left_out.append(found.name)
             continue
-        if table.settings.landing_dates and not (received[0] or day) <= day <= (received[1] or day):
+        if pattern and not (received[0] or day) <= day <= (received[1] or day):
             continue
         if not any((f.size, f.etag) == (found.size, found.etag) for f in known.get(found.name, ())):
             listed.append(found)
@@ -438,7 +446,7 @@ def _new_files(
             inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
         elif file:
             seen.append(file)
-    return tuple(inputs), tuple(seen), skipped(table.settings.landing_dates, left_out, folders.total(), folders)
+    return tuple(inputs), tuple(seen), skipped(pattern, table.settings.format, left_out, files, folders)
 
 
 def _late(changed: Sequence[str]) -> list[str]:
@@ -621,7 +629,7 @@ def plan_spec(
         spec = evolve(known, pa.schema(fields))
         almost = _almost(table, known, spec, surveys, given, ahead=ahead)
         warnings = [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
-        return spec, [*warnings, *_taken_by_aliases(table, spec)]
+        return spec, [*warnings, *_taken_by_aliases(table, spec), *_values_in_vain(table, spec, surveys)]
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
     if not fields and not later and table.settings.read.envelope:
         raise ConfigurationError(
@@ -645,7 +653,8 @@ def plan_spec(
         for n in spec.partition_by
         if n in text - {one.column for one in spec.partition_from} - almost.keys() and not all(s.typed for s in surveys)
     ]
-    return spec, [*warnings, *almost.values(), *_taken_by_aliases(table, spec)]
+    warnings += [*almost.values(), *_taken_by_aliases(table, spec), *_values_in_vain(table, spec, surveys)]
+    return spec, warnings
 
 
 def _almost(
@@ -762,6 +771,32 @@ def _taken_by_aliases(table: OpenTable, spec: TableSpec) -> list[str]:
     ]
 
 
+def _values_in_vain(table: OpenTable, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
+    """A warning for each type of the operation column in typed files whose texts none of `delete.values` can ever equal."""
+    rule = spec.delete
+    if rule is None or rule.column is None:
+        return []
+    paths: dict[Any, list[str]] = {}
+    for survey in surveys:
+        for field in survey.schema if survey.typed and survey.schema is not None else ():
+            if field.name.lower() == rule.column.lower() and not pa.types.is_nested(field.type):
+                paths.setdefault(field.type, []).append(survey.path)
+    warnings = []
+    for type_, of_type in paths.items():
+        alike = texts_like(rule.values, type_)
+        if pa.types.is_null(type_) or any(text == value for text, value in zip(alike, rule.values, strict=True)):
+            continue
+        values = ", ".join(map(repr, rule.values))
+        instead = ", ".join(repr(text) for text in alike if text is not None)
+        warnings.append(
+            f"column {rule.column!r} deletes nothing in {_files(of_type)}: it is {type_} there, and none of the values of "
+            f"[tables.{table.name}.delete], {values}, is ever the text of such a column"
+            f"{f'; they would be {instead} there' if instead else ''}. Values are fixed when a table is created: land the files "
+            "with another type in that column, or create the table with other values"
+        )
+    return warnings
+
+
 def _slips(table: OpenTable, spec: TableSpec, given: Mapping[str, Any]) -> list[str]:
     """A warning for each type in the configuration of a column that the table has not, and has one called nearly so."""
     absent = [name for name in given if name not in spec.schema.names]
@@ -819,14 +854,10 @@ def _entry(
 def _refuse_above_limit(table: OpenTable, ground: _Ground, entry: LedgerEntry) -> None:
     unreadable = entry.quarantined.get("unreadable_file", 0)  # each is one row, which tells of the file
     refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
-    if table.settings.within_limit(refused, rows, is_first=_is_first(table, ground)):
+    is_first = _is_first(table, ground)
+    if table.settings.within_limit(refused, rows, is_first=is_first):
         return
-    limit = table.settings.quarantine_limit
-    allowed = (
-        f"{limit} (and {QUARANTINE_FLOOR} rows in any case, but not in a table's first batch, and not if every row is refused)"
-        if isinstance(limit, str)
-        else f"{limit} rows"
-    )
+    allowed = table.settings.limit_text(refused, rows, is_first=is_first)
     reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
     files = ", ".join(table.store.uri(f.name) for f in entry.quarantine[:3])
     raise RefusedError(

@@ -1,9 +1,12 @@
 """Which landing files have a date by `landing_dates`; and what to say of those that are skipped since they have none."""
 
+import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+
+from lakeupsert.engine.landing import format_of
 
 COMMON_PATTERNS = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%m-%d-%Y", "%d-%m-%Y")
 
@@ -15,13 +18,20 @@ class Skipped:
     Attributes:
         files: how many they are, of so many (``of``) that were looked at.
         why: what is wrong with the first of them.
-        fitting: usual patterns by which all files that were looked at would have a date.
+        fitting: usual patterns by which all files that were looked at would have a date; strays (`is_stray`) aside.
+        strays: how many of the skipped files are no landing files of a date.
     """
 
     files: int
     of: int
     why: str
     fitting: tuple[str, ...]
+    strays: int = 0
+
+    @property
+    def is_all(self) -> bool:
+        """Whether landing holds files of dates, and none of them has one."""
+        return self.strays < self.files == self.of
 
     @property
     def mend(self) -> str:
@@ -43,24 +53,37 @@ def received_on(path: str, pattern: str) -> date | None:
         return None
 
 
-def skipped(pattern: str, paths: Sequence[str], of: int, folders: Collection[str]) -> Skipped | None:
-    """What to say of these ``paths``, which have no date, among ``of`` files in ``folders``; None where there are none."""
+def is_stray(path: str, pattern: str, configured: str) -> bool:
+    """Whether a file is no landing file of a date, such as a README: it is in no folder, or ``configured``, the setting `format`,
+    tells no format for it."""
+    return bool(pattern) and ("/" not in path or format_of(path, configured) is None)
+
+
+def skipped(pattern: str, configured: str, paths: Sequence[str], of: int, folders: Collection[str]) -> Skipped | None:
+    """What to say of these ``paths``, which have no date, among ``of`` files; None where there are none.
+
+    ``configured`` as in `is_stray`; ``folders`` are those of all files that are no strays.
+    """
     if not paths:
         return None
-    path = next(filter(_is_text, paths), None)
+    dated = [path for path in paths if not is_stray(path, pattern, configured)]
+    strays = len(paths) - len(dated)
+    path = next(filter(_is_text, dated or paths), None)
     if path is None:
-        return Skipped(len(paths), of, f"the name {paths[0]!r} is not UTF-8", ())
+        return Skipped(len(paths), of, f"the name {paths[0]!r} is not UTF-8", (), strays)
     folder = "/".join(path.split("/")[:-1][: pattern.count("/") + 1])
     where = (
         f"folder {_quoted(folder)} does not match"
         if folder
         else f"file {_quoted(path)} is not in a folder that matches"
     )
-    return Skipped(len(paths), of, f"{where} landing_dates {_quoted(pattern)}", fitting(folders))
+    return Skipped(len(paths), of, f"{where} landing_dates {_quoted(pattern)}", fitting(folders), strays)
 
 
 def fitting(folders: Collection[str]) -> tuple[str, ...]:
     """Usual patterns by which all these folders below landing are dates, also if they are called `dt=…`."""
+    if not folders:
+        return ()
     first = min(folders).split("/")
     named = [re.match(r"[^=]+=", part) for part in first]
     prefixes = [name[0].replace("%", "%%") if name else "" for name in named]
@@ -81,4 +104,5 @@ def _is_text(path: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    return f'"{text}"'
+    """As TOML has it, so that it may be copied."""
+    return json.dumps(text, ensure_ascii=False)

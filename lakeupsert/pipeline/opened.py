@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.config import FILE, TableSettings, is_remote
+from lakeupsert.config import FILE, DeleteSettings, TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
@@ -594,8 +594,9 @@ class OpenTable:
             "partition_by": tuple(made.get(column, column) for column in spec.partition_by),
             "delete": spec.delete and msgspec.structs.asdict(spec.delete),
         }
+        same_delete = given.delete and spec.delete and _meaning(given.delete) == _meaning(spec.delete)
         for setting, value in configured.items():
-            if stored[setting] != value:
+            if stored[setting] != value and not (setting == "delete" and same_delete):
                 tables = setting in ("delete", "groups")
                 stored_text = "" if tables else json.dumps(stored[setting], ensure_ascii=False)
                 mend = f"correct `{setting}`" if tables else f"set `{setting} = {stored_text}`"
@@ -619,6 +620,15 @@ def _groups(settings: TableSettings) -> tuple[ColumnGroup, ...]:
         )
         for name, group in sorted(settings.groups.items())
     )
+
+
+def _meaning(delete: DeleteSettings | DeleteRule) -> dict[str, object]:
+    """What the rule does: `values` and `upserts` are sets, in whatever order, and a value that stands there twice counts once."""
+    sets = {
+        name: None if found is None else set(found)
+        for name, found in (("values", delete.values), ("upserts", delete.upserts))
+    }
+    return {**msgspec.structs.asdict(delete), **sets}
 
 
 def _last_touches(links: Iterable[Link[LedgerEntry]]) -> dict[str, int]:

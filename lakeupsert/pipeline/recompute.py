@@ -4,9 +4,9 @@ Reads     the ledger's list of files, quarantine files (for which rows were refu
 Writes    nothing but temporary files: what does not fit into DuckDB's memory, one landing file of a remote store at a time
 Repeat    safe
 
-Parquet is read by DuckDB, text by Python's own readers; Avro and ORC, which have no second one, as `append` reads them. Every
-value is converted by DuckDB's CAST to the type that the spec gives its column. DuckDB's window finds the winners, and compares
-all their columns with what readers see.
+Parquet is read by DuckDB (its operation column by Arrow), text by Python's own readers; Avro and ORC, which have no second
+one, as `append` reads them. Every value is converted by DuckDB's CAST to the type that the spec gives its column. DuckDB's
+window finds the winners, and compares all their columns with what readers see.
 """
 
 import base64
@@ -20,7 +20,7 @@ import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,10 +29,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine import avrofile, orcfile
 from lakeupsert.engine.batch import QUARANTINE_SCHEMA
+from lakeupsert.engine.convert import decoded
 from lakeupsert.engine.datafiles import from_bytes, read_file
 from lakeupsert.engine.envelopes import UNWRAP
 from lakeupsert.engine.floor import Forgetting, refused_by_merges
@@ -64,15 +67,6 @@ _MADE = {
     "date": "CAST({} AS DATE)",
     "hour": "strftime({}, '%Y-%m-%d-%H')",
 }
-
-_TIME_FORMS = {
-    "TIMESTAMP_S": "%Y-%m-%d %H:%M:%S",
-    "TIMESTAMP_MS": "%Y-%m-%d %H:%M:%S.%g",
-    "TIMESTAMP": "%Y-%m-%d %H:%M:%S.%f",
-    "TIMESTAMP_NS": "%Y-%m-%d %H:%M:%S.%n",
-    "TIMESTAMP WITH TIME ZONE": "%Y-%m-%d %H:%M:%S.%fZ",
-}
-"""The text of timestamps that `append` compares operations with, by DuckDB's type."""
 
 # Files come in ledger order, and the rows of each are inserted in their order, so that rowid ends the rank.
 # A key that is published twice has an nth = 2 that matches nothing, and so counts as extra.
@@ -347,7 +341,11 @@ class _Inputs:
                 came = {reading.called(f.name): block.convert(f.name, f.type)[0] for f in schema}
                 rows = pa.table({**came, _PLACE: pa.array(block.places, pa.int64())})
                 self._db.register("came", rows.filter(pa.array(~np.isin(block.places, refused))))
-                self._insert(entry, "came", landed.path, list(came), None, text=False, place=_PLACE)
+                column = self._operation_in(came)
+                operations = self._is_delete(came[column], block.places, _PLACE) if column else None
+                self._insert(
+                    entry, "came", landed.path, list(came), None, text=False, place=_PLACE, operations=operations
+                )
 
     def _refused(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
         """Positions that were refused, by landing file, and files that were as a whole."""
@@ -374,7 +372,7 @@ class _Inputs:
         reading: Reading | None = None,
     ) -> None:
         source = f"read_parquet({_text(path)}, file_row_number = true, hive_partitioning = false)"
-        names = [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
+        own_names = names = [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()]
         if reading is not None and reading.aliases:
             called = {name: reading.called(name) for name in names}
             columns = ", ".join(f"{_name(name)} AS {_name(new)}" for name, new in called.items())
@@ -382,7 +380,13 @@ class _Inputs:
         if refused:
             self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
             source = f"(SELECT * FROM {source} WHERE file_row_number NOT IN (SELECT place FROM refused))"
-        self._insert(entry, source, file, names, adopted, text=False, place="file_row_number")
+        operations = None
+        if reading is not None:
+            own = {reading.called(name): name for name in reversed(own_names)}
+            if column := self._operation_in(own):
+                with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:  # as `append` reads it
+                    operations = self._is_delete(opened.read([own[column]]).column(0), None, "file_row_number")
+        self._insert(entry, source, file, names, adopted, text=False, place="file_row_number", operations=operations)
 
     def _insert(
         self,
@@ -393,7 +397,9 @@ class _Inputs:
         adopted: str | None,
         text: bool,
         place: str,
+        operations: str | None = None,
     ) -> None:
+        """``operations``: whether a row's operation deletes, in SQL, of a file that has types."""
         spec = self._table.spec(entry.spec_version)
         then = self._spec.names_in(len(spec.renames))
         written, shown = self._types(spec), self._types(self._spec)
@@ -420,7 +426,7 @@ class _Inputs:
                 deleted = "true"
             elif delete.column is not None and delete.values and delete.column.lower() in present:
                 values = ", ".join(map(_text, delete.values))
-                deleted = f"coalesce({self._as_compared(source, delete.column)} IN ({values}), false)"
+                deleted = operations or f"coalesce({_name(delete.column)} IN ({values}), false)"
         now = self._names_now(entry)
         has = (
             _HAS
@@ -435,14 +441,26 @@ class _Inputs:
         )
         self.rows += inserted.fetchone()[0]
 
-    def _as_compared(self, source: str, column: str) -> str:
-        """The text of an operation column, in SQL: DuckDB's own, but of floats and timestamps, which it writes in its own way."""
-        name = _name(column)
-        type_ = str(self._db.execute(f"DESCRIBE SELECT {name} FROM {source}").fetchall()[0][1])
-        text = f"CAST({name} AS VARCHAR)"
-        if type_ in ("FLOAT", "DOUBLE"):  # 1.0 and 1e-07, where `append` has 1 and 1e-7
-            return f"regexp_replace(regexp_replace({text}, '\\.0$', ''), 'e-0', 'e-')"
-        return f"strftime({name}, '{_TIME_FORMS[type_]}')" if type_ in _TIME_FORMS else text
+    def _operation_in(self, names: Iterable[str]) -> str | None:
+        """The operation column as ``names`` have it."""
+        column = self._spec.delete.column if self._spec.delete else None
+        return next((name for name in names if column and name.lower() == column.lower()), None)
+
+    def _is_delete(self, column: Any, places: Any, place: str) -> str:
+        """Whether the row at a ``place`` has a value in ``column`` that deletes, in SQL; without ``places`` they count from 0.
+
+        Arrow writes the texts, as docs/SEMANTICS.md says: DuckDB has other ones for floats, decimals and times, and does not
+        know a column's unit and zone.
+        """
+        rule = self._spec.delete
+        if rule is None or pa.types.is_nested(column.type):  # nested ones have no text, and `append` refused them
+            return "false"
+        texts = pc.cast(decoded(column), options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
+        found = pc.indices_nonzero(pc.is_in(texts, pa.array(rule.values, pa.string()))).to_numpy()
+        self._db.register(
+            "deletes", pa.table({"place": pa.array(found if places is None else places[found], pa.int64())})
+        )
+        return f"{place} IN (SELECT place FROM deletes)"
 
     def _names_now(self, entry: LedgerEntry) -> dict[str, str]:
         """By their names in a batch, what columns are called that were renamed since, in small letters; dropped ones nothing."""

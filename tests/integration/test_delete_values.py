@@ -1,7 +1,8 @@
 """Which rows `[delete]` takes for deletes: TOML values of every type, compared with a column's text; and which it refuses."""
 
 import json
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,80 @@ def test_value_of_its_type_deletes(values: str, type_: pa.DataType, gone: list[A
     assert feed.ids() == ["a"]
 
 
+DAY, NOON = date(2020, 1, 31), datetime(2020, 1, 31, 10)
+FLOATS = ["0.1", "1e-5", "1e-7", "1e6", "1e16", "1e20", "123456.5"]
+# TOML's value, a column with that value, and whether it deletes: whether its text is the column's.
+EQUAL_VALUES: list[tuple[str, pa.Array, bool]] = [
+    ("true", pa.array([True]), True),
+    ("1", pa.array([True]), False),
+    *((n, pa.array([float(n)], type_), True) for n in FLOATS for type_ in (pa.float64(),)),
+    ("0.1", pa.array([0.1], pa.float32()), True),
+    ("1.0", pa.array([1.0], pa.float32()), True),
+    ("1", pa.array([Decimal("1.00")]), False),
+    ('"1.00"', pa.array([Decimal("1.00")]), True),
+    ('"1E-9"', pa.array([Decimal("0.000000001")], pa.decimal128(18, 9)), True),
+    ("2020-01-31", pa.array([DAY]), True),
+    ("2020-01-31T00:00:00", pa.array([DAY]), False),
+    *(("2020-01-31T10:00:00", pa.array([NOON], pa.timestamp(unit)), unit == "us") for unit in ("s", "ms", "us", "ns")),
+    ('"2020-01-31 10:00:00.000"', pa.array([NOON], pa.timestamp("ms")), True),
+    ("2020-01-31T11:00:00+01:00", pa.array([NOON], pa.timestamp("us", "UTC")), True),
+    ("2020-01-31T10:00:00Z", pa.array([NOON], pa.timestamp("us", "Europe/Berlin")), False),
+    ('"2020-01-31 11:00:00.000000+0100"', pa.array([NOON], pa.timestamp("us", "Europe/Berlin")), True),
+    ("10:00:00", pa.array([time(10)], pa.time64("us")), True),
+    ("10:00:00.5", pa.array([time(10, 0, 0, 500_000)], pa.time64("us")), True),
+    ("10:00:00", pa.array([time(10)], pa.time32("ms")), False),
+    ('"10:00:00"', pa.array([time(10)], pa.time64("us")), False),
+    ('"D"', pa.array([b"D"]), True),
+    ('"D"', pa.array(["D"]).dictionary_encode(), True),
+    ("1", pa.array([1]).dictionary_encode(), True),
+    ('"D"', pa.array(["D"], pa.large_string()), True),
+    *(("1", pa.array([1], type_), True) for type_ in (pa.int8(), pa.uint16(), pa.int64(), pa.uint64())),
+    ("1000", pa.array([1], pa.int8()), False),
+]
+
+
+@pytest.mark.parametrize(("value", "column", "deletes"), EQUAL_VALUES, ids=lambda x: str(getattr(x, "type", x)))
+@pytest.mark.parametrize("kept", [False, True])
+def test_typed_column_deletes_by_its_text_or_is_told(
+    value: str, column: pa.Array, deletes: bool, kept: bool, tmp_path: Path
+) -> None:
+    """`ids` has DuckDB agree."""
+    feed = Feed(tmp_path, f"values = [{value}]\nkeep = {str(kept).lower()}")
+    (tmp_path / "landing/1.csv").unlink()
+    row = pa.table({"id": ["a"], "day": [DAY], "version": [1]})
+    feed.land("1.parquet", row)
+    assert feed.ids() == ["a"]
+    feed.land("2.parquet", row.set_column(2, "version", [[2]]).append_column("gone", column))
+    notes = feed.table.plan().notes
+    appended = feed.table.append(host="local")
+    assert appended is not None
+    for told in notes, appended.warnings:
+        assert len([warning for warning in told if "2.parquet" in warning]) == (not deletes)
+    assert feed.ids() == ([] if deletes else ["a"])
+
+
+def test_typed_column_of_the_first_batch_is_told(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, "values = [1, 2]")
+    (tmp_path / "landing/1.csv").unlink()
+    feed.land("1.parquet", rows([True, False], pa.bool_()))
+    result = feed.table.run(host="local").append
+    assert result is not None
+    assert [("1.parquet" in w, "'1', '2'" in w) for w in result.warnings] == [(True, True)]
+
+
+def test_values_for_several_types_are_not_told(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, 'values = ["D", 1, true]')
+    assert feed.ids() == ["a", "b"]
+    feed.land("2.parquet", rows([False, True], pa.bool_()))
+    result = feed.table.run(host="local").append
+    assert result is not None
+    assert result.warnings == ()
+    feed.land("3.parquet", rows([None, None], pa.null()))
+    result = feed.table.run(host="local").append
+    assert result is not None
+    assert result.warnings == ()
+
+
 @pytest.mark.usefixtures("spark")
 def test_spark_compares_the_same_texts(tmp_path: Path) -> None:
     feed = Feed(tmp_path, "values = [true, 1.0]")
@@ -131,13 +206,25 @@ def test_values_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert feed.ids() == ["a"]
 
 
-@pytest.mark.parametrize(("before", "after"), [('["true"]', "[true]"), ("[true]", '["true"]'), ("[1.0]", '["1"]')])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('["true"]', "[true]"),
+        ("[true]", '["true"]'),
+        ("[1.0]", '["1"]'),
+        ('["true"]', "[true, true]"),
+        ('["true"]', '[true, "true"]'),
+        ('[true, "true"]', "[true]"),
+        ('["D", "U"]', '["U", "D"]'),
+        ('["D"]\nupserts = ["no", "U"]', '["D"]\nupserts = ["U", "no", "no"]'),
+    ],
+)
 def test_table_that_exists_has_the_same_values_as_text(before: str, after: str, tmp_path: Path) -> None:
     feed = Feed(tmp_path, f"values = {before}")
     assert feed.ids() == ["a", "b"]
     feed.configure(f"values = {after}")
     assert feed.ids() == ["a", "b"]
-    feed.configure("values = [false]")
+    feed.configure(f"values = [false]{after.partition(']')[2]}")
     with pytest.raises(ConfigurationError) as caught:
         feed.ids()
     assert caught.value.code == "another-table"

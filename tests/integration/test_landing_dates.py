@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +121,40 @@ def test_pattern_that_fits_some_days_by_chance_is_not_taken_for_the_right_one() 
     [warning] = said["warnings"]
     assert "1 of 3" in warning
     assert '"%m/%d/%Y"' in warning
+
+
+@pytest.mark.parametrize("stray", ["README.md", "notes.csv", "docs/plan.pdf"])
+def test_stray_file_in_an_empty_landing_zone_is_a_warning(stray: str) -> None:
+    land("20240301")
+    assert call("run", "--host", "local")[0] == 0
+    shutil.rmtree("landing/20240301")
+    Path("landing", stray).parent.mkdir(exist_ok=True)
+    Path("landing", stray).write_text("x")
+    for command in (*APPENDING, *LOOKING):
+        code, said = call(*command)
+        assert code == 0
+        [warning] = said["warnings"]
+        assert "1 of 1" in warning
+        assert stray.partition("/")[0] in warning
+
+
+def test_stray_file_beside_folders_that_no_pattern_fits() -> None:
+    land(*DAYS)
+    Path("landing/README.md").write_text("x")
+    code, said = call("run", "--host", "local")
+    assert (code, said["error"]["code"]) == (1, "landing-skipped")
+    assert "19 of 19" in said["error"]["message"]
+    assert '"2024-03-01"' in said["error"]["message"]
+    assert ".." not in said["error"]["message"]
+    assert 'landing_dates = "%Y-%m-%d"' in said["error"]["next"]
+
+
+def test_pattern_that_is_proposed_is_toml() -> None:
+    land('q"\\x=2024-03-01')
+    code, said = call("run", "--host", "local")
+    assert code == 1
+    proposed = re.findall("`(landing_dates = [^`]+)`", said["error"]["next"])
+    assert [tomllib.loads(line)["landing_dates"] for line in proposed] == ['q"\\x=%Y-%m-%d']
 
 
 def test_run_merges_what_was_there_before_it_fails() -> None:

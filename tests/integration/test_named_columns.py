@@ -49,8 +49,14 @@ class Feed:
         return [w for w in said["warnings"] if "'" in w]
 
 
-COMMANDS = [("run", "--host", "local"), ("plan",), ("status",)]
-"""The first takes what landed."""
+COMMANDS = [
+    ("run", "--host", "local"),
+    ("run", "--host", "local"),
+    ("append", "--host", "local"),
+    ("plan",),
+    ("status",),
+]
+"""The first takes what landed, and the next two find nothing new."""
 DELETED = '[tables.t.delete]\ncolumn = "{}"\nvalues = ["Y"]\n'
 SLIPS = {
     "key": ('key = ["idd"]\n', "missing-column", "id"),

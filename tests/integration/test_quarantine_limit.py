@@ -34,12 +34,15 @@ class Feed:
 
     def refused(self, host: Any = "local") -> str:
         """The code with which a batch is refused, of which nothing is there then."""
+        return self.refusal(host).code
+
+    def refusal(self, host: Any = "local") -> RefusedError:
         before = self.table._table.ledger_head()
         with pytest.raises(RefusedError) as caught:
             self.table.append(host=host)
         after = self.table._table.ledger_head()
         assert (before and before.number) == (after and after.number)
-        return caught.value.code
+        return caught.value
 
 
 def bad(rows: int) -> str:
@@ -120,6 +123,30 @@ def test_number_of_rows_is_a_limit_as_it_stands(tmp_path: Path) -> None:
     assert feed.append() == {"bad_type": 2}
     feed.land("3.csv", GOOD + bad(3))
     assert feed.refused() == "quarantine-limit"
+
+
+@pytest.mark.parametrize("none", ["0", '"0%"', '"0.00%"'])
+def test_nothing_is_allowed(none: str, tmp_path: Path) -> None:
+    feed = Feed(tmp_path, f"quarantine_limit = {none}\n")
+    feed.land("1.csv", GOOD)
+    assert feed.append() == {}
+    feed.land("2.csv", GOOD + bad(1))
+    assert feed.refused() == "quarantine-limit"
+
+
+def test_floor_is_told_where_it_applies(tmp_path: Path) -> None:
+    feed = Feed(tmp_path)
+    feed.land("1.csv", "a,2020-01-01,1\n" + bad(1))
+    assert "first batch" in feed.refusal().message
+    feed.land("1.csv", "a,2020-01-01,1\n" + bad(11))
+    assert "10 rows" not in feed.refusal().message
+    feed.land("1.csv", GOOD)
+    assert feed.append() == {}
+    feed.land("2.csv", bad(10))
+    assert "all rows" in feed.refusal().message
+    feed.land("2.csv", "a,2020-01-01,1\n" + bad(11))
+    message = feed.refusal().message
+    assert ("10 rows" in message, "first batch" in message, "all rows" in message) == (True, False, False)
 
 
 def test_hundred_percent_is_no_limit(tmp_path: Path) -> None:
