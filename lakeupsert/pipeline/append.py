@@ -11,6 +11,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 """
 
 import dataclasses
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
