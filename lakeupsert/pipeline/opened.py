@@ -328,14 +328,15 @@ class OpenTable:
         newest = self.last_snapshot()  # somebody may have published between the two reads
         return known if newest is None or newest.number < known else None
 
-    def newest_entry(self) -> Link[LedgerEntry] | None:
+    def newest_entry(self, snapshot: Link[Snapshot] | None = None) -> Link[LedgerEntry] | None:
         """The newest ledger entry, or None where the table does not exist yet.
 
-        An error where the snapshot that was read before shows a later one: who appends would take the number of one that is
+        An error where ``snapshot``, or else the one that was read before, shows a later one: who appends would take the number of one that is
         gone, and what came with it and after would be merged by nobody.
         """
         head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
-        shown = self._snapshot.body.batch if self._snapshot else -1
+        snapshot = snapshot or self._snapshot
+        shown = snapshot.body.batch if snapshot else -1
         if shown > (head.number if head else -1):
             raise DamagedTableError(
                 "missing-version",

@@ -40,6 +40,10 @@ class PublishResult:
     lost: int | None = None
 
 
+class _OlderThanKnown(Exception):
+    """The ledger knows a newer snapshot than the newest that was there: that is lost, or somebody published just now."""
+
+
 def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     """Append the newest possible snapshot; the result also where nothing was to do.
 
@@ -47,19 +51,27 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     """
     before: Link[Snapshot] | None = None
     head: Link[LedgerEntry] | None = None
-    left, stand_in = _stand_in(table)
+    left: Snapshot | None = None
+    stand_in: Link[Snapshot] | None = None
 
     def build(last: Link[Snapshot] | None) -> Snapshot | None:
         nonlocal before, head
-        before, head = last, table.newest_entry()
+        before, head = last, table.newest_entry(last)
         if head is None:
             return None
+        if (last.number if last else -1) < (-1 if head.body.snapshot is None else head.body.snapshot):
+            raise _OlderThanKnown
         if last is None or last is not stand_in:
             return _candidate(table, last.body if last else None, head.number, also)
         # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
         return _candidate(table, left, head.number, left.partitions if left else ()) or left
 
-    published = table.objects.snapshots.extend(build, behind=stand_in)
+    while True:
+        try:
+            published = table.objects.snapshots.extend(build, behind=stand_in)
+            break
+        except _OlderThanKnown:
+            left, stand_in = _stand_in(table)
     now = published or before
     body = now.body if now else None
     behind = table.unpublished(body, head.number) if head else {}
