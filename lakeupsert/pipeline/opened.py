@@ -331,8 +331,8 @@ class OpenTable:
     def newest_entry(self, snapshot: Link[Snapshot] | None = None) -> Link[LedgerEntry] | None:
         """The newest ledger entry, or None where the table does not exist yet.
 
-        An error where ``snapshot``, or else the one that was read before, shows a later one: who appends would take the number of one that is
-        gone, and what came with it and after would be merged by nobody.
+        An error where ``snapshot``, or else the one that was read before, shows a later one: who appends would take the number of
+        one that is gone, and what came with it and after would be merged by nobody.
         """
         head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
         snapshot = snapshot or self._snapshot
