@@ -433,7 +433,7 @@ def test_table_is_the_only_one_or_the_named_one(file: Path) -> None:
         ("1%", 1, 99, True, False),
         ("1%", 1, 100, True, True),
         ("29%", 29, 100, True, True),
-        ("0%", 1, 2, False, True),
+        ("0%", 1, 2, False, False),
         ("0%", 1, 1000, True, False),
         ("100%", 5, 5, True, True),
         (3, 3, 3, True, True),
