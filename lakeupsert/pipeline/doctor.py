@@ -27,7 +27,7 @@ from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.pipeline.append import is_landing_file
 from lakeupsert.pipeline.dedupe import LEASE_SECONDS
-from lakeupsert.pipeline.landing_dates import fitting, received_on
+from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
@@ -319,10 +319,11 @@ def _landing(table: OpenTable) -> Iterator[Finding]:
     if not others:
         yield Finding("landing", "ok", f"files whose folder is a date by {pattern!r}: {len(paths)}, all that there are")
         return
-    usual = fitting({path.rpartition("/")[0] for path in paths})
+    dated = [path for path in paths if not is_stray(path, pattern, table.settings.format)]
+    usual = fitting({path.rpartition("/")[0] for path in dated})
     yield Finding(
         "landing",
-        "warning" if len(others) < len(paths) else "problem",
+        "warning" if len(others) < len(paths) or not dated else "problem",
         f"by `landing_dates` = {pattern!r}, {len(others)} of {len(paths)} landing files have no date and are not taken, such "
         f"as {others[0]}",
         f"set `landing_dates` in [tables.{table.name}] to what fits all of them: " + " or ".join(map(repr, usual))

@@ -136,6 +136,8 @@ def test_stray_file_in_an_empty_landing_zone_is_a_warning(stray: str) -> None:
         [warning] = said["warnings"]
         assert "1 of 1" in warning
         assert stray.partition("/")[0] in warning
+    code, said = call("doctor")
+    assert (code, [c["level"] for c in said["result"]["findings"] if c["check"] == "landing"]) == (0, ["warning"])
 
 
 def test_stray_file_beside_folders_that_no_pattern_fits() -> None:
