@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -362,7 +362,7 @@ class OpenTable:
                 found = metadata.decode(
                     self.store.get(name),
                     Headers,
-                    self.store.uri(name),
+                    partial(self.store.uri, name),
                     f"the headers of ledger entries {first} to {last}",
                     next="delete that object: it only repeats what the ledger says, and the next append makes it again",
                 )

@@ -10,6 +10,7 @@ mean the same merge, and by nobody once vacuum may have taken its files.
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -72,7 +73,9 @@ class Units:
         names = [self._there[key] for key in self._keys]
         data = self._table.at_once(self._table.store.get, names)
         return [
-            metadata.decode(found, MergeOutput, self._table.store.uri(name), "the result of a unit", next=MERGE_AGAIN)
+            metadata.decode(
+                found, MergeOutput, partial(self._table.store.uri, name), "the result of a unit", next=MERGE_AGAIN
+            )
             for name, found in zip(names, data, strict=True)
         ]
 

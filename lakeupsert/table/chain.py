@@ -234,10 +234,10 @@ class Chain(Generic[Body]):
 
     def _read(self, number: int, read_at: float) -> Link[Body]:
         name = self.name(number)
-        where, what = self._store.uri(name), f"version {number} of the chain {self._kind}"
-        found = metadata.decode(self._store.get(name), _Envelope, where, what)
+        what = f"version {number} of the chain {self._kind}"
+        found = metadata.decode(self._store.get(name), _Envelope, lambda: self._store.uri(name), what)
         if found.format > FORMAT:
-            raise newer_format(where, found.format)
+            raise newer_format(self._store.uri(name), found.format)
         try:
             if (found.kind, found.number) != (self._kind, number):
                 raise ValueError(f"it says {found.kind} {found.number}")
@@ -245,7 +245,7 @@ class Chain(Generic[Body]):
             datetime.fromisoformat(found.written_at)
             self._parse(body)
         except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
-            raise metadata.damaged(where, what, str(e)) from e
+            raise metadata.damaged(self._store.uri(name), what, str(e)) from e
         return Link(number, found.write_id, found.parent, found.written_at, body, read_at)
 
     def _send(self, link: Link[Body]) -> Literal["won", "lost", "unknown"]:

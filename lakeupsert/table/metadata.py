@@ -5,6 +5,7 @@ docs/FORMAT.md, "Digests of metadata". An object that does not end so is one of 
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -26,10 +27,11 @@ def encode(content: object) -> bytes:
     return data[:-1] + _FIELD + _digest_of(data[:-1]) + b'"}'
 
 
-def decode(data: bytes, type_: type[Content], where: str, what: str, next: str = FROM_BACKUP) -> Content:
+def decode(data: bytes, type_: type[Content], where: Callable[[], str], what: str, next: str = FROM_BACKUP) -> Content:
     """What `encode` made, read as ``type_``.
 
-    Raises DamagedTableError, code `damaged-object`, with the address ``where``: a byte is another, or it is not ``what``.
+    Raises DamagedTableError, code `damaged-object`, with the address that ``where`` gives: a byte is another, or it is not
+    ``what``. (An address costs as much as all the rest, and is seldom asked for.)
     """
     try:
         end = _END.fullmatch(data, len(data) - _END_BYTES) if len(data) >= _END_BYTES else None
@@ -37,7 +39,7 @@ def decode(data: bytes, type_: type[Content], where: str, what: str, next: str =
             raise ValueError("its digest is not that of its bytes")
         return msgspec.json.decode(data, type=type_)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        raise damaged(where, what, str(e), next) from e
+        raise damaged(where(), what, str(e), next) from e
 
 
 def damaged(where: str, what: str, why: str, next: str = FROM_BACKUP) -> DamagedTableError:

@@ -42,7 +42,7 @@ def write_work(store: ObjectStore, name: str, work: Work) -> None:
 def read_work(store: ObjectStore, name: str) -> Work:
     """Raises RefusedError where it is gone, or of a later version; DamagedTableError where it is damaged."""
     try:
-        work = metadata.decode(store.get(name), Work, store.uri(name), "a work object", next=AGAIN)
+        work = metadata.decode(store.get(name), Work, lambda: store.uri(name), "a work object", next=AGAIN)
         reason = None if work.format == 1 else f"has format {work.format}, and this lakeupsert reads 1"
     except NotFoundError:
         reason = "is gone"
