@@ -15,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from lakeupsert.storage.remote import PlacedReader
+
 BLOCK_BYTES = 16 << 10
 """What one checksum covers, and so what a read is rounded up to. Less: footers grow. More: who needs one column reads more."""
 TAIL_BYTES = 64 << 10
@@ -84,33 +86,18 @@ class ChecksumSink(io.RawIOBase):
         self._sink.write(bytes(end))
 
 
-class CheckedFile(io.RawIOBase):
+class CheckedFile(PlacedReader):
     """A file of which every block that is read is compared with its checksum; the footer was. ``source`` is the file itself."""
 
     def __init__(self, source: pa.NativeFile, size: int, end: int, crcs: NDArray[np.uint32], tail: bytes) -> None:
-        self.source, self._size = source, size
+        super().__init__(size)
+        self.source = source
         self._end, self._crcs = end, crcs  # of the row groups
         self._tail = memoryview(tail)
         self._held, self._held_at = memoryview(b""), 0  # the blocks that the last read compared
-        self._place = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset
-        return self._place
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        begin = self._place
-        end = max(begin, self._size if size < 0 else min(self._size, begin + size))
-        self._place = end
+        begin, end = self._go_on(size)
         if end <= self._end:
             return self._blocks(begin, end)
         # Arrow guesses where the footer begins and reads more than that. It uses nothing before it, so nothing is read for it.

@@ -57,18 +57,11 @@ class Conditions:
                 self._hold = True
 
 
-class RangeReader(io.RawIOBase):
-    """One object as it was when it was opened, by as few requests as a columnar file allows.
+class PlacedReader(io.RawIOBase):
+    """What Arrow asks of a file besides its bytes: how large it is, and where the next read begins."""
 
-    Some of its bytes come with the opening, and every other read is one request: Arrow's Parquet reader asks for all that it
-    needs of a row group at once, the readers of text for a block. Arrow makes one call at a time.
-    """
-
-    def __init__(self, read: Callable[[int, int], bytes], size: int, held: bytes, held_at: int) -> None:
-        """``read`` gets the bytes from one place up to another; ``held`` are those from ``held_at`` on."""
-        self._read, self._size = read, size
-        self._held, self._begin, self._end = memoryview(held), held_at, held_at + len(held)
-        self._place = 0
+    def __init__(self, size: int) -> None:
+        self._size, self._place = size, 0
 
     def readable(self) -> bool:
         return True
@@ -83,10 +76,28 @@ class RangeReader(io.RawIOBase):
         self._place = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence] + offset
         return self._place
 
-    def read(self, size: int = -1) -> Any:
+    def _go_on(self, size: int) -> tuple[int, int]:
+        """From where to where a read of ``size`` bytes goes (-1: to the end); the next one begins there."""
         start = self._place
-        end = max(start, self._size if size < 0 else min(self._size, start + size))
-        self._place = end
+        self._place = max(start, self._size if size < 0 else min(self._size, start + size))
+        return start, self._place
+
+
+class RangeReader(PlacedReader):
+    """One object as it was when it was opened, by as few requests as a columnar file allows.
+
+    Some of its bytes come with the opening, and every other read is one request: Arrow's Parquet reader asks for all that it
+    needs of a row group at once, the readers of text for a block. Arrow makes one call at a time.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int, held: bytes, held_at: int) -> None:
+        """``read`` gets the bytes from one place up to another; ``held`` are those from ``held_at`` on."""
+        super().__init__(size)
+        self._read = read
+        self._held, self._begin, self._end = memoryview(held), held_at, held_at + len(held)
+
+    def read(self, size: int = -1) -> Any:
+        start, end = self._go_on(size)
         held = self._held[max(start - self._begin, 0) : max(end - self._begin, 0)]
         before, after = min(end, self._begin), max(start, self._end)
         if start >= before and after >= end:
