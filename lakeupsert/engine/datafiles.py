@@ -392,7 +392,7 @@ def opened(
         found = (
             "is missing" if isinstance(e, NotFoundError) else f"can't be read: {' '.join(str(e).split()).rstrip('. ')}"
         )
-        advice = "restore that object from a backup or from the bucket's own versions"
+        advice = metadata.FROM_BACKUP
         stored = partition_of(name)
         if stored is not None:
             advice += f", or make the partition anew from its landing files: `{made_anew(stored)}`"

@@ -15,6 +15,7 @@ from pyroaring import BitMap64
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table import metadata
 from lakeupsert.table.layout import made_anew, partition_of
 from lakeupsert.table.manifest import DataFile, DeletionVector
 
@@ -46,7 +47,7 @@ def deleted_positions(store: ObjectStore, file: DataFile) -> Any:
             "damaged-deletion-vector",
             f"The deletion vector of {store.uri(file.name)} can't be read: {e}. Something other than lakeupsert deleted or "
             "changed it.",
-            next="restore that object from a backup or from the bucket's own versions"
+            next=metadata.FROM_BACKUP
             + (f", or make the partition anew from its landing files: `{made_anew(partition)}`" if partition else ""),
             partition=partition,
         ) from e

@@ -287,11 +287,11 @@ class OpenTable:
         link = self.entry(manifest.merged)
         if link is not None and link.write_id == manifest.entry:
             return
-        anew = f"run `{made_anew(manifest.partition)}`"
+        anew, again = f"`{made_anew(manifest.partition)}`", "which takes the landing files of that entry again"
         mend = (
-            f"run `lakeupsert append`, which takes the landing files of that entry again, then {anew[4:]}, then `lakeupsert run`"
+            f"run `lakeupsert append`, {again}, then {anew}, then `lakeupsert run`"
             if link is None
-            else f"{anew}, then `lakeupsert run`, which takes the landing files of that entry again"
+            else f"run {anew}, then `lakeupsert run`, {again}"
         )
         raise DamagedTableError(
             "missing-version",

@@ -79,7 +79,7 @@ class TableObjects:
     def missing(self, partition: str, version: int, named_by: str, *, lost: bool) -> DamagedTableError:
         """The error for a manifest that something names and that is not there; ``lost``: readers have no newer one."""
         where = self.store.uri(self.partition(partition).name(version))
-        backup = "restore that object from a backup or from the bucket's own versions"
+        backup = metadata.FROM_BACKUP
         return DamagedTableError(
             "missing-version",
             f"{named_by} names version {version} of {partition}, and that manifest is not there: {where}. Something other "
