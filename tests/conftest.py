@@ -12,6 +12,7 @@ import pytest
 from lakeupsert import clock
 from lakeupsert.testing import servers
 
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")  # a process that signal 11 ends tells where each of its threads was
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault(
