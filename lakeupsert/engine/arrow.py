@@ -208,7 +208,7 @@ def _met(store: ObjectStore, spec: TableSpec, files: Sequence[DataFile], begins:
         rows = rows.filter(reduce(pc.and_, is_near))
         if hashes is not None:
             rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
-        tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))))
+        tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))) if len(dead) else rows)
     met = pa.concat_tables(tables)
     return _tagged(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
 
@@ -255,13 +255,16 @@ def _incoming(store: ObjectStore, spec: TableSpec, task: MergeTask, adopted: Dig
 def _tagged(rows: Any, age: int, deleted: bool) -> Any:
     """``rows`` with every column that ranks them; those that they bring themselves are kept."""
     given = {_DELETED.name: deleted, FILE: 0, PLACE: 0, _AGE.name: age}
-    names = rows.schema.names
-    fields = [*(field for field in rows.schema if field.name not in given), *_RANKS]
-    columns = [
-        rows[field.name] if field.name in names else pa.repeat(pa.scalar(given[field.name], field.type), rows.num_rows)
-        for field in fields
-    ]
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+    brought = [name for name in given if name in rows.schema.names]
+    tagged = rows.drop_columns(brought) if brought else rows
+    for field in _RANKS:
+        column = (
+            rows[field.name]
+            if field.name in brought
+            else pa.repeat(pa.scalar(given[field.name], field.type), rows.num_rows)
+        )
+        tagged = tagged.append_column(field, column)
+    return tagged
 
 
 def _winners(

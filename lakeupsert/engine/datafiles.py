@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.checksums import CheckedFile, ChecksumSink, checked
+from lakeupsert.engine.checksums import CheckedBytes, CheckedFile, ChecksumSink, checked
 from lakeupsert.engine.vectors import deleted_positions, without
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
@@ -233,7 +233,7 @@ def _worth_a_dictionary(first: Any) -> list[str] | bool:
     for field in sample.schema:
         if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
             found += _leaves(field.name, field.type)
-        elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
+        elif len(sample[field.name].unique()) <= MOST_DISTINCT * sample.num_rows:
             found.append(field.name)
     return found
 
@@ -323,7 +323,7 @@ def _decoded(
             source,
             coerce_int96_timestamp_unit="us",
             pre_buffer=not isinstance(getattr(source, "source", source), pa.OSFile | pa.BufferReader),
-            page_checksum_verification=not isinstance(source, CheckedFile),
+            page_checksum_verification=not isinstance(source, CheckedBytes | CheckedFile),
         ) as parquet,
     ):
         # Of a few rows, to look at the columns one by one takes longer than to read them.
@@ -338,7 +338,9 @@ def _decoded(
 def _runs(metadata: Any, columns: list[str], near: tuple[str, Any] | None) -> tuple[int, list[tuple[int, list[int]]]]:
     """How many rows of these columns to read at once; runs of row groups that follow each other, each with its first row."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    total, read = max(1, sum(g.total_byte_size for g in groups)), max(1, _bytes_of(groups, set(columns)))
+    total = max(1, sum(g.total_byte_size for g in groups))
+    # Most files of most nights; to ask each of their columns takes longer than to read it.
+    read = total if len(groups) == 1 and total <= ROW_GROUP_BYTES else max(1, _bytes_of(groups, set(columns)))
     rows = max(1024, ROW_GROUP_BYTES * metadata.num_rows // read)
     # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
     rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
@@ -430,4 +432,4 @@ def aligned(table: Any, schema: Any) -> Any:
             columns.append(table.column(at))
         else:
             columns.append(pc.cast(table.column(at), field.type))
-    return pa.table(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=schema)

@@ -56,6 +56,8 @@ def deleted_positions(store: ObjectStore, file: DataFile) -> Any:
 
 def without(rows: Any, deleted: Any, at: int) -> Any:
     """Rows of a file (an Arrow table or record batch, as they are there from place ``at`` on) but those in ``deleted``."""
+    if not len(deleted):
+        return rows
     dead = deleted[np.searchsorted(deleted, at) : np.searchsorted(deleted, at + rows.num_rows)]
     if not len(dead):
         return rows

@@ -83,24 +83,28 @@ class SplitRule:
     def bits_more(self, bucket: BucketEntry, incoming: Incoming) -> int:
         """Into how many a bucket that is written anew is split, as a power of two: so many that the rows of none take more
         than `bucket`, as far as it has rows for them."""
-        stored = sum(max(0, f.bytes - self.file_bytes) * f.live / max(1, f.rows) for f in bucket.data)
-        size = stored + max(0.0, incoming.bytes - incoming.files * self.file_bytes)
-        wanted = ceil(log2(max(1.0, size) / max(self.bucket_bytes, self.file_bytes)))
-        keys = max(sum(f.live for f in bucket.data), incoming.rows)
-        return max(0, min(wanted, _most_halvings(keys), self.most_bits - bucket.bits))
+        return self._bits_more(bucket, incoming, self.bucket_bytes)
 
     def outgrown(self, bucket: BucketEntry, incoming: Incoming) -> bool:
         """Whether the bucket has to be written anew, under any strategy, so that it is split."""
-        return replace(self, bucket_bytes=2 * self.bucket_bytes).bits_more(bucket, incoming) > 0
+        return self._bits_more(bucket, incoming, 2 * self.bucket_bytes) > 0
+
+    def _bits_more(self, bucket: BucketEntry, incoming: Incoming, bucket_bytes: int) -> int:
+        stored = sum(max(0, f.bytes - self.file_bytes) * f.live / max(1, f.rows) for f in bucket.data)
+        size = stored + max(0.0, incoming.bytes - incoming.files * self.file_bytes)
+        if size <= bucket_bytes:
+            return 0
+        wanted = ceil(log2(size / max(bucket_bytes, self.file_bytes)))
+        keys = max(sum(f.live for f in bucket.data), incoming.rows)
+        return max(0, min(wanted, _most_halvings(keys), self.most_bits - bucket.bits))
 
     def joined(self, buckets: Iterable[BucketEntry]) -> list[BucketEntry]:
         """The buckets, in the order of their hashes, with one for those that were split too far."""
-        far_smaller = replace(self, bucket_bytes=self.bucket_bytes // FAR_SMALLER)
         done: list[BucketEntry] = []
         for bucket in sorted(buckets, key=first_hash):
             while done and done[-1].bits == bucket.bits and done[-1].bucket == bucket.bucket ^ 1:
                 both = _as_one(done[-1], bucket)
-                if far_smaller.bits_more(both, Incoming(0, 0)):
+                if self._bits_more(both, Incoming(0, 0), self.bucket_bytes // FAR_SMALLER):
                     break
                 done.pop()
                 bucket = both
