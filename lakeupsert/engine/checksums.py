@@ -112,7 +112,9 @@ class CheckedFile(PlacedReader):
         """Bytes of the row groups. Of small columns several share a block, which is then read and compared once."""
         if not self._held_at <= begin <= end <= self._held_at + len(self._held):
             at = begin // BLOCK_BYTES * BLOCK_BYTES
-            data = self.source.read_at(min(self._end, -(-end // BLOCK_BYTES) * BLOCK_BYTES) - at, at)
+            self.source.seek(at)
+            # Arrow's memory, and not `bytes`: of a fresh process each large one costs a page fault every 4 KiB.
+            data = self.source.read_buffer(min(self._end, -(-end // BLOCK_BYTES) * BLOCK_BYTES) - at)
             compare(memoryview(data), self._crcs[at // BLOCK_BYTES :], at)
             self._held, self._held_at = memoryview(data), at
         return self._held[begin - self._held_at : end - self._held_at]
