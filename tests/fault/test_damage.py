@@ -208,7 +208,7 @@ def test_the_night_after(folder: Path, kind: str) -> None:
     outcome = Outcome()
     for number, path in enumerate(objects_of(lake)):
         good = path.read_bytes()
-        for how, damaged in damages(good, number, FLIPS // 2):
+        for how, damaged in damages(good, number, FLIPS):
             shutil.rmtree(folder / "struck")
             struck = lake.copy(folder / "struck")
             there = folder / "struck" / path.relative_to(lake.root)
