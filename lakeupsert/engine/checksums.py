@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-from isal.isal_zlib import crc32  # zlib's own takes five times as long, or fifty (ADR 0025)
+from isal.isal_zlib import crc32  # zlib's own takes eight times as long, on some machines forty (ADR 0025)
 from numpy.typing import NDArray
 
 from lakeupsert.storage.remote import PlacedReader
@@ -113,7 +113,7 @@ class CheckedFile(PlacedReader):
         if not self._held_at <= begin <= end <= self._held_at + len(self._held):
             at = begin // BLOCK_BYTES * BLOCK_BYTES
             self.source.seek(at)
-            # Arrow's memory, and not `bytes`: of a fresh process each large one costs a page fault every 4 KiB.
+            # Into Arrow's memory: large `bytes` cost a young process a page fault every 4 KiB.
             data = self.source.read_buffer(min(self._end, -(-end // BLOCK_BYTES) * BLOCK_BYTES) - at)
             compare(memoryview(data), self._crcs[at // BLOCK_BYTES :], at)
             self._held, self._held_at = memoryview(data), at

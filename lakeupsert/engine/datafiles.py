@@ -233,7 +233,7 @@ def _worth_a_dictionary(first: Any) -> list[str] | bool:
     for field in sample.schema:
         if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
             found += _leaves(field.name, field.type)
-        elif len(sample[field.name].unique()) <= MOST_DISTINCT * sample.num_rows:
+        elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
             found.append(field.name)
     return found
 

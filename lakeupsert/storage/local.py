@@ -134,7 +134,7 @@ class LocalStore:
     # -- how
 
     def _path(self, name: str) -> str:
-        return "/".join((self.root, *parts_of(name)))
+        return os.path.join(self.root, *parts_of(name))
 
     def _temporary(self) -> str:
         self._make_folder(self._scratch)

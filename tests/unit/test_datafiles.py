@@ -1,5 +1,6 @@
 """Our own files: how their columns are written."""
 
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,3 +37,16 @@ def test_nested_columns_leave_the_choice_of_dictionaries_to_the_others(tmp_path:
     without = {c.path_in_schema for c in columns if c.dictionary_page_offset is None}
     assert without == {"key"}
     assert len(columns) == 2 + 2 + 1 + 1 + 1 + 3 + 1
+
+
+def test_columns_of_narrow_decimals_are_counted(tmp_path: Path) -> None:
+    """Arrow counts their values, and has no `unique` for them."""
+    prices = pa.array([Decimal(n % 2) for n in range(ROWS)])
+    rows = pa.table({"d32": prices.cast(pa.decimal32(5, 2)), "d64": prices.cast(pa.decimal64(12, 2))})
+    with DataFileWriter(
+        LocalStore(tmp_path), lambda: "base.parquet", rows.schema, Footer("t", "base", "1", 0), ()
+    ) as out:
+        out.write(rows)
+    group = pq.ParquetFile(tmp_path / "base.parquet").metadata.row_group(0)
+    assert group.num_rows == ROWS
+    assert all(group.column(i).dictionary_page_offset is not None for i in range(2))
