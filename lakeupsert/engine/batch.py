@@ -40,6 +40,7 @@ from lakeupsert.engine.landing import (
     preview,
     read_rows,
 )
+from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.engine.rank import latest
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import TableObjects
@@ -57,18 +58,6 @@ AT_ONCE = 16
 REPEATS = 1 / 3
 """Share of rows that lose to another row of their task, from which on settling them before the shuffle pays."""
 SAMPLED_ROWS = 1 << 13
-
-QUARANTINE_SCHEMA = pa.schema(
-    [
-        pa.field("reason_code", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("file", pa.string(), nullable=False),
-        pa.field("position", pa.int64()),
-        pa.field("raw", pa.string()),
-        pa.field("arrow", pa.binary()),
-        pa.field("batch", pa.string(), nullable=False),
-    ]
-)
 
 
 @dataclass(frozen=True)

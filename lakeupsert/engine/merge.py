@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.blocks import ArrowBlock
 from lakeupsert.engine.changes import Tally, of_keys
 from lakeupsert.engine.convert import true
 from lakeupsert.engine.datafiles import DataFileWriter, Footer, stream_file, to_bytes
 from lakeupsert.engine.digest import Digest
 from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, forgotten, greatest, scalars
+from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.engine.rank import latest, versions
 from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.storage import ObjectStore

@@ -34,12 +34,12 @@ import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine import avrofile, orcfile
-from lakeupsert.engine.batch import QUARANTINE_SCHEMA
 from lakeupsert.engine.convert import decoded
 from lakeupsert.engine.datafiles import from_bytes, read_file
 from lakeupsert.engine.envelopes import UNWRAP
 from lakeupsert.engine.floor import Forgetting, refused_by_merges
 from lakeupsert.engine.landing import LandingInput, content_hash, format_of
+from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.engine.unpacked import UNDECODABLE, compression_of, is_utf8
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
