@@ -8,7 +8,7 @@ Repeat    safe: what was measured is kept in kernels.json, and `--again` measure
 
 `positions` is the question of strategy delta: which stored rows does an incoming row supersede? It reads key and ordering
 columns alone. `rewrite` writes the whole base anew. `pruned` asks whether statistics of row groups save reading, `hash` how
-many keys a second `lakeupsert.engine.buckets` hashes. Every kernel runs in a process of its own, in one thread; time is the
+many keys a second `lakeupsert.rows.buckets` hashes. Every kernel runs in a process of its own, in one thread; time is the
 median of the repetitions (processor time beside it), memory the peak above what the process had with libraries and incoming
 rows loaded. All answers are checked. The decision is in docs/adr/0013.
 """
@@ -36,13 +36,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.memory import WORDS, peak_bytes
-from lakeupsert.engine import datafiles
 from lakeupsert.engine.arrow import ArrowEngine, _tagged
-from lakeupsert.engine.buckets import key_hashes
-from lakeupsert.engine.changes import Tally
-from lakeupsert.engine.datafiles import DataFileWriter, Footer, read_file, stream_file
 from lakeupsert.engine.merge import AGE, MergeTask, MergeWriter
-from lakeupsert.engine.rank import latest, rows_up_to, sortable
+from lakeupsert.rows import datafiles
+from lakeupsert.rows.buckets import key_hashes
+from lakeupsert.rows.changes import Tally
+from lakeupsert.rows.datafiles import DataFileWriter, Footer, read_file, stream_file
+from lakeupsert.rows.rank import latest, rows_up_to, sortable
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile

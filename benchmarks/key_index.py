@@ -28,7 +28,7 @@ from benchmarks.machine import commit, facts, sentence, versions
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
-from lakeupsert.pipeline import keyindex
+from lakeupsert.pipeline import key_places
 
 RESULTS = Path(__file__).parent / "results"
 PARTITIONS = 365
@@ -115,7 +115,7 @@ def appended(table: Table, kind: str, given: Any, landing: Path, homes: Any) -> 
         days = pa.array([FIRST + timedelta(days=n) for n in range(PARTITIONS)]).take(pa.array(homes[ids]))
         pq.write_table(rows_of(kind, ids, number).append_column("day", days), landing / f"{number}.parquet")
         # The last one writes the index anew, which the others leave, as little of it has changed.
-        keyindex.MOST_CHANGED = 0 if number == given.batches else 1
+        key_places.MOST_CHANGED = 0 if number == given.batches else 1
         begun = perf_counter()
         result = table.append(host="local")
         yield perf_counter() - begun
@@ -130,7 +130,7 @@ def bytes_of_index(table: Table) -> int:
     opened = table._table
     head = opened.ledger_head()
     assert head is not None
-    return sum(f.bytes for files in keyindex.named_index(opened.headers(head.number)) or () for f in files)
+    return sum(f.bytes for files in key_places.named_index(opened.headers(head.number)) or () for f in files)
 
 
 def rows_of(kind: str, ids: Any, batch: int) -> pa.Table:

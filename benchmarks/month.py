@@ -27,7 +27,7 @@ from xml.etree import ElementTree as Svg
 from lakeupsert import clock
 from lakeupsert.api import RunResult, Table
 from lakeupsert.config import TableSettings
-from lakeupsert.pipeline.plan import Plan
+from lakeupsert.operations.plan import Plan
 from lakeupsert.receipts import compared, connected, derive, land
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,31 +15,31 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_t
 from lakeupsert import clock
 from lakeupsert.config import TableSettings, load
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.landing import LandingInput
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
-from lakeupsert.pipeline.adopt import Adopted, adopt
+from lakeupsert.landing.accept import LandingInput
+from lakeupsert.operations.adopt import Adopted, adopt
+from lakeupsert.operations.doctor import Finding, doctor
+from lakeupsert.operations.explain import Explanation, explain
+from lakeupsert.operations.plan import Plan, Predicted, plan, predicted, refuse_above
+from lakeupsert.operations.reconcile import ReconcileResult, reconcile
+from lakeupsert.operations.redrive import RedriveResult, redrive
+from lakeupsert.operations.replay import replay
+from lakeupsert.operations.reprocess import ReprocessPlan, reprocess
+from lakeupsert.operations.restore import RestorePlan, restore, tag
+from lakeupsert.operations.schema import Column, SchemaChange, change, columns
+from lakeupsert.operations.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.append import AppendResult, append, new_files, skipped_files
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, send_missing
-from lakeupsert.pipeline.doctor import Finding, doctor
-from lakeupsert.pipeline.explain import Explanation, explain
 from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.plan import Plan, Predicted, plan, predicted, refuse_above
 from lakeupsert.pipeline.publish import PublishResult, publish
-from lakeupsert.pipeline.reconcile import ReconcileResult, reconcile
-from lakeupsert.pipeline.redrive import RedriveResult, redrive
-from lakeupsert.pipeline.replay import replay
-from lakeupsert.pipeline.reprocess import ReprocessPlan, reprocess
-from lakeupsert.pipeline.restore import RestorePlan, restore, tag
-from lakeupsert.pipeline.schema import Column, SchemaChange, change, columns
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
-from lakeupsert.pipeline.vacuum import Vacuumed, vacuum
-from lakeupsert.pipeline.workers import PROCESS_BYTES, drain_in_processes
+from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import AzureQueue, SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
@@ -374,7 +374,7 @@ class Table:
     ) -> Plan:
         """What `run` would do now: files, partitions, bytes, requests, seconds and money. Nothing is written.
 
-        ``prices`` is a file such as `lakeupsert/pipeline/prices.toml`, which holds where none is given.
+        ``prices`` is a file such as `lakeupsert/operations/prices.toml`, which holds where none is given.
         """
         return plan(self._table, selected, prices)
 
@@ -620,7 +620,7 @@ class Table:
         return export(view, str(output), where=where, overwrite=overwrite, history=history)
 
     def doctor(self) -> list[Finding]:
-        """What is wrong, or may be, with the table and its machine; see `lakeupsert.pipeline.doctor`."""
+        """What is wrong, or may be, with the table and its machine; see `lakeupsert.operations.doctor`."""
         return doctor(self._table)
 
     def close(self) -> None:

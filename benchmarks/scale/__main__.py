@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.machine import commit, facts, sentence, versions
 from benchmarks.scale import driver, model, rows, workers
-from lakeupsert.pipeline.prices import load_prices
+from lakeupsert.operations.prices import load_prices
 
 HOME = Path("build/scale")
 RESULTS = Path(__file__).parents[1] / "results"

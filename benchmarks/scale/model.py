@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lakeupsert.pipeline.prices import Prices
+from lakeupsert.operations.prices import Prices
 from lakeupsert.pipeline.strategy import MOST_DEBT
 from lakeupsert.storage.base import Call
 

@@ -11,7 +11,7 @@ from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lakeupsert.pipeline.doctor import Finding
+    from lakeupsert.operations.doctor import Finding
 
 LEVELS = ("ok", "warning", "problem")
 

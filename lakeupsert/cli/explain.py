@@ -12,7 +12,7 @@ from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
 
 if TYPE_CHECKING:
-    from lakeupsert.pipeline.explain import ExplainedPartition, Explanation, Version
+    from lakeupsert.operations.explain import ExplainedPartition, Explanation, Version
 
 
 @main.command()

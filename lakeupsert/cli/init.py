@@ -18,7 +18,7 @@ from lakeupsert.config import FILE_NAME, is_remote, toml_key
 from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lakeupsert.pipeline.propose import Proposal
+    from lakeupsert.operations.propose import Proposal
 
 WIDTH = 118
 """Of the comments in the file."""
@@ -51,7 +51,7 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
             f"{target} would lie in {folder}, among the data.",
             next="run this from another folder, or name a file outside with --config",
         )
-    from lakeupsert.pipeline.propose import propose  # brings Arrow
+    from lakeupsert.operations.propose import propose  # brings Arrow
 
     with call.progress("init") as progress:
         progress(f"looking at {path}")

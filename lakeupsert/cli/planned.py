@@ -15,7 +15,7 @@ from lakeupsert.errors import RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.pipeline.plan import Plan
+    from lakeupsert.operations.plan import Plan
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
@@ -69,7 +69,7 @@ def planned(
     selected: Callable[[str], bool] = lambda partition: True,
 ) -> Answer:
     """The plan of the next run; with an error where that run would be refused."""
-    from lakeupsert.pipeline.plan import refuse_above  # brings Arrow
+    from lakeupsert.operations.plan import refuse_above  # brings Arrow
 
     with call.progress(table.name) as progress:
         progress("looking at what is new")

@@ -12,7 +12,7 @@ from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.pipeline.reconcile import Proof, ReconcileResult
+    from lakeupsert.operations.reconcile import Proof, ReconcileResult
 
 
 @main.command()

@@ -14,7 +14,7 @@ from lakeupsert.cli.shared import trouble
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.pipeline.schema import Column, SchemaChange
+    from lakeupsert.operations.schema import Column, SchemaChange
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Only tell what the columns would be.")
 
@@ -104,7 +104,7 @@ def drop(call: Call, name: str, dry_run: bool) -> Answer:
 def _changed(
     call: Call, change: "Callable[[Table], SchemaChange]", dry_run: bool, warnings: tuple[str, ...] = ()
 ) -> Answer:
-    from lakeupsert.pipeline.schema import columns  # brings Arrow
+    from lakeupsert.operations.schema import columns  # brings Arrow
 
     with call.open_table() as table:
         found = change(table)

@@ -1,1 +1,2 @@
-"""Row work on the files it is given. Nothing is committed here: what is written counts only when a chain names it."""
+"""Where and how row work runs: in this process, in processes, on Spark. Nothing is committed here: what is written counts only when a
+chain names it."""

@@ -19,17 +19,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.adopted import adopted_rows
-from lakeupsert.engine.buckets import in_bucket, key_hashes
-from lakeupsert.engine.changes import Tally, of_keys, same_content
-from lakeupsert.engine.columns import combined
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import POSITION, read_file, stream_file
-from lakeupsert.engine.digest import Digest, digests
-from lakeupsert.engine.floor import DELETED_AT, lacking, since
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
-from lakeupsert.engine.rank import latest, rows_up_to, sortable, sorted_by
-from lakeupsert.engine.vectors import deleted_positions
+from lakeupsert.landing.adopted import adopted_rows
+from lakeupsert.rows.buckets import in_bucket, key_hashes
+from lakeupsert.rows.changes import Tally, of_keys, same_content
+from lakeupsert.rows.columns import combined
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import POSITION, read_file, stream_file
+from lakeupsert.rows.digest import Digest, digests
+from lakeupsert.rows.floor import DELETED_AT, lacking, since
+from lakeupsert.rows.rank import latest, rows_up_to, sortable, sorted_by
+from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec

@@ -24,12 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.buckets import buckets, key_hashes
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import DataFileWriter, Footer, Pack, write_into
-from lakeupsert.engine.digest import Digest, as_text, hashed_columns, row_hashes
-from lakeupsert.engine.floor import greatest, is_among
-from lakeupsert.engine.landing import (
+from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
+from lakeupsert.landing.accept import (
     PARTITION,
     ChangedFileError,
     LandingInput,
@@ -40,8 +36,12 @@ from lakeupsert.engine.landing import (
     preview,
     read_rows,
 )
-from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
-from lakeupsert.engine.rank import latest
+from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import DataFileWriter, Footer, Pack, write_into
+from lakeupsert.rows.digest import Digest, as_text, hashed_columns, row_hashes
+from lakeupsert.rows.floor import greatest, is_among
+from lakeupsert.rows.rank import latest
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, QuarantineFile, Touched
@@ -80,7 +80,7 @@ class AppendJob:
     full: bool = False
     """It is a full extract: what is written tells its greatest order."""
     bits: Mapping[str, int] = field(default_factory=dict)
-    """Partitions that are cut: of each, into 2^bits ranges of the hashes of its keys (`engine.buckets`)."""
+    """Partitions that are cut: of each, into 2^bits ranges of the hashes of its keys (`rows.buckets`)."""
 
     compared: float = 1.0
     """The share of the keys, by their hashes, that are looked for in several partitions."""

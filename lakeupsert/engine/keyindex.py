@@ -29,16 +29,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.adopted import refuse_null_keys
-from lakeupsert.engine.buckets import buckets, key_hashes
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import POSITION, DataFileWriter, Footer, Pack, aligned, stream_file, write_into
-from lakeupsert.engine.digest import Digest
-from lakeupsert.engine.floor import PARTITION
 from lakeupsert.engine.merge import AGE
-from lakeupsert.engine.rank import latest, sorted_by
-from lakeupsert.engine.vectors import with_deleted
 from lakeupsert.errors import RefusedError
+from lakeupsert.landing.adopted import refuse_null_keys
+from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import POSITION, DataFileWriter, Footer, Pack, aligned, stream_file, write_into
+from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.floor import PARTITION
+from lakeupsert.rows.rank import latest, sorted_by
+from lakeupsert.rows.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Touched

@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.blocks import ArrowBlock
-from lakeupsert.engine.changes import Tally, of_keys
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import DataFileWriter, Footer, stream_file, to_bytes
-from lakeupsert.engine.digest import Digest
-from lakeupsert.engine.floor import DELETED_AT, Forgetting, below, forgotten, greatest, scalars
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
-from lakeupsert.engine.rank import latest, versions
-from lakeupsert.engine.vectors import with_deleted
+from lakeupsert.landing.formats.blocks import ArrowBlock
+from lakeupsert.rows.changes import Tally, of_keys
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import DataFileWriter, Footer, stream_file, to_bytes
+from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.floor import DELETED_AT, Forgetting, below, forgotten, greatest, scalars
+from lakeupsert.rows.rank import latest, versions
+from lakeupsert.rows.vectors import with_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
@@ -49,7 +49,7 @@ class MergeTask:
         start: how many versions the partition's chain has; it is in the new files' names.
         settled: what is stored has a key once, in key order. Otherwise it is adopted, and settled like rows that come in;
             between equal ordering values the later file wins, and in it the later row.
-        floors: the greatest orders that the bucket forgot tombstones of (see `engine.floor`).
+        floors: the greatest orders that the bucket forgot tombstones of (see `rows.floor`).
         forgets: which tombstones it forgets now; None: none.
         history, folded: files of superseded versions that stay, and those that are written anew with the versions to come.
         numbers: of tables with a history, the ledger numbers of what is stored and of each batch.
@@ -111,7 +111,7 @@ class MergeOutput:
         kept: those of the task that still have such rows, with their deletion vectors of now.
         adopted: the digest of all rows that were stored, where they had to be settled.
         dropped, refused: how many tombstones were forgotten, and rows refused, which lie in the objects ``quarantine``.
-        floor: see `engine.floor.greatest`.
+        floor: see `rows.floor.greatest`.
         changes: what became of the keys of the task's batches.
         history: all of the bucket's.
     """

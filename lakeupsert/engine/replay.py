@@ -17,11 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, settle_and_write, without_refused
-from lakeupsert.engine.blocks import ArrowBlock, Block, Renamed
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import from_bytes, opened
-from lakeupsert.engine.jsonlines import block_of_some
-from lakeupsert.engine.landing import (
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.accept import (
     PARTITION,
     TYPED,
     Survey,
@@ -31,7 +28,10 @@ from lakeupsert.engine.landing import (
     new_columns,
     take,
 )
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.formats.blocks import ArrowBlock, Block, Renamed
+from lakeupsert.landing.formats.jsonlines import block_of_some
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import from_bytes, opened
 from lakeupsert.table.evolution import evolve
 from lakeupsert.table.ledger import Replayed
 from lakeupsert.table.spec import FILE, PLACE

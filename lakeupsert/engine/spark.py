@@ -24,7 +24,6 @@ from pyspark.sql import SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.adopted import adopted_rows
 from lakeupsert.engine.batch import (
     AppendJob,
     Held,
@@ -37,17 +36,18 @@ from lakeupsert.engine.batch import (
     split,
     with_ranges,
 )
-from lakeupsert.engine.buckets import in_bucket
-from lakeupsert.engine.changes import Tally, of_keys
-from lakeupsert.engine.columns import combined
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import POSITION, from_bytes, stream_file, to_bytes
-from lakeupsert.engine.digest import as_text, hashed_columns, row_hashes
-from lakeupsert.engine.floor import DELETED_AT, forgotten, lacking, since, up_to
-from lakeupsert.engine.landing import TYPED, LandingInput, Survey, format_of, survey
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
-from lakeupsert.engine.rank import latest
 from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.landing.accept import TYPED, LandingInput, Survey, format_of, survey
+from lakeupsert.landing.adopted import adopted_rows
+from lakeupsert.rows.buckets import in_bucket
+from lakeupsert.rows.changes import Tally, of_keys
+from lakeupsert.rows.columns import combined
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import POSITION, from_bytes, stream_file, to_bytes
+from lakeupsert.rows.digest import as_text, hashed_columns, row_hashes
+from lakeupsert.rows.floor import DELETED_AT, forgotten, lacking, since, up_to
+from lakeupsert.rows.rank import latest
 from lakeupsert.storage import ObjectStore, StoreUnavailableError
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec

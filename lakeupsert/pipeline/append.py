@@ -38,9 +38,8 @@ from lakeupsert.engine.batch import (
     quarantine_files,
     touched_by,
 )
-from lakeupsert.engine.convert import texts_like
-from lakeupsert.engine.floor import greatest
-from lakeupsert.engine.landing import (
+from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
+from lakeupsert.landing.accept import (
     ChangedFileError,
     LandingInput,
     RowRules,
@@ -51,12 +50,13 @@ from lakeupsert.engine.landing import (
     unify,
     without_nulls,
 )
-from lakeupsert.engine.leaning import Leaning, together
-from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.pipeline.keyindex import placed
+from lakeupsert.landing.formats.leaning import Leaning, together
+from lakeupsert.pipeline.key_places import placed
 from lakeupsert.pipeline.landing_dates import Skipped, is_stray, received_on, skipped
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
+from lakeupsert.rows.convert import texts_like
+from lakeupsert.rows.floor import greatest
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.evolution import evolve

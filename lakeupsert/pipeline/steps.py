@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from lakeupsert.engine.floor import Forgetting
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.strategy import SMALL_FILE, Incoming, SplitRule, Strategy, as_whole_rows, in_place, unfolded
+from lakeupsert.rows.floor import Forgetting
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from lakeupsert.engine.datafiles import opened
-from lakeupsert.engine.rank import rows_up_to, sorted_by
-from lakeupsert.engine.vectors import deleted_positions, without
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.rows.datafiles import opened
+from lakeupsert.rows.rank import rows_up_to, sorted_by
+from lakeupsert.rows.vectors import deleted_positions, without
 from lakeupsert.table.layout import DATA, partition_scalars
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normal

@@ -14,12 +14,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from lakeupsert import clock
-from lakeupsert.engine.convert import convert, plain
-from lakeupsert.engine.datafiles import ROW_GROUP_BYTES
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
+from lakeupsert.rows.convert import convert, plain
+from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
 
 _SCHEMA = "_common_metadata"
 """A Hive folder's file without rows, which keeps the schema; Spark looks for it there. It also says: an export made this."""

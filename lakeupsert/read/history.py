@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.convert import true
-from lakeupsert.engine.datafiles import aligned, read_file
-from lakeupsert.engine.rank import latest, rows_up_to, sorted_by, versions
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import batches, reader_schema, scans
 from lakeupsert.read.view import View
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import aligned, read_file
+from lakeupsert.rows.rank import latest, rows_up_to, sorted_by, versions
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, TableSpec
 

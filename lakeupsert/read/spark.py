@@ -22,13 +22,13 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
-from lakeupsert.engine.convert import plain
 from lakeupsert.engine.spark import window_order
-from lakeupsert.engine.vectors import deleted_positions
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, of_keys
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
+from lakeupsert.rows.convert import plain
+from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
 from lakeupsert.table.spec import BATCH, DELETE_FLAG
 

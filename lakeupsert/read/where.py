@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import sqlglot
 from sqlglot import exp
 
-from lakeupsert.engine.convert import convert
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.rows.convert import convert
 
 _COMPARE: dict[Any, Callable[[Any, Any], Any]] = {
     exp.EQ: operator.eq,

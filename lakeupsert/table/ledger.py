@@ -88,7 +88,7 @@ class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         scope: ``table``: it touches every partition of the table; ``partitions``: those that its rows are in.
-        order: the greatest order of its rows (see `engine.floor`). What it lacks is deleted up to that order.
+        order: the greatest order of its rows (see `rows.floor`). What it lacks is deleted up to that order.
     """
 
     scope: Scope

@@ -157,7 +157,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
         base: in key order from file to file.
         deltas: newer rows, oldest file first; the rows that they supersede are marked in ``base`` and in older deltas.
         history: superseded versions, in tables that keep them; a split leaves those of all keys to its first bucket.
-        floor: the greatest order that tombstones had which were dropped (see `engine.floor`); None: none was.
+        floor: the greatest order that tombstones had which were dropped (see `rows.floor`); None: none was.
     """
 
     id: str

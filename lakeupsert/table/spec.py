@@ -165,7 +165,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         stamped: the ordering column is not in the landing files; each batch's receipt stamp is its value.
         order_in_name: the ordering column is not in the landing files: this pattern's group finds its value in their names.
         ties: what decides between rows of a key with equal ordering values: the later ``arrival``, or ``content`` alone.
-        mode: whether the record of greatest rank is the row, or each column is that of the one that brings it (`engine.columns`).
+        mode: whether the record of greatest rank is the row, or each column is that of the one that brings it (`rows.columns`).
         nulls: whether a null is a value that a record brings. Of mode columns alone, as are ``groups``.
         key_scope: where a key has one row: in each ``partition``, or in the ``table`` (`engine.keyindex`).
         history: whether merges keep the versions that they supersede (`read.history`).

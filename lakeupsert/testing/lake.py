@@ -18,8 +18,8 @@ from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings, is_remote
 from lakeupsert.errors import TryAgainError
+from lakeupsert.operations.reconcile import prove
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.reconcile import prove
 from lakeupsert.queue import WorkQueue
 from lakeupsert.read.view import View
 from lakeupsert.storage import ObjectStore, open_store

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
-from lakeupsert.pipeline.doctor import CHECKS
+from lakeupsert.operations.doctor import CHECKS
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError, open_store
 from lakeupsert.testing.contracts import ObjectStoreContract

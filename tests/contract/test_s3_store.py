@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.datafiles import read_file
-from lakeupsert.engine.landing import ChangedFileError, LandingInput, RowRules, read_rows
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.accept import ChangedFileError, LandingInput, RowRules, read_rows
+from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import (
     NotFoundError,
     ObjectStore,
@@ -89,7 +89,7 @@ class TestS3Store(ObjectStoreContract):
     def test_landing_file_that_is_replaced_while_it_is_read_is_changed(
         self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("lakeupsert.engine.blocks.BLOCK_BYTES", 1 << 20)
+        monkeypatch.setattr("lakeupsert.landing.formats.blocks.BLOCK_BYTES", 1 << 20)
         ids = np.random.default_rng(1).permutation(200_000)
         rows = pa.table({"id": ids, "day": ["2026-01-02"] * len(ids)})
         spec = create(

@@ -139,7 +139,7 @@ def test_file_with_an_alias_beside_its_column_is_set_aside(kind: str, lake: Lake
 
 
 def test_lines_of_json_may_not_change_between_both_names(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lakeupsert.engine import blocks
+    from lakeupsert.landing.formats import blocks
 
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 8)
     lake.configure(ALIASES)

@@ -14,9 +14,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.engine import landing as engine_landing
 from lakeupsert.engine import local as engine_local
 from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.landing import accept
 from lakeupsert.pipeline import append as pipeline_append
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.lake import Lake, row
@@ -86,16 +86,16 @@ def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
 
     land("a")
     if step == "read_again":  # what is too large to be in memory, as it lies there
-        monkeypatch.setattr(engine_landing, "WHOLE_BYTES", 0)
-    real = getattr(engine_landing, step)
+        monkeypatch.setattr(accept, "WHOLE_BYTES", 0)
+    real = getattr(accept, step)
 
     def replaced(*given: Any, **named: Any) -> Any:
         if given[-2 if step == "take" else 1] == name:
-            monkeypatch.setattr(engine_landing, step, real)
+            monkeypatch.setattr(accept, step, real)
             land("a", "b")
         return real(*given, **named)
 
-    monkeypatch.setattr(engine_landing, step, replaced)
+    monkeypatch.setattr(accept, step, replaced)
     lake.land("0.jsonl", [row("z", 0, 1)])
     lake.run()
     assert [r["k"] for r in lake.rows()] == ["z"]

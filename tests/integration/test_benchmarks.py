@@ -17,7 +17,7 @@ from benchmarks import amplification, key_index
 from benchmarks.peers.__main__ import place
 from benchmarks.scale import model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
-from lakeupsert.pipeline.prices import Prices
+from lakeupsert.operations.prices import Prices
 from lakeupsert.table.ledger import LedgerEntry
 
 ROOT = Path(__file__).parents[2]

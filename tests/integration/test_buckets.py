@@ -12,13 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.buckets import buckets, key_hashes
-from lakeupsert.pipeline import strategy, units, vacuum, workers
+from lakeupsert.operations import vacuum
+from lakeupsert.operations.reconcile import prove
+from lakeupsert.operations.reprocess import reprocess
+from lakeupsert.pipeline import strategy, units, worker_pool
 from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit, drain
-from lakeupsert.pipeline.reconcile import prove
-from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import SplitRule
+from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.testing.faults import Fault
@@ -135,8 +136,8 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
 @pytest.mark.usefixtures("tiny_files_split")
 def test_processes_share_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[Any] = []
-    pool = workers.ProcessPoolExecutor
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda *a, **k: begun.append(a) or pool(*a, **k))
+    pool = worker_pool.ProcessPoolExecutor
+    monkeypatch.setattr(worker_pool, "ProcessPoolExecutor", lambda *a, **k: begun.append(a) or pool(*a, **k))
     lake = Lake(tmp_path / "lake", bucket="1500B")
     lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
     lake.run(workers=2)

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
-from lakeupsert.engine import vectors
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.dedupe import drain
-from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.read import spark as spark_reader
+from lakeupsert.rows import vectors
 from lakeupsert.testing.lake import Lake, row
 
 ROWS = 400

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from lakeupsert import Table, clock, sparkenv
 from lakeupsert.cli import main
-from lakeupsert.pipeline.doctor import Finding
+from lakeupsert.operations.doctor import Finding
 from lakeupsert.queue import Message, SqliteQueue
 from lakeupsert.storage import LocalStore, ObjectInfo, UnknownOutcomeError
 from lakeupsert.testing.lake import Lake, row

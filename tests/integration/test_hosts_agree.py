@@ -17,8 +17,8 @@ from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine import batch as engine_batch
 from lakeupsert.engine import local as engine_local
 from lakeupsert.engine import spark as engine_spark
-from lakeupsert.engine.buckets import buckets, key_hashes
-from lakeupsert.engine.datafiles import read_file
+from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.datafiles import read_file
 
 
 def opened(root: Path, name: str, **settings: Any) -> Table:

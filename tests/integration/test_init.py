@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import load
-from lakeupsert.engine import sample
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing import sample
 
 Row = dict[str, Any]
 NIGHTS = [date(2020, 1, 28) + timedelta(days=n) for n in range(5)]

@@ -13,9 +13,10 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import load
 from lakeupsert.engine import keyindex as engine
-from lakeupsert.engine import vectors
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.pipeline import keyindex, vacuum
+from lakeupsert.operations import vacuum
+from lakeupsert.pipeline import key_places
+from lakeupsert.rows import vectors
 from lakeupsert.storage import open_store
 from lakeupsert.table.layout import KEYS
 from lakeupsert.table.ledger import LedgerEntry
@@ -126,7 +127,7 @@ def test_index_in_many_ranges_is_the_same(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_changes_of_many_nights_hold_in_their_order(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyindex, "MOST_CHANGED", 1000)
+    monkeypatch.setattr(key_places, "MOST_CHANGED", 1000)
     for number, (day, ts) in enumerate([(0, 0), (1, 1), (2, 1), (0, 1), (1, 0), (2, 1), (2, 5), (0, 4)]):
         night(lake, number, [row("a", day, ts, number), row(f"k{number}", 0, 0)])
         lake.check()
@@ -219,7 +220,7 @@ def test_vacuum_keeps_the_index_of_the_head_and_no_other(lake: Lake) -> None:
     lake.table.vacuum(dry=False)
     head = lake.table._table.objects.ledger.head()
     assert head is not None
-    index = keyindex.named_index(lake.table._table.headers(head.number))
+    index = key_places.named_index(lake.table._table.headers(head.number))
     assert index is not None
     assert objects(lake) == {f.name for files in index for f in files}
     night(lake, 9, [row("a", 2, 9)])

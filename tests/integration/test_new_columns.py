@@ -137,7 +137,7 @@ def test_column_of_json_lines_comes_if_the_file_has_an_accepted_row_wherever_tha
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few lines."""
-    from lakeupsert.engine import blocks
+    from lakeupsert.landing.formats import blocks
 
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 400)
 

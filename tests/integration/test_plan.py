@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.pipeline import plan as pipeline_plan
+from lakeupsert.operations import plan as plan_module
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.testing.lake import Lake, row
 
@@ -179,7 +179,7 @@ def test_large_text_is_estimated_from_places_all_over_it(
         row(f"{i:06d}", i // 1000, 1, i) for i in range(12_000)
     ]  # sorted by partition: its beginning knows one of them
     lake.land("1.jsonl", rows) if ending == "jsonl" else land_csv(lake, "1.csv", rows)
-    monkeypatch.setattr(pipeline_plan, "TEXT_BYTES", 160_000)
+    monkeypatch.setattr(plan_module, "TEXT_BYTES", 160_000)
     plan = lake.table.plan()
     assert plan.estimated
     assert planned(plan) == {day(n) for n in range(12)}
@@ -194,7 +194,7 @@ def test_plan_reads_neither_data_files_nor_partitions_that_are_not_touched(lake:
     lake.points.seen.clear()
     lake.table.plan()
     assert not [call for call in lake.points.seen if call.startswith("open ")]
-    assert len([call for call in lake.points.seen if "/partitions/" in call]) <= pipeline_plan.NIGHTS
+    assert len([call for call in lake.points.seen if "/partitions/" in call]) <= plan_module.NIGHTS
     assert sum(lake.table.requests.values()) < 31
 
 
@@ -288,7 +288,7 @@ def test_entries_that_bring_no_batch_are_no_nights_to_learn_from(lake: Lake) -> 
         )
 
     before = learned()
-    for _ in range(pipeline_plan.NIGHTS):
+    for _ in range(plan_module.NIGHTS):
         lake.table._table.objects.ledger.extend(fence)
     assert learned() == before
 
@@ -361,7 +361,7 @@ def test_local_requests_are_free_unless_a_file_of_prices_is_given(lake: Lake) ->
     lake.land("1.jsonl", [row("a", 0, 1)])
     plan = lake.table.plan()
     assert (plan.cost.requests, plan.cost.transfer, plan.cost.compute) == (0.0, 0.0, None)
-    assert lake.table.plan(prices=Path(pipeline_plan.__file__).with_name("prices.toml")).cost.requests > 0
+    assert lake.table.plan(prices=Path(plan_module.__file__).with_name("prices.toml")).cost.requests > 0
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import pytest
 
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
-from lakeupsert.engine import datafiles
 from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.rows import datafiles
 
 DAY = date(2020, 1, 1)
 NAN = math.nan

@@ -23,9 +23,9 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings
-from lakeupsert.engine.datafiles import from_bytes, to_bytes
 from lakeupsert.pipeline.dedupe import UNANSWERED
 from lakeupsert.queue import Message
+from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.testing.lake import Lake, row
 

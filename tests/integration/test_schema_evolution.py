@@ -14,7 +14,7 @@ import pytest
 from pyarrow import orc
 
 from lakeupsert import Table
-from lakeupsert.engine import blocks
+from lakeupsert.landing.formats import blocks
 
 FORMATS = ("csv", "jsonl", "parquet", "avro", "orc")
 _AVRO = {str: "string", int: "long", float: "double"}

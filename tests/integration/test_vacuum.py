@@ -16,8 +16,8 @@ from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.dedupe import dedupe_partitions
-from lakeupsert.pipeline.reprocess import reprocess
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault

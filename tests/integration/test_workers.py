@@ -18,7 +18,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import dedupe, opened, workers
+from lakeupsert.pipeline import dedupe, opened, worker_pool
 from lakeupsert.pipeline.dedupe import drain, drain_received
 from lakeupsert.pipeline.opened import AT_ONCE
 from lakeupsert.pipeline.stop import Stop
@@ -237,7 +237,7 @@ def test_partition_that_does_not_fit_into_memory_is_refused_and_merged_where_it_
     lake.land("1.jsonl", [row("a", 0, 1, 1)])
     call(lake, "append", "--host", "local")
     with monkeypatch.context() as patched:
-        patched.setattr(workers, "PROCESS_BYTES", 1 << 60)
+        patched.setattr(worker_pool, "PROCESS_BYTES", 1 << 60)
         error = call(lake, "dedupe", code=1)["error"]
     assert error["code"] == "failed-partitions"
     assert error["partition"] == PARTITIONS[0]

@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import blocks, csvfile
-from lakeupsert.engine.blocks import LandingInput
-from lakeupsert.engine.convert import convert
-from lakeupsert.engine.inference import FROM_TEXT, inferred, unify
+from lakeupsert.landing.formats import blocks, csvfile
+from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.inference import FROM_TEXT, inferred, unify
+from lakeupsert.rows.convert import convert
 
 EXACT = Context(prec=200)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -16,9 +16,9 @@ from lakeupsert.config import Reading
 from lakeupsert.engine import merge
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import PARTITION, AppendJob, settle_and_write
-from lakeupsert.engine.datafiles import read_file
-from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.landing.accept import RowRules
+from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile, added

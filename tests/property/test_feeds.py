@@ -23,13 +23,13 @@ import pytest
 from lakeupsert.engine import keyindex
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import PARTITION, AppendJob, Written, settle_and_write, touched_by
-from lakeupsert.engine.columns import brought
-from lakeupsert.engine.datafiles import read_file
-from lakeupsert.engine.floor import Forgetting, greatest
-from lakeupsert.engine.landing import RowRules
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
+from lakeupsert.landing.accept import RowRules
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
+from lakeupsert.rows.columns import brought
+from lakeupsert.rows.datafiles import read_file
+from lakeupsert.rows.floor import Forgetting, greatest
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import TableObjects

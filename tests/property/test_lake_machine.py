@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.pipeline import keyindex, strategy, units
+from lakeupsert.pipeline import key_places, strategy, units
 from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
@@ -78,7 +78,7 @@ class LakeMachine(RuleBasedStateMachine):
         self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool
     ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
-        self.patch.setattr(keyindex, "MOST_CHANGED", together - 2)
+        self.patch.setattr(key_places, "MOST_CHANGED", together - 2)
         self.patch.setattr(units, "ALONE_BUCKETS", alone)
         order_by, ties = "ts asc nulls first" if backwards else "ts", "content" if content else "arrival"
         if self.key_scope == "table":

@@ -21,13 +21,13 @@ from hypothesis.stateful import (
 )
 
 from lakeupsert import clock
-from lakeupsert.engine import vectors
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
-from lakeupsert.pipeline import keyindex, strategy, units
+from lakeupsert.pipeline import key_places, strategy, units
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
+from lakeupsert.rows import vectors
 from lakeupsert.table.layout import DATA, KEYS
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
@@ -131,7 +131,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         stored = {name for name in self.lake.stored_files() if "/quarantine/" not in name}
         assert stored == named, f"left over: {stored - named}, lost: {named - stored}"
         keys = {f.name for f in table.store.list(f"{KEYS}/")}
-        index = keyindex.named_index(table.headers(self.lake.entries()[-1][0]))
+        index = key_places.named_index(table.headers(self.lake.entries()[-1][0]))
         assert keys == {f.name for files in index or () for f in files}
 
     def struck(self, strike: Any, step: Any) -> None:
@@ -159,7 +159,7 @@ class UpkeepMachine(RuleBasedStateMachine):
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(
-            keyindex, "MOST_CHANGED", together - 2
+            key_places, "MOST_CHANGED", together - 2
         )  # the index is written anew by every append, or by none
         self.lake = Lake(self.root, **self.lake.given, strategy=chosen, bucket=bucket)
         homes: dict[str, date] = {}

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakeupsert.engine.buckets import BLOCK_ROWS, buckets, key_hashes
+from lakeupsert.rows.buckets import BLOCK_ROWS, buckets, key_hashes
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import TableSpec
 

@@ -9,9 +9,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.engine import checksums
-from lakeupsert.engine.datafiles import DataFileWriter, Footer, opened, read_file
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows import checksums
+from lakeupsert.rows.datafiles import DataFileWriter, Footer, opened, read_file
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import DataFile
 

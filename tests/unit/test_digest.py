@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakeupsert.engine.digest import row_hashes
+from lakeupsert.rows.digest import row_hashes
 
 MOD = 2**64
 TEXTS = ["", "a", "a\0", "ä", "12345678", "123456789", "🦆" * 40]

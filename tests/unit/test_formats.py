@@ -25,8 +25,7 @@ import pytest
 from pyarrow import orc
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import avrofile, blocks, csvfile, delimited
-from lakeupsert.engine.landing import (
+from lakeupsert.landing.accept import (
     LandingInput,
     RowRules,
     Survey,
@@ -36,6 +35,7 @@ from lakeupsert.engine.landing import (
     read_rows,
     survey,
 )
+from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import TableSpec
@@ -385,7 +385,7 @@ def test_memory_follows_the_block_and_not_what_an_archive_unpacks_to(
 def test_xz_may_not_take_more_memory_than_any_level_of_xz_makes_it(
     landing: Landing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lakeupsert.engine.unpacked.XZ_MEMORY", 1 << 20)
+    monkeypatch.setattr("lakeupsert.landing.formats.unpacked.XZ_MEMORY", 1 << 20)
     reason = landing.unreadable(landing.put("a.csv.xz", lzma.compress(PLAIN.encode(), preset=9)))
     assert "emory" in reason
 

@@ -15,10 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import blocks, records
-from lakeupsert.engine import landing as engine_landing
-from lakeupsert.engine.convert import decoded
-from lakeupsert.engine.landing import (
+from lakeupsert.landing import accept
+from lakeupsert.landing.accept import (
     ChangedFileError,
     LandingInput,
     RowRules,
@@ -32,6 +30,8 @@ from lakeupsert.engine.landing import (
     unify,
     without_nulls,
 )
+from lakeupsert.landing.formats import blocks, records
+from lakeupsert.rows.convert import decoded
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import DeleteRule, TableSpec
@@ -993,7 +993,7 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
     """Also of a file that is read again from its beginning, as JSON lines are whose first block lacks a column."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
     if name == "large.parquet":
-        monkeypatch.setattr(engine_landing, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(accept, "WHOLE_BYTES", 0)
     rows = [good(id=i) for i in range(9)]
     if name.endswith("parquet"):
         file = landing.put(name, table_of(*rows))
@@ -1003,7 +1003,7 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
         rows = [{}, *rows] if name == "b.jsonl" else rows
         file = landing.put(name, "\n".join(json.dumps(r, default=str) for r in rows))
     sha256 = hashlib.sha256()
-    found = list(engine_landing.read_rows(landing.store, file, Reading(), RowRules(make_spec(), RECEIVED), sha256))
+    found = list(accept.read_rows(landing.store, file, Reading(), RowRules(make_spec(), RECEIVED), sha256))
     assert sum(r.accepted.num_rows for r in found) == 9
     assert sha256.hexdigest() == hashlib.sha256((landing.root / name).read_bytes()).hexdigest()
 

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from lakeupsert.engine import vectors
-from lakeupsert.engine.vectors import MAGIC, deleted_positions, with_deleted
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows import vectors
+from lakeupsert.rows.vectors import MAGIC, deleted_positions, with_deleted
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import DataFile, DeletionVector
 

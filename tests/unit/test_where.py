@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lakeupsert.engine.convert import convert
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.rows.convert import convert
 
 NAN = math.nan
 SCHEMA = pa.schema(

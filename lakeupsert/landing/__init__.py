@@ -1,0 +1,1 @@
+"""Landing files to rows: what a file holds, and which of its rows a table takes."""

@@ -1,0 +1,134 @@
+"""Landing files of CSV: as RFC 4180 has it (comma, double quotes, a header), or with what `[read]` has in their place.
+
+pyarrow cuts records into fields. It can't tell where they begin, since its streaming reader counts no bytes, so the file is
+cut into records here, as its parser would.
+"""
+
+import csv
+import re
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv as pa_csv
+
+from lakeupsert.config import Reading
+from lakeupsert.landing.formats import records
+from lakeupsert.landing.formats.blocks import Columns, LandingInput, Opened
+from lakeupsert.landing.formats.records import HeaderError, Refuse, behind, line_ends
+
+_BOM = b"\xef\xbb\xbf"
+_LF, _CR = b"\n\r"
+
+
+def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Columns:
+    """See `records.schema_of`."""
+    return records.schema_of(source, file, Csv(reading), known, text_columns)
+
+
+def open_blocks(
+    source: Any, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
+) -> Opened:
+    return records.open_blocks(source, file, Csv(reading), required, only)
+
+
+class Csv:
+    """See `records.Dialect`."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+
+    @cached_property
+    def _record(self) -> re.Pattern[bytes]:
+        # As pyarrow's parser has it: a quote counts only where a field begins, and after its end the field goes on as it is.
+        quote, comma = re.escape(self.reading.quote.encode()), re.escape(self.reading.delimiter.encode())
+        field = rb"(?:Q(?:[^Q]++|QQ)*+Q[^,\r\n]*+|[^Q,\r\n][^,\r\n]*+|)".replace(b",", comma).replace(b"Q", quote)
+        return re.compile(field + rb"(?:" + comma + field + rb")*+(?:\r\n|\n|\r|\Z)")
+
+    def ends(self, data: bytes, final: bool) -> tuple[Any, bool]:
+        ends = line_ends(data, final)
+        unclosed = False
+        quote = self.reading.quote.encode()
+        if quote and quote in data:
+            characters = np.frombuffer(data, np.uint8)
+            quotes = np.flatnonzero(characters == quote[0])
+            if not self._quotes_alternate(characters, quotes):
+                return self.ends_by_field(data, final)
+            ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+            unclosed = len(quotes) % 2 == 1
+        return behind(ends, data, final), unclosed and final
+
+    def _quotes_alternate(self, characters: Any, quotes: Any) -> bool:
+        """Whether every other quote opens: it begins a field, or continues one as the second of a doubled quote.
+
+        Otherwise (`5" pipe`) some are plain characters, and counting them does not tell what is inside.
+        """
+        opening, closing = quotes[0::2], quotes[1::2]
+        before = characters[opening - 1]
+        begins = (opening == 0) | (before == ord(self.reading.delimiter)) | (before == _LF) | (before == _CR)
+        begins[1:] |= opening[1:] == closing[: len(opening) - 1] + 1
+        return bool(begins.all())
+
+    def ends_by_field(self, data: bytes, final: bool) -> tuple[Any, bool]:
+        """The same, by going through every field: five times as long, and needed for very few blocks."""
+        ends: list[int] = []
+        at = 0
+        while at < len(data):
+            record = self._record.match(data, at)
+            if record is None:  # a quote is open
+                return np.array([*ends, len(data)] if final else ends, np.int64), final
+            at = record.end()
+            if at == len(data) and not final and data[-1] != _LF:
+                break
+            ends.append(at)
+        return np.array(ends, np.int64), False
+
+    def names(self, record: bytes) -> list[str]:
+        quoting: dict[str, Any] = (
+            {"quotechar": self.reading.quote} if self.reading.quote else {"quoting": csv.QUOTE_NONE}
+        )
+        try:
+            return next(csv.reader([record.decode()], delimiter=self.reading.delimiter, **quoting))
+        except csv.Error as e:
+            raise HeaderError(str(e)) from e
+
+    def count(self, record: bytes) -> int:
+        text = _BOM + record + b"\n"
+        read = pa_csv.ReadOptions(autogenerate_column_names=True, block_size=len(text), use_threads=False)
+        types = pa_csv.ConvertOptions(check_utf8=False)
+        return int(pa_csv.read_csv(pa.py_buffer(text), read, self._parsing, types).num_columns)
+
+    def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str], refuse: Refuse) -> dict[str, Any]:
+        if not text:  # pyarrow takes no empty file
+            return {name: pa.array([], pa.string()) for name in wanted}
+
+        def skip(row: Any) -> str:
+            refuse(row.number - 1, row.actual_columns)
+            return "skip"
+
+        parsing = self._parsing
+        parsing.invalid_row_handler = skip
+        table = pa_csv.read_csv(
+            pa.py_buffer(_BOM + text),  # pyarrow skips one such mark, which must not be the first character of a value
+            # One block and one thread: only so are its row numbers true.
+            read_options=pa_csv.ReadOptions(column_names=names, block_size=len(text) + len(_BOM), use_threads=False),
+            parse_options=parsing,
+            convert_options=pa_csv.ConvertOptions(
+                column_types=dict.fromkeys(names, pa.string()),  # never inferred: 0042 would become 42
+                include_columns=list(wanted),
+                null_values=["", *([] if self.reading.null is None else [self.reading.null])],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=True,
+                check_utf8=False,
+            ),
+        )
+        return {name: table[name].combine_chunks() for name in wanted}
+
+    @property
+    def _parsing(self) -> Any:
+        quote = self.reading.quote
+        return pa_csv.ParseOptions(
+            delimiter=self.reading.delimiter, quote_char=quote or False, newlines_in_values=bool(quote)
+        )

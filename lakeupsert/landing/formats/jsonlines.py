@@ -1,0 +1,419 @@
+"""Landing files of JSON lines: one object a line, which is the row, or an envelope that holds it.
+
+Numbers keep the digits that were written: 8.70 goes into a decimal, and 12345678901234567890 into text, as it stands.
+Names that differ from line to line are columns all the same; absent is null. An empty string stays one: JSON has null.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.config import Reading
+from lakeupsert.landing.formats import blocks, leaning
+from lakeupsert.landing.formats.blocks import (
+    Columns,
+    LandingInput,
+    Malformed,
+    Opened,
+    UnreadableFileError,
+    absent,
+    check_names,
+    given_types,
+)
+from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Unwrap
+from lakeupsert.landing.formats.inference import TEMPORAL, inferred, unify
+from lakeupsert.landing.formats.leaning import Found, Leaning
+from lakeupsert.landing.formats.nested import flat, lengths, nulls, offsets
+from lakeupsert.rows.convert import convert
+
+_BOM = b"\xef\xbb\xbf"
+_SHARE = 4  # a line as Python objects takes several times the memory of its text
+
+_DEEPEST = 20
+"""Levels of lists and objects that become a type; what is nested deeper is JSON text in it."""
+
+
+class _Number(str):
+    """A number with a point or an exponent, as it was written."""
+
+    __slots__ = ()
+
+
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_decode = msgspec.json.Decoder(float_hook=_Number).decode
+_encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(str.encode(number))).encode
+
+
+@dataclass(frozen=True)
+class JsonBlock:
+    """A block of decoded lines, see `blocks.Block`; ``lines`` is None where a row is not its line but what that wraps."""
+
+    rows: Sequence[dict[str, Any]]
+    lines: Sequence[bytes] | None
+    places: Any
+    malformed: Sequence[Malformed]
+
+    @cached_property
+    def names(self) -> dict[str, None]:
+        return dict.fromkeys(chain.from_iterable(self.rows))
+
+    def values(self, name: str) -> list[Any]:
+        return [row.get(name) for row in self.rows]
+
+    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+        return _array(self.values(name), type_)
+
+    def type_of(self, name: str, *, typed: bool) -> Any:
+        return _inferred(self.values(name))
+
+    def brings(self, name: str) -> Any:
+        return ~nulls(self.values(name))
+
+    def has(self, name: str) -> Any:
+        return np.fromiter((name in row for row in self.rows), bool, len(self.rows))
+
+    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
+        return [self.rows[i].get(name) for i in rows]
+
+    def raw(self, rows: Sequence[int]) -> list[str]:
+        if self.lines is None:
+            return [_text_of(self.rows[i]) or "" for i in rows]
+        return [self.lines[i].rstrip(b"\r").decode() for i in rows]
+
+    def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
+        return [None] * len(rows)
+
+
+def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Columns:
+    """The columns of all lines, in the order in which they first come; unknown types inferred."""
+    types: dict[str, Any] = {}
+    leanings: dict[str, Leaning | None] = {}
+    given = given_types(known, text_columns)
+    for block in _blocks(source, file, reading):
+        for name in block.names:
+            known = given(name)
+            if name not in types:
+                types[name] = known or pa.null()
+            if known is not None and pa.types.is_nested(known):
+                types[name] = unify(types[name], _grown(block.values(name), known), typed=False)
+            elif known is None:
+                values, type_ = block.values(name), pa.string()
+                if not pa.types.is_string(types[name]):  # nothing is wider than text
+                    type_ = _inferred(values)
+                    types[name] = unify(types[name], type_, typed=False)
+                more = _leaning(values, type_, block.places, file.path)
+                leanings[name] = leaning.together(leanings.get(name), more)
+    return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
+
+
+def open_blocks(
+    source: Any, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
+) -> Opened:
+    """Columns are decoded as they are asked for, line by line, so ``only`` saves nothing here.
+
+    A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
+    found = _blocks(source, file, reading)
+    first = list(islice(found, 1))
+    missing = absent(required, chain.from_iterable(block.names for block in first))
+    if not missing:
+        return Opened(missing, chain(first, found))
+    for block in found:
+        missing = absent(missing, block.names)
+        if not missing:
+            break
+    source.seek(0)
+    return Opened(missing, _blocks(source, file, reading))
+
+
+def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
+    unwrap = UNWRAP[reading.envelope] if reading.envelope else None
+    seen: dict[str, None] = {}
+    for offset, text in _whole_lines(source, file):
+        lines = text.split(b"\n")
+        sizes = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
+        places = offset + np.cumsum(sizes) - sizes
+        with _no_collection():
+            try:
+                rows = list(map(_decode, lines)) if unwrap is None else []
+            except _NOT_JSON:
+                rows = []
+            all_objects = set(map(type, rows)) == {dict}
+            block = JsonBlock(rows, lines, places, ()) if all_objects else block_of_some(lines, places, unwrap)
+        if not block.names.keys() <= seen.keys():
+            seen |= block.names
+            check_names(file.path, list(seen))
+        yield block
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Without Python's collector, which else goes through all new objects again and again, for half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def block_of_some(lines: Sequence[bytes], places: Any, unwrap: Unwrap | None = None) -> JsonBlock:
+    """A block of lines of which some are blank, or no JSON object, or all are wrapped: each is looked at."""
+    rows, left, malformed = [], [], []
+    for i, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            value = _decode(line)
+            row = unwrap(value) if unwrap else value
+            if row is None and unwrap:
+                continue
+            reason = "Not a JSON object."
+        except _NOT_JSON as e:
+            row, reason = None, f"Not JSON: {e}"
+        except NoEnvelopeError as e:
+            row, reason = None, str(e)
+        if type(row) is dict:
+            rows.append(row)
+            left.append(i)
+        else:
+            malformed.append(Malformed(int(places[i]), reason, line.rstrip(b"\r")))
+    return JsonBlock(rows, None if unwrap else [lines[i] for i in left], places[left], malformed)
+
+
+def _whole_lines(source: Any, file: LandingInput) -> Iterator[tuple[int, bytes]]:
+    """Runs of whole lines, without the last line end, and the byte of the file at which each begins."""
+    offset, data, final = 0, b"", False
+    size = max(1, blocks.BLOCK_BYTES // _SHARE)
+    while not final:
+        read = source.read(size)
+        final, data = not read, data + read
+        if offset == 0:
+            if len(data) < len(_BOM) and not final:
+                continue
+            if data.startswith(_BOM):
+                offset, data = len(_BOM), data[len(_BOM) :]
+        end = data.rfind(b"\n")
+        if end >= 0:
+            yield offset, data[:end]
+            offset, data = offset + end + 1, data[end + 1 :]
+        if len(data) > blocks.LONGEST_RECORD:
+            raise UnreadableFileError(
+                file.path, f"The line that begins at byte {offset} is longer than {blocks.LONGEST_RECORD} bytes."
+            )
+    if data:
+        yield offset, data
+
+
+# -- values into columns
+
+
+def _array(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    """Decoded JSON values, however mixed, in ``type_``: an array, and a mask of those that have no value there."""
+    kinds = set(map(type, values)) - {type(None)}
+    parts = [
+        _FROM[kind](values if len(kinds) == 1 else [v if type(v) is kind else None for v in values], type_)
+        for kind in kinds
+    ]
+    if not parts:
+        return pa.nulls(len(values), type_), np.zeros(len(values), bool)
+    array, bad = parts[0]
+    for more, more_bad in parts[1:]:
+        array, bad = pc.coalesce(array, more), bad | more_bad
+    return array, bad
+
+
+def _from_text(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    return convert(pa.array(values, pa.string()), type_)
+
+
+def _from_bool(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    return convert(pa.array(values, pa.bool_()), type_)
+
+
+def _from_int(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if not pa.types.is_floating(type_):  # a float takes the nearest, as from text
+        try:
+            return convert(pa.array(values, pa.int64()), type_)
+        except OverflowError:
+            pass
+    return _from_digits([None if v is None else str(v) for v in values], type_)
+
+
+def _from_number(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if pa.types.is_integer(type_):
+        exact, bad = _from_digits(values, pa.decimal128(38, 18))  # 8.0 is an integer, 8.5 is not
+        out, unfit = convert(exact, type_)
+        return out, bad | unfit
+    return _from_digits(values, type_)
+
+
+def _from_digits(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    t = pa.types
+    takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or _is_text(type_)
+    return convert(pa.array(values, pa.string()), type_) if takes else _bad(values, type_)
+
+
+def _from_object(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if pa.types.is_struct(type_):
+        return _struct(values, type_)
+    if pa.types.is_map(type_):
+        return _map(values, type_)
+    return _json_text(values, type_)
+
+
+def _from_list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    t = pa.types
+    lists = t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_)
+    return _list(values, type_) if lists else _json_text(values, type_)
+
+
+_FROM: dict[type, Callable[[Sequence[Any], Any], tuple[Any, Any]]] = {
+    str: _from_text,
+    bool: _from_bool,
+    int: _from_int,
+    _Number: _from_number,
+    dict: _from_object,
+    list: _from_list,
+}
+
+
+def _json_text(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if not _is_text(type_):
+        return _bad(values, type_)
+    texts = [None if v is None else _text_of(v) for v in values]
+    return pa.array(texts, type_), nulls(texts) & ~nulls(values)
+
+
+def _text_of(value: Any) -> str | None:
+    try:
+        return _encode(value).decode()
+    except RecursionError:  # nested as deep as could just be decoded, where the stack was a little lower
+        return None
+
+
+def _is_text(type_: Any) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _bad(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    return pa.nulls(len(values), type_), ~nulls(values)
+
+
+def _struct(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    """An object with a name that the struct lacks is bad: its value would be lost."""
+    names = {f.name for f in type_}
+    bad = np.fromiter((v is not None and not v.keys() <= names for v in values), bool, len(values))
+    children = []
+    for f in type_:
+        child, child_bad = _array([None if v is None else v.get(f.name) for v in values], f.type)
+        children.append(child)
+        bad |= child_bad
+    return pa.StructArray.from_arrays(children, fields=list(type_), mask=pa.array(nulls(values))), bad
+
+
+def _list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    if pa.types.is_fixed_size_list(type_):
+        size = type_.list_size
+        wrong = np.fromiter((v is not None and len(v) != size for v in values), bool, len(values))
+        filler = [None] * size
+        filled = [filler if v is None or len(v) != size else v for v in values]
+        items, items_bad = _array(flat(filled), type_.value_type)
+        bad = wrong | items_bad.reshape(len(values), size).any(axis=1)
+        return pa.FixedSizeListArray.from_arrays(items, type=type_, mask=pa.array(nulls(values) | wrong)), bad
+    items, items_bad = _array(flat(values), type_.value_type)
+    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
+    return kind.from_arrays(offsets(values, kind), items, type=type_), _any_in(values, items_bad)
+
+
+def _map(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+    _, keys_bad = _array(flat(values), type_.key_type)
+    bad = _any_in(values, keys_bad)
+    values = [None if is_bad else v for v, is_bad in zip(values, bad, strict=True)]  # a map can't hold a null key
+    keys, _ = _array(flat(values), type_.key_type)
+    items, items_bad = _array(flat([None if v is None else v.values() for v in values]), type_.item_type)
+    return pa.MapArray.from_arrays(offsets(values, pa.ListArray), keys, items, type=type_), bad | _any_in(
+        values, items_bad
+    )
+
+
+def _any_in(values: Sequence[Any], bad: Any) -> Any:
+    """Which lists hold a bad item, of a mask over the items of all of them."""
+    owner = np.repeat(np.arange(len(values)), lengths(values))
+    return np.bincount(owner[bad], minlength=len(values)) > 0
+
+
+# -- types from values
+
+
+def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
+    """A type for decoded JSON values: their own, and text that is dates or timestamps throughout (only at the top)."""
+    kinds = set(map(type, values)) - {type(None)}
+    if not kinds:
+        return pa.null()
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds <= {int, _Number}:
+        type_ = pa.float64() if _Number in kinds else pa.int64()
+        return pa.string() if _array(values, type_)[1].any() else type_
+    if kinds == {str}:
+        return inferred(pa.array(values, pa.string()), [] if depth else TEMPORAL)
+    if depth == _DEEPEST:
+        return pa.string()
+    if kinds == {dict}:
+        objects = [v for v in values if v is not None]
+        names = dict.fromkeys(chain.from_iterable(objects))
+        # Parquet can't hold a struct without fields.
+        return (
+            pa.struct([(n, _inferred([v.get(n) for v in objects], depth + 1)) for n in names]) if names else pa.string()
+        )
+    return pa.list_(_inferred(flat(values), depth + 1)) if kinds == {list} else pa.string()
+
+
+def _leaning(values: Sequence[Any], type_: Any, places: Any, path: str) -> Leaning | None:
+    """What most of the values are, where ``type_`` is what holds all of them."""
+    kinds = Counter(map(type, values))
+    numbers = kinds[int] + kinds[_Number]
+    valid = ~nulls(values)
+
+    def found(row: int) -> Found:
+        return Found(str(values[row]), int(places[row]), path)
+
+    if pa.types.is_nested(type_):
+        return leaning.of_block(valid, valid, None, found)
+    if not pa.types.is_string(type_):
+        return leaning.of_block(valid, ~valid, type_, found)
+    if kinds[str] + kinds[list] + kinds[dict] >= numbers + kinds[bool]:
+        text = pa.array([v if v is None or type(v) is str else str(v) for v in values], pa.string())
+        return leaning.of_text(text, type_, TEMPORAL, places, path)
+    of_numbers = pa.float64() if kinds[_Number] else pa.int64()
+    type_ = pa.bool_() if kinds[bool] > numbers else of_numbers
+    codes = leaning.has_codes(pa.array([v for v in values if type(v) is str], pa.string()))
+    return leaning.of_block(valid, _array(values, type_)[1], type_, found, codes=codes)
+
+
+def _grown(values: Sequence[Any], type_: Any) -> Any:
+    """A column's type, with the fields in it that objects among its values have besides."""
+    t = pa.types
+    objects = [v for v in values if type(v) is dict]
+    if t.is_struct(type_):
+        types = {f.name: _grown([v.get(f.name) for v in objects], f.type) for f in type_}
+        for name in dict.fromkeys(chain.from_iterable(objects)):
+            types[name] = types.get(name) or _inferred([v.get(name) for v in objects], depth=1)
+        return pa.struct(list(types.items()))
+    if t.is_list(type_) or t.is_large_list(type_):
+        kind = pa.list_ if t.is_list(type_) else pa.large_list
+        return kind(_grown(flat([v for v in values if type(v) is list]), type_.value_type))
+    if t.is_map(type_):
+        return pa.map_(type_.key_type, _grown(flat([v.values() for v in objects]), type_.item_type))
+    return type_

@@ -1,0 +1,105 @@
+"""Which keys a part of a key fits, in one partition: those that are stored, and those that wait to be merged.
+
+Reads     key and ordering columns of the files that the manifests and the ledger name; statistics leave row groups out
+Writes    nothing
+Repeat    safe, also while a night is at work
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.rows.convert import plain
+from lakeupsert.rows.datafiles import stream_file
+from lakeupsert.table.chain import Link
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.spec import TableSpec
+
+State = Literal["shown", "deletes", "won, not published", "pending"]
+STATES: tuple[State, ...] = ("shown", "deletes", "won, not published", "pending")
+"""What a key is told as: the first of these that it is."""
+_STATE = "_lakeupsert_state"
+
+
+@dataclass(frozen=True)
+class Match:
+    """A key, with its partition's columns, as JSON has them; ``state`` is the outcome of that name, of the key's version."""
+
+    key: dict[str, Any]
+    partition: str
+    state: State
+
+
+@dataclass
+class MatchSearch:
+    """``values``: an array of one value for each column of the key that is given. ``files``: how many were read."""
+
+    table: OpenTable
+    spec: TableSpec
+    values: Mapping[str, Any]
+    files: int = 0
+
+    def matches(
+        self,
+        partition: str,
+        readers: Link[Manifest] | None,
+        head: Link[Manifest] | None,
+        pending: Sequence[Link[LedgerEntry]],
+        folders: Mapping[str, Any],
+        most: int,
+    ) -> tuple[list[Match], int]:
+        """The first ``most`` keys that fit, in key order, and how many fit; ``folders``: values of the partition columns."""
+        read: set[str] = set()
+        tables = []
+        for state, file in _candidates(partition, readers, head, pending):
+            if file.name and file.name in read:  # both versions have it
+                continue
+            read.add(file.name)
+            self.files += 1
+            rows = self._fitting(file)
+            states = np.full(rows.num_rows, STATES.index(state), np.int8)
+            tables.append(rows.append_column(_STATE, pa.array(states)))
+        if not any(table.num_rows for table in tables):
+            return [], 0
+        names = list(self.spec.stored_key)
+        keys = pa.concat_tables(tables).group_by(names).aggregate([(_STATE, "min")])
+        first = keys.sort_by([(name, "ascending") for name in names]).slice(0, most)
+        columns = {name: plain(first[name].combine_chunks()) for name in names}
+        columns |= {name: plain(pa.repeat(value, first.num_rows)) for name, value in folders.items()}
+        ordered = [*self.spec.key, *(name for name in self.spec.partition_by if name not in self.spec.key)]
+        found = [
+            Match({name: columns[name][i] for name in ordered}, partition, STATES[state])
+            for i, state in enumerate(first[f"{_STATE}_min"].to_pylist())
+        ]
+        return found, keys.num_rows
+
+    def _fitting(self, file: DataFile) -> Any:
+        """The keys in a file that fit."""
+        schema = self.spec.tombstone_schema
+        given = [name for name in self.spec.stored_key if name in self.values]
+        near = (given[0], self.values[given[0]]) if given else None
+        found = [schema.empty_table()]
+        for rows in stream_file(self.table.store, file, schema, near, spec=self.spec):
+            fits = [pc.equal(rows[name], self.values[name][0]) for name in given]
+            found.append(rows.filter(reduce(pc.and_, fits)) if fits else rows)
+        return pa.concat_tables(found).select(list(self.spec.stored_key))
+
+
+def _candidates(
+    partition: str, readers: Link[Manifest] | None, head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]
+) -> Iterator[tuple[State, DataFile]]:
+    """The files that may hold a key, with what it is there."""
+    for bucket in readers.body.buckets if readers else ():
+        yield from (("shown", file) for file in bucket.data)
+        yield from (("deletes", file) for file in bucket.tombstones)
+    for bucket in head.body.buckets if head else ():
+        yield from (("won, not published", file) for file in (*bucket.data, *bucket.tombstones))
+    for link in pending:
+        yield from (("pending", file) for file in link.body.touched[partition].files)

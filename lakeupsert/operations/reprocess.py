@@ -1,0 +1,313 @@
+"""Write partitions anew at the `merged` that they have, while nights go on: the same rows in new files.
+
+Reads     the heads of the partitions; with source `landing` the ledger, and every landing file of the batches that count there
+Writes    with source `landing` packs of appended files, then ONE work object that names them; then a message for each partition
+Repeat    safe: every call writes the partitions once more, and no row changes by it
+
+    plan -> check the sources -> row work of append, batch by batch -> work object -> messages -> workers (`dedupe`) -> publish
+
+What was made from landing lies where appended files lie, and a worker merges it as it merges those, from nothing or from what
+was adopted. Packs and work object are garbage once every message is answered.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Report, touched_by
+from lakeupsert.engine.replay import replay_rows
+from lakeupsert.errors import RefusedError, TryAgainError
+from lakeupsert.landing.accept import ChangedFileError, LandingInput, RowRules, content_hash, format_of
+from lakeupsert.operations.replay import renames_of
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.queue import Message
+from lakeupsert.rows.floor import refused_by_merges
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.ledger import NOTHING, LandingFile, Touched, counting
+from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.work import Rebuilt, Source, Work, write_work
+
+AT_ONCE = 16
+_WITHOUT_LANDING = (
+    "without landing files: if what is stored is whole, `--source stored` is enough; if it is damaged or gone, take it from a "
+    "backup, or go back with the whole table to a snapshot from before the partition last changed (`lakeupsert history`): "
+    "`lakeupsert restore ID --yes`"
+)
+
+
+@dataclass(frozen=True)
+class ReprocessPlan:
+    """What is written anew, and what is read for it.
+
+    Attributes:
+        heads: of each partition the version that is to be replaced.
+        batches: those that are read again from landing.
+        files, bytes: with source `landing` landing and adopted files, else the stored ones; bytes as they are stored.
+        work: the work object; None as long as nothing was written.
+    """
+
+    source: Source
+    heads: dict[str, Link[Manifest]]
+    batches: tuple[int, ...]
+    files: int
+    bytes: int
+    work: str | None = None
+
+    def left(self, table: OpenTable) -> list[str]:
+        """Partitions that no worker has written anew."""
+
+        def is_left(partition: str) -> bool:
+            now = table.objects.partition(partition).head()
+            return (now.body.reprocessed if now else None) == self.heads[partition].body.reprocessed
+
+        return [p for p in self.heads if is_left(p)]
+
+    def unseen(self, table: OpenTable) -> list[str]:
+        """Partitions that readers see as before: what replaces them has a newer batch in it, which is not published."""
+        snapshot = table.last_snapshot()
+        shown = snapshot.body.partitions if snapshot else {}
+        return [p for p, head in self.heads.items() if p in shown and shown[p].version <= head.number]
+
+
+@dataclass(frozen=True)
+class _Unfit:
+    """A landing file, or for batch 0 an adopted one, that is not there any more, or is another one."""
+
+    code: Literal["source-gone", "source-changed"]
+    batch: int
+    where: str
+
+    def error(self, others: int = 0) -> RefusedError:
+        what = (
+            "is gone" if self.code == "source-gone" else "is not the file any more that was taken: its content differs"
+        )
+        more = f" {others} more files are not as they were." if others else ""
+        return RefusedError(
+            self.code,
+            f"{self.where}, which {f'batch {self.batch} took' if self.batch else 'was adopted'}, {what}.{more} No partition "
+            "was changed.",
+            next=f"put the file back as it was and run the same command again; {_WITHOUT_LANDING}",
+        )
+
+
+def reprocess(
+    table: OpenTable,
+    host: Host | None,
+    selected: Callable[[str], bool],
+    *,
+    dry: bool,
+    progress: Callable[[str], None] = lambda text: None,
+) -> ReprocessPlan:
+    """Send the selected partitions to the workers to be written anew; with ``dry`` only tell what that takes.
+
+    Args:
+        host: where landing files are read again; None: what is stored is merged again.
+    Raises:
+        RefusedError: a landing or adopted file is gone or is another one than the ledger says. Nothing was written then.
+    """
+    if host is not None and table.settings.key_scope == "table":
+        raise RefusedError(
+            "keys-of-the-table",
+            f'Table {table.name!r} has `key_scope = "table"`: its landing files do not tell which keys went to other '
+            "partitions, so no partition can be made anew of them. No partition was changed.",
+            next=_WITHOUT_LANDING,
+        )
+    snapshot = table.last_snapshot()
+    newest = {p: table.newest(p, snapshot, from_landing=host is not None) for p in filter(selected, _partitions(table))}
+    heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
+    if host is None:
+        stored = [head.body for head in heads.values()]
+        plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
+        return plan if dry or not heads else _begun(table, plan, snapshot, {}, start=None)
+    needed = _needed(table, {p: head.body.merged for p, head in heads.items()})
+    adopted = [f for p in heads for f in _adopted(table, p)]
+    progress(f"checking the landing files of {len(needed)} batches")
+    inputs = _checked(table, needed, adopted)
+    taken = [i for of_batch in inputs.values() for i in of_batch]
+    size = sum(f.bytes for f in adopted) + sum(i.size for i in taken)
+    plan = ReprocessPlan("landing", heads, tuple(needed), len(adopted) + len(taken), size)
+    if dry or not heads:
+        return plan
+    head = table.ledger_head()
+    start = head.number + 1 if head else 0
+    made: dict[str, dict[int, Touched]] = defaultdict(dict)
+    below = refused_by_merges(table.store, [head.body for head in heads.values()], table.existing_spec())
+    try:
+        for number, partitions in needed.items():
+            progress(f"reading batch {number} again, {len(inputs[number])} landing files")
+            job = _job(table, host, number, inputs[number], partitions, start, below)
+            replayed = table.entries(number - 1, number)[0].body.replayed
+            renames = renames_of(table, job.spec, number) if replayed else None
+            reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
+            found = touched_by(reports)
+            for partition in partitions:  # a full extract touches also those that it has nothing of
+                made[partition][number] = found.get(partition, NOTHING)
+            _verify(table, number, reports, {p: made[p].get(number) for p in partitions})
+        return _begun(table, plan, snapshot, made, start)
+    except (RefusedError, FencedError):  # nothing names these files
+        table.discard({f.name for of_partition in made.values() for t in of_partition.values() for f in t.files})
+        raise
+
+
+def _partitions(table: OpenTable) -> list[str]:
+    snapshot, head = table.last_snapshot(), table.ledger_head()
+    if head is None:
+        return []
+    shown = snapshot.body.partitions if snapshot else {}
+    since = table.entries(snapshot.body.batch if snapshot else -1, head.number)
+    return sorted({*shown, *(p for link in since for p in link.body.touched)})
+
+
+class FencedError(TryAgainError):
+    """A vacuum came in between, and may have deleted what was made, since nothing named it yet."""
+
+
+def _begun(
+    table: OpenTable,
+    plan: ReprocessPlan,
+    snapshot: Link[Snapshot] | None,
+    made: Mapping[str, dict[int, Touched]],
+    start: int | None,
+) -> ReprocessPlan:
+    name = TableObjects.new_work()
+    rebuilt = {
+        p: Rebuilt(merged=head.body.merged, batches=made.get(p, {}), refused=head.body.quarantine)
+        for p, head in plan.heads.items()
+    }
+    spec_version = snapshot.body.spec_version if snapshot else 0
+    write_work(table.store, name, Work(source=plan.source, partitions=rebuilt, spec_version=spec_version))
+    head = table.objects.ledger.head()
+    # Asked after the work object is there: a vacuum whose fence comes later finds it and keeps what it names.
+    if start is not None and head and any(e.body.kind == "fence" for e in table.entries(start - 1, head.number)):
+        table.discard([name])
+        raise FencedError(
+            "fenced",
+            "A vacuum ran while landing files were read again, and may have deleted what was made of them. No partition "
+            "was changed.",
+            next="run the same command again",
+        )
+    table.queue.send([Message(table.name, p, head.body.merged, name) for p, head in plan.heads.items()])
+    return replace(plan, work=name)
+
+
+# ---------------------------------------------------------------- source `landing`
+
+
+def _needed(table: OpenTable, merged: Mapping[str, int]) -> dict[int, frozenset[str]]:
+    """Upwards, the batches that count in some of these partitions at the `merged` that it has, and in which."""
+    entries = table.entries(-1, max(merged.values(), default=-1))
+    counted = [(link.number, link.body) for link in entries]
+    count = {number: counting(counted[: number + 1]) for number in set(merged.values())}
+    needed: dict[int, set[str]] = defaultdict(set)
+    for partition, at in merged.items():
+        for number in count[at]:
+            if partition in entries[number].body.touched:
+                needed[number].add(partition)
+    return {number: frozenset(needed[number]) for number in sorted(needed)}
+
+
+def _adopted(table: OpenTable, partition: str) -> tuple[DataFile, ...]:
+    first = table.entries(-1, 0)[0].body.touched.get(partition)
+    return first.files if first else ()
+
+
+def _checked(
+    table: OpenTable, needed: Mapping[int, frozenset[str]], adopted: Sequence[DataFile]
+) -> dict[int, tuple[LandingInput, ...]]:
+    """The landing files of each batch, as they lie there now; refused where one is not what was taken."""
+
+    def check(given: tuple[int, int, LandingFile]) -> LandingInput | _Unfit:
+        number, place, file = given
+        where = table.landing.uri(file.path)
+        found = table.landing.head(file.path)
+        if found is None:
+            return _Unfit("source-gone", number, where)
+        if (found.size, found.etag) != (file.size, file.etag):
+            try:
+                if content_hash(table.landing, file.path) != file.sha256:
+                    return _Unfit("source-changed", number, where)
+            except ChangedFileError:
+                return _Unfit("source-gone", number, where)
+        return LandingInput(file.path, found.size, found.etag, place)
+
+    def check_adopted(file: DataFile) -> _Unfit | None:
+        found = table.store.head(file.name)
+        if found is not None and found.size == file.bytes:
+            return None
+        return _Unfit("source-changed" if found else "source-gone", 0, table.store.uri(file.name))
+
+    files = [
+        (number, place, file)
+        for number in needed
+        for place, file in enumerate(table.entries(number - 1, number)[0].body.files)
+        if file.sha256  # else it could not be read then, and brought no row
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(check, files))
+        unfit = [r for r in (*found, *pool.map(check_adopted, adopted)) if isinstance(r, _Unfit)]
+    if unfit:
+        raise unfit[0].error(others=len(unfit) - 1)
+    return {
+        number: tuple(
+            r for (n, _, _), r in zip(files, found, strict=True) if n == number and isinstance(r, LandingInput)
+        )
+        for number in needed
+    }
+
+
+def _job(
+    table: OpenTable,
+    host: Host,
+    number: int,
+    inputs: tuple[LandingInput, ...],
+    partitions: frozenset[str],
+    start: int,
+    below: Mapping[str, Any],
+) -> AppendJob:
+    """The batch's row work as it was, under its own spec and receipt stamp, for these partitions."""
+    entry = table.entries(number - 1, number)[0].body
+    spec, reading = table.spec(entry.spec_version), entry.reading or table.settings.reading
+    parquet = [i for i in inputs if format_of(i.path, reading.format) == "parquet"]
+    surveys = host.survey(table.landing, parquet, reading, spec.schema, frozenset())
+    groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
+    return AppendJob(
+        landing=table.landing,
+        store=table.store,
+        inputs=tuple(replace(i, row_groups=groups.get(i.path)) for i in inputs),
+        reading=reading,
+        rules=RowRules(spec, entry.received_at),
+        batch_id=entry.batch_id,
+        spec_version=entry.spec_version,
+        start=start,
+        only=partitions,
+        left_out=below.get(entry.batch_id),
+    )
+
+
+def _verify(table: OpenTable, number: int, reports: Sequence[Report], made: Mapping[str, Touched | None]) -> None:
+    """Refuse what is not what the batch was: other bytes, an unreadable file, another number of rows."""
+    entry = table.entries(number - 1, number)[0].body
+    hashes = {f.path: f.sha256 for f in entry.files}
+    differs = None
+    for report in reports:
+        if isinstance(report, FileFailed) and not report.changed:
+            differs = f"{table.landing.uri(report.path)} can't be read now: {report.reason}"
+        elif isinstance(report, FileFailed) or (
+            isinstance(report, FileRead) and report.sha256 not in (None, hashes[report.path])
+        ):
+            raise _Unfit("source-changed", number, table.landing.uri(report.path)).error()
+    for partition, touched in made.items():
+        rows, wanted = touched.rows if touched else 0, entry.touched[partition].rows
+        if rows != wanted and differs is None:
+            differs = f"they give {rows} rows of {partition}, and the ledger says {wanted}."
+    if differs is not None:
+        raise RefusedError(
+            "source-differs",
+            f"The landing files of batch {number} are what they were, but are read in another way than then: {differs} "
+            "No partition was changed.",
+            next=f"use the lakeupsert that wrote the batch, with `format` as it was then; {_WITHOUT_LANDING}",
+        )

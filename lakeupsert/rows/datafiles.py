@@ -1,0 +1,435 @@
+"""Parquet files of a table: written with field ids and footer keys, read back under the spec of today."""
+
+import errno
+import io
+import itertools
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, ChecksumSink, checked
+from lakeupsert.rows.vectors import deleted_positions, without
+from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
+from lakeupsert.table import metadata
+from lakeupsert.table.layout import HOME, made_anew, partition_of
+from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.spec import TableSpec
+
+ROW_GROUP_BYTES = 32 << 20
+"""Uncompressed bytes of a row group, and of what is held of a base file while it streams through a merge."""
+ROW_GROUP_ROWS = 1 << 17
+"""The most rows of a row group, so that a column of numbers is a page of it. More: a merge that looks for few keys reads more
+of the base. Less: rows of a narrow table are read in more requests."""
+FILE_BYTES = 512 << 20
+"""Compressed bytes after which a base file is closed and the next one begun."""
+PAGE_BYTES = 1 << 20
+"""Uncompressed bytes of a page, pyarrow's default: a smaller table has one page a column."""
+BUFFER_BYTES = 64 << 10
+"""Arrow writes the header and the body of each page by themselves; so much of them goes through Python at once."""
+SAMPLED_ROWS = 250
+MOST_DISTINCT = 0.8
+FEW_ROWS = 500
+_COMPARED_BY_STATISTICS = (pa.types.is_integer, pa.types.is_date32, pa.types.is_string, pa.types.is_large_string)
+FOOTER = "lakeupsert."
+POSITION = "_lakeupsert_position"
+"""Integer column that `stream_file` makes on demand: the row's place in its file, superseded ones counted."""
+
+
+@dataclass(frozen=True)
+class Footer:
+    """The keys in the footer of every file we write; they say where a file belongs, should the metadata be lost."""
+
+    table: str
+    kind: str
+    batch: str
+    spec_version: int
+    partition: str | None = None
+    bucket: int = 0
+    bits: int = 0
+    renames: int = 0
+
+    def metadata(self, name: str) -> dict[str, str]:
+        values = {
+            "table": self.table,
+            "file": name,
+            "kind": self.kind,
+            "batch": self.batch,
+            "bucket": str(self.bucket),
+            "bits": str(self.bits),
+            "spec": str(self.spec_version),
+            "renames": str(self.renames) if self.renames else None,
+            "partition": self.partition,
+        }
+        return {FOOTER + k: v for k, v in values.items() if v is not None}
+
+
+class Pack:
+    """An object with many small files in it, each a whole Parquet file: an object costs a put, and on a disk a sync.
+
+    It stands for the store of a `DataFileWriter`, and appears in its own store when the block ends.
+    """
+
+    def __init__(self, store: ObjectStore, name: str) -> None:
+        self.name = name
+        self.bytes = 0
+        self._object = store.write(name)
+
+    def __enter__(self) -> "Pack":
+        self._sink = self._object.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._object.__exit__(*error)
+
+    @contextmanager
+    def write(self, name: str) -> Iterator[Any]:
+        buffer = pa.BufferOutputStream()
+        yield buffer
+        file = buffer.getvalue()
+        self._sink.write(file)
+        self.bytes += file.size
+
+
+@dataclass(frozen=True)
+class _OpenFile:
+    """A file that is being written: Arrow's writer, the buffer before the checksums, and what closes in the store."""
+
+    name: str
+    stack: ExitStack
+    sink: pa.NativeFile
+    checksums: ChecksumSink
+    writer: pq.ParquetWriter
+
+
+class DataFileWriter:
+    """Writes tables, given in key order, to as many files as ``FILE_BYTES`` asks for; ``files`` is complete after the block.
+
+    A file appears in the store when it is closed; where the block ends by an error, the open one never does.
+    """
+
+    def __init__(
+        self, store: ObjectStore | Pack, new_name: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]
+    ) -> None:
+        self.files: list[DataFile] = []
+        self._store = store
+        self._new_name = new_name
+        self.schema = schema
+        self._footer = footer
+        # Sorting columns are leaves by number; where a column has several, the key's number is not its place.
+        flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
+        self._sorting = [pq.SortingColumn(schema.get_field_index(n)) for n in sorted_by] if flat else []
+        self._held: list[Any] = []
+        self._held_bytes = 0
+        self._open: _OpenFile | None = None
+        self._rows = 0
+
+    def __enter__(self) -> "DataFileWriter":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if error is None:
+                self._flush()
+                self._close()
+        except BaseException:
+            kind, error, trace = sys.exc_info()
+            raise
+        finally:
+            if self._open is not None:
+                self._open.stack.__exit__(kind, error, trace)  # the store drops what is unfinished
+
+    def write(self, table: Any) -> None:
+        """Take rows that have the file's columns, and perhaps others; they are written when a row group is full."""
+        if table.num_rows == 0:
+            return
+        columns = [table.column(name) for name in self.schema.names]
+        table = pa.Table.from_arrays(columns, schema=self.schema)
+        self._held.append(table)
+        self._held_bytes += table.nbytes
+        if self._held_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        table = pa.concat_tables(self._held)
+        self._held, self._held_bytes = [], 0
+        here = self._open or self._begin(table)
+        groups = max(1, ceil(table.num_rows / ROW_GROUP_ROWS), ceil(table.nbytes / ROW_GROUP_BYTES))
+        here.writer.write_table(table, row_group_size=ceil(table.num_rows / groups))
+        self._rows += table.num_rows
+        if here.sink.tell() >= FILE_BYTES:
+            self._close()
+
+    def _begin(self, first: Any) -> _OpenFile:
+        name = self._new_name()
+        stack = ExitStack()
+        checksums = ChecksumSink(stack.enter_context(self._store.write(name)))
+        sink = pa.BufferedOutputStream(pa.PythonFile(checksums, "w"), BUFFER_BYTES)
+        schema = self.schema.with_metadata(self._footer.metadata(name))
+        writer = stack.enter_context(
+            pq.ParquetWriter(
+                sink,
+                schema,
+                compression="zstd",
+                use_dictionary=_worth_a_dictionary(first),
+                # A greatest value leaves NaN out, and readers that trust it skip row groups that hold rows of the answer.
+                write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
+                write_page_index=first.nbytes > PAGE_BYTES,  # of one page it would say what the column's statistics say
+                sorting_columns=self._sorting or None,
+                write_page_checksum=True,
+            )
+        )
+        self._open = _OpenFile(name, stack, sink, checksums, writer)
+        return self._open
+
+    def _close(self) -> None:
+        if self._open is None:
+            return
+        here, self._open = self._open, None
+        with here.stack:
+            here.sink.flush()
+            here.writer.add_key_value_metadata(here.checksums.keys())
+            here.writer.close()
+            here.sink.flush()
+            here.checksums.finish()
+        footer = self._footer
+        size = here.checksums.bytes
+        file = DataFile(name=here.name, rows=self._rows, bytes=size, bucket=footer.bucket, bits=footer.bits)
+        self.files.append(msgspec.structs.replace(file, renames=footer.renames))
+        self._rows = 0
+
+
+def write_into(pack: Pack, rows: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]) -> list[DataFile]:
+    """``rows``, in key order, as a file in the pack, or as several where they are many."""
+    at, files = pack.bytes, []
+    with DataFileWriter(pack, lambda: pack.name, schema, footer, sorted_by) as out:
+        out.write(rows)
+    for file in out.files:
+        files.append(msgspec.structs.replace(file, at=at))
+        at += file.bytes
+    return files
+
+
+def _worth_a_dictionary(first: Any) -> list[str] | bool:
+    """Columns whose first rows repeat: of a column that does not, a dictionary costs time and bytes (ADR 0006).
+
+    What can't be counted gets one: values of nested and of extension types.
+    """
+    if first.num_rows < FEW_ROWS:
+        return False
+    sample = first.slice(0, SAMPLED_ROWS)
+    found: list[str] = []
+    for field in sample.schema:
+        if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
+            found += _leaves(field.name, field.type)
+        elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
+            found.append(field.name)
+    return found
+
+
+def _leaves(path: str, type_: Any) -> list[str]:
+    """What Parquet calls the columns that hold the values of a column."""
+    t = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        return _leaves(path, type_.storage_type)
+    if t.is_struct(type_):
+        inner = [(f.name, f.type) for f in type_]
+    elif t.is_map(type_):
+        inner = [("key_value.key", type_.key_type), ("key_value.value", type_.item_type)]
+    elif t.is_nested(type_):
+        inner = [("list.element", type_.value_type)]
+    else:
+        return [path]
+    return [leaf for name, of_it in inner for leaf in _leaves(f"{path}.{name}", of_it)]
+
+
+def to_bytes(table: Any) -> bytes:
+    """A table as an Arrow IPC stream. (Pickling a slice would carry its whole parent along.)"""
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def from_bytes(data: Any) -> Any:
+    with pa.ipc.open_stream(data) as reader:
+        return reader.read_all()
+
+
+def from_metadata(data: bytes) -> Any:
+    """The same of rows that lie within an object of metadata. Raises DamagedTableError where an earlier lakeupsert wrote that,
+    without a digest, and it was damaged since."""
+    try:
+        rows = from_bytes(data)
+        rows.validate(full=True)
+        return rows
+    except (pa.ArrowInvalid, OSError) as e:
+        raise metadata.damaged("A manifest or ledger entry with rows in it", "an Arrow stream", str(e)) from e
+
+
+def read_file(store: ObjectStore, file: DataFile, schema: Any, spec: TableSpec | None = None) -> Any:
+    """All rows of one of our files as a table of ``schema`` (see `stream_file`, `aligned`)."""
+    return pa.concat_tables(list(stream_file(store, file, schema, spec=spec)) or [schema.empty_table()])
+
+
+def stream_file(
+    store: ObjectStore,
+    file: DataFile,
+    schema: Any,
+    near: tuple[str, Any] | None = None,
+    first: int = 0,
+    spec: TableSpec | None = None,
+) -> Iterator[Any]:
+    """The rows of one of our files that live, in their order, in tables of about ``ROW_GROUP_BYTES``.
+
+    A column `POSITION` in ``schema`` gets each row's place in the file, counted from ``first``. With ``near``, a column and
+    values of it, or a slice from the least to the greatest, row groups may be left out that hold none of these. ``spec`` tells
+    what columns are called in the file; keys and what else decides between rows are never renamed, so who reads these alone
+    needs none.
+    """
+    deleted = deleted_positions(store, file)
+    names = spec.names_in(file.renames) if spec else {}
+    for at, rows in _decoded(store, file, [names.get(name, name) for name in schema.names], near):
+        rows = renamed(rows, names)
+        if POSITION in schema.names:
+            places = np.arange(first + at, first + at + rows.num_rows)
+            rows = rows.append_column(schema.field(POSITION), pa.array(places))
+        yield without(aligned(rows, schema), deleted, at)
+
+
+def _decoded(
+    store: ObjectStore, file: DataFile, columns: list[str], near: tuple[str, Any] | None
+) -> Iterator[tuple[int, Any]]:
+    """The rows of a file as they are there, each table with the place of its first row."""
+    if isinstance(file, TombstoneFile) and file.inline:
+        yield 0, from_metadata(file.inline)
+        return
+    part = None if file.at is None else (file.at, file.bytes)
+    with (
+        opened(store, file.name, part) as source,
+        # Adopted files have INT96. Buffered first, a row group is one request to an object store; what is at hand needs none.
+        pq.ParquetFile(
+            source,
+            coerce_int96_timestamp_unit="us",
+            pre_buffer=not isinstance(getattr(source, "source", source), pa.OSFile | pa.BufferReader),
+            page_checksum_verification=not isinstance(source, CheckedBytes | CheckedFile),
+        ) as parquet,
+    ):
+        # Of a few rows, to look at the columns one by one takes longer than to read them.
+        few = parquet.metadata.num_rows <= FEW_ROWS
+        rows, runs = (FEW_ROWS, [(0, None)]) if few else _runs(parquet.metadata, columns, near)
+        for at, run in runs:
+            for batch in parquet.iter_batches(batch_size=rows, row_groups=run, columns=columns, use_threads=False):
+                yield at, pa.Table.from_batches([batch])
+                at += batch.num_rows
+
+
+def _runs(metadata: Any, columns: list[str], near: tuple[str, Any] | None) -> tuple[int, list[tuple[int, list[int]]]]:
+    """How many rows of these columns to read at once; runs of row groups that follow each other, each with its first row."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    total = max(1, sum(g.total_byte_size for g in groups))
+    # Most files of most nights; to ask each of their columns takes longer than to read it.
+    read = total if len(groups) == 1 and total <= ROW_GROUP_BYTES else max(1, _bytes_of(groups, set(columns)))
+    rows = max(1024, ROW_GROUP_BYTES * metadata.num_rows // read)
+    # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
+    rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
+    begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
+    wanted = [i for i, group in enumerate(groups) if near is None or _may_hold(group, near)]
+    runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(wanted), lambda pair: pair[1] - pair[0])]
+    return rows, [(begins[run[0]], run) for run in runs]
+
+
+def _bytes_of(groups: list[Any], columns: set[str]) -> int:
+    """Uncompressed bytes of these columns."""
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
+
+
+def _may_hold(group: Any, near: tuple[str, Any]) -> bool:
+    """Whether a row group may hold one of the values of a column, by its statistics."""
+    name, values = near
+    if not isinstance(values, slice) and not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
+        return True
+    column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == name)
+    found = column.statistics
+    if found is None or not found.has_min_max:
+        return True
+    if isinstance(values, slice):
+        return bool(found.min <= values.stop and found.max >= values.start)
+    low, high = (pa.scalar(value, values.type) for value in (found.min, found.max))
+    return bool(pc.any(pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))).as_py())
+
+
+@contextmanager
+def opened(
+    store: ObjectStore, name: str, part: tuple[int, int] | None = None, partition: str | None = None
+) -> Iterator[Any]:
+    """One of our objects, or so many bytes from a place in it on, to be read in the block; ``partition`` is for the error.
+
+    Raises:
+        DamagedTableError: it is missing, or no Parquet.
+        StoreUnavailableError: the disk or mount failed.
+    """
+    try:
+        with store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source:
+            yield checked(source, name)
+    except (NotFoundError, pa.ArrowInvalid, OSError) as e:
+        if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
+            raise StoreUnavailableError(
+                "store-unreachable",
+                f"{store.uri(name)} could not be read: {e}.",
+                next="check the disk or mount, then run the same command again",
+            ) from e
+        found = (
+            "is missing" if isinstance(e, NotFoundError) else f"can't be read: {' '.join(str(e).split()).rstrip('. ')}"
+        )
+        advice = metadata.FROM_BACKUP
+        stored = partition_of(name)
+        if stored is not None:
+            advice += f", or make the partition anew from its landing files: `{made_anew(stored)}`"
+        elif name.startswith(f"{HOME}/data/"):
+            advice += (
+                ", or withdraw all batches that are not published and take their landing files again: "
+                "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
+            )
+        raise DamagedTableError(
+            "damaged-data-file",
+            f"Data file {store.uri(name)} {found}. Its manifest names it, so something other than lakeupsert "
+            "deleted or changed it.",
+            next=advice,
+            partition=partition or stored,
+        ) from e
+
+
+def renamed(table: Any, names: Mapping[str, str]) -> Any:
+    """``table``, as a file has it, with the columns' names of now (see `TableSpec.names_in`)."""
+    now = {then: name for name, then in names.items()}
+    return table.rename_columns([now.get(name, name) for name in table.schema.names]) if names else table
+
+
+def aligned(table: Any, schema: Any) -> Any:
+    """``table`` under a newer schema: columns in its order, those that the file lacks null, narrower types widened, structs with
+    the fields that came since."""
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    for field in schema:
+        at = table.schema.get_field_index(field.name)
+        if at < 0:
+            columns.append(pa.nulls(table.num_rows, field.type))
+        elif table.schema.field(at).type.equals(field.type):
+            columns.append(table.column(at))
+        else:
+            columns.append(pc.cast(table.column(at), field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
