@@ -1,0 +1,123 @@
+"""Write the golden tables: small tables as an earlier lakeupsert left them, and what it read of them before and after one more night.
+
+    PYTHONPATH=CHECKOUT python tests/golden/make_tables.py FOLDER
+
+CHECKOUT is a clone at the release that writes: those in `tables/` were written by commit fb00a1e. Each table becomes one archive:
+`lake/landing`, `lake/processed`, `later.jsonl` (the files of one more night) and `expected.json`. `tests/integration/test_golden_tables.py`
+reads, merges, compacts and vacuums them. Never write one again: add a new one beside it instead.
+"""
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from lakeupsert.testing.lake import Lake, row
+
+NIGHTS, KEYS, DAYS = 5, 40, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings of a table; ``prepare`` runs before its first night, ``change`` after its third."""
+
+    settings: Mapping[str, object] = field(default_factory=dict)
+    prepare: Callable[[Lake], object] = lambda lake: None
+    change: Callable[[Lake], object] = lambda lake: None
+
+
+def adopt(lake: Lake) -> None:
+    lake.lay("old.parquet", [row(f"k{i:02}", i % DAYS, 0, 1000 + i) for i in range(KEYS)])
+    lake.table.adopt()
+
+
+def restore(lake: Lake) -> None:
+    lake.table.restore(lake.table.snapshots()[1].number, dry=False)
+    lake.table.dedupe()
+    lake.table.publish()
+
+
+CASES = {
+    "rewrite": Case({"strategy": "rewrite"}),
+    "delta": Case({"strategy": "delta"}),
+    "buckets": Case({"strategy": "delta", "bucket": "2KB"}),
+    "history": Case({"history": True, "strategy": "delta"}),
+    "columns": Case({"mode": "columns"}),
+    "key_scope": Case({"key_scope": "table"}),
+    "renames": Case({"strategy": "delta"}, change=lambda lake: lake.table.rename_column("v", "amount")),
+    "adopted": Case({"strategy": "auto"}, prepare=adopt),
+    "restored": Case({"strategy": "delta"}, change=restore),
+    "floors": Case({"tombstone_retention": "0s", "strategy": "rewrite"}),
+}
+
+
+def night(number: int, case: str) -> list[dict[str, object]]:
+    """Updates, late and equal records, deletes; of mode columns some columns only, after a rename the new name."""
+    chance = random.Random(f"{case} {number}")
+    rows = []
+    for _ in range(30):
+        one = dict(
+            row(
+                f"k{chance.randrange(KEYS):02}",
+                chance.randrange(DAYS),
+                chance.randrange(2 * NIGHTS),
+                chance.randrange(10**6),
+                op="D" if chance.random() < 0.15 else None,
+            )
+        )
+        if case == "columns" and chance.random() < 0.3:
+            del one["v"]
+        if case == "renames" and number > 3:
+            one["amount"] = one.pop("v")
+        rows.append(one)
+    return rows
+
+
+def as_text(value: object) -> object:
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def lines(rows: list[dict[str, object]]) -> str:
+    return "".join(json.dumps({name: as_text(value) for name, value in one.items()}) + "\n" for one in rows)
+
+
+def read(lake: Lake) -> dict[str, object]:
+    """All that readers see: each snapshot, and all versions where the table has a history."""
+    found: dict[str, object] = {str(link.number): lake.rows(link.number) for link in lake.table.snapshots()}
+    if lake.settings.history:
+        found["history"] = lake.table.to_arrow(history=True).read_all().to_pylist()
+    return found
+
+
+def make(name: str, case: Case, target: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "lake"
+        lake = Lake(root, **case.settings)
+        case.prepare(lake)
+        for number in range(1, NIGHTS + 1):
+            (root / "landing" / f"{number}.jsonl").write_text(lines(night(number, name)))
+            lake.run()
+            if number == 3:
+                case.change(lake)
+        expected = {"before": read(lake)}
+        lake.table.close()
+        shutil.copytree(root, Path(folder) / "kept" / "lake")
+        later = lines(night(NIGHTS + 1, name))
+        (Path(folder) / "kept" / "later.jsonl").write_text(later)
+        (root / "landing" / "later.jsonl").write_text(later)
+        lake.reopen()
+        lake.run()
+        expected["after"] = read(lake)
+        lake.table.close()
+        (Path(folder) / "kept" / "expected.json").write_text(json.dumps(expected, default=as_text))
+        shutil.make_archive(str(target / name), "gztar", Path(folder) / "kept")
+
+
+if __name__ == "__main__":
+    for one, settings in CASES.items():
+        make(one, settings, Path(sys.argv[1]))
