@@ -1,7 +1,8 @@
 """Bad input, as its user meets it: what is said, what is taken all the same, and that nothing is lost or changed.
 
 What the command line says of settings, landing zone, disk and Java stands in test_cli.py; of single values in
-tests/unit/test_landing.py. The table of it all is in docs/OPERATIONS.md.
+tests/unit/test_landing.py. The tables of it all are in docs/REFERENCE.md and
+docs/WHEN_SOMETHING_BROKE.md.
 """
 
 import gzip

@@ -375,7 +375,7 @@ def test_the_night_begins_at_2_am_of_a_zone(aws: None) -> None:
 
 
 def test_every_alarm_tells_somebody_and_leads_to_a_section_of_the_runbook() -> None:
-    text = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    text = (ROOT / "docs" / "WHEN_SOMETHING_BROKE.md").read_text()
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
     alarms = resources("service.yaml", "AWS::CloudWatch::Alarm")

@@ -10,7 +10,18 @@ from lakeupsert import errors
 from lakeupsert.cli import main
 
 ROOT = Path(__file__).parents[2]
-OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text()
+ERRORS = (ROOT / "docs/ERRORS.md").read_text()
+PAGES = (
+    "README.md",
+    "docs/FIRST_NIGHT.md",
+    "docs/EVERY_NIGHT.md",
+    "docs/WHEN_SOMETHING_BROKE.md",
+    "docs/CLEANING_UP.md",
+    "docs/QUEUES.md",
+    "docs/STORES.md",
+    "docs/BENCHMARKS.md",
+    "docs/REFERENCE.md",
+)
 CLASSES = {name for name, of in vars(errors).items() if isinstance(of, type) and issubclass(of, errors.LakeupsertError)}
 
 
@@ -25,20 +36,27 @@ def codes() -> set[str]:
                 if (
                     (name in CLASSES or name.endswith("Error"))
                     and isinstance(value, str)
-                    and re.fullmatch(r"[a-z]+(-[a-z]+)+", value)
+                    and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", value)
                 ):
                     found.add(value)
     return found
 
 
 @pytest.mark.parametrize("code", sorted(codes()))
-def test_error_is_in_the_operators_manual(code: str) -> None:
-    assert f"`{code}`" in OPERATIONS
+def test_error_is_in_the_table_of_errors(code: str) -> None:
+    assert f"\n| `{code}` |" in ERRORS
+
+
+def test_errors_are_in_alphabetical_order_each_once() -> None:
+    table = ERRORS.partition("\n## All codes\n")[2]
+    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.MULTILINE)
+    assert listed == sorted(set(listed))
+    assert listed
 
 
 @pytest.mark.parametrize("command", sorted(main.commands))
 def test_command_is_in_the_documentation_with_an_example(command: str) -> None:
-    documentation = OPERATIONS + (ROOT / "README.md").read_text()
+    documentation = "".join((ROOT / page).read_text() for page in PAGES)
     assert re.search(rf"lakeupsert {command}\b", documentation)
 
 
