@@ -6,9 +6,9 @@ Each gives the next version of a spec, or refuses. Nothing is written here: `app
 import base64
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -37,13 +37,14 @@ _GRAMMAR = {
 
 _WRAPPED = {"debezium": ({"op", "before", "after"}, {"schema", "payload"}), "dms": ({"data", "metadata"},)}
 """The columns that change events have without the setting `read.envelope`."""
+_ORDER_TYPES = "numbers, text, dates, times, timestamps, booleans, binary"
 _NO_EXPRESSION = (
     " It is no expression either: those are year(COLUMN), month(COLUMN), date(COLUMN) and hour(COLUMN), one each."
 )
 
 
-def create(
-    schema: Any,
+def create(  # one keyword for each setting that a spec fixes
+    schema: pa.Schema,
     *,
     table_id: str,
     key: Sequence[str],
@@ -58,7 +59,7 @@ def create(
     groups: Sequence[ColumnGroup] = (),
     key_scope: Literal["partition", "table"] = "partition",
     history: bool = False,
-    later: Sequence[Any] = (),
+    later: Sequence[pa.Field] = (),
 ) -> TableSpec:
     """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
 
@@ -68,28 +69,67 @@ def create(
     an ordering column that is in no file, which is added here. Raises ConfigurationError where the columns can't be what they
     are declared to be.
     """
-    files = schema
     ordering = [Ordering.parse(text) for text in order_by]
-    order_by = [o.column for o in ordering]
-    types = {field.name: field.type for field in later}
-    if (stamped or order_in_name) and order_by[0] not in schema.names:
-        type_ = types.get(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64())
-        if stamped and not pa.types.is_timestamp(type_):
-            raise ConfigurationError(
-                "unfit-type",
-                f"No file has the ordering column {order_by[0]!r}, so rows get their receipt stamp in it, a timestamp; under "
-                f"[tables.….schema] it is {type_}.",
-                next=f"take {order_by[0]!r} out of [tables.….schema], or bring files that have that column",
-            )
-        schema = schema.append(pa.field(order_by[0], type_))
     partitions = PartitionColumn.parse_all(partition_by)
-    partition_by = [p.column for p in partitions]
-    made = [p for p in partitions if p.function]
-    for one in made:
-        schema = _with_made(schema, one)
-    comes = types if groups else {}  # such a record need not bring what it is ordered by
-    for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
-        for name in names:
+    needed = {"columns": mode == "columns", "history": history, "key_scope": key_scope == "table"}
+    declared = TableSpec(
+        table_id=table_id,
+        key=tuple(key),
+        order_by=tuple(o.column for o in ordering),
+        ascending=tuple(o.column for o in ordering if o.ascending),
+        nulls_first=tuple(o.column for o in ordering if o.nulls_first),
+        order_in_name=order_in_name,
+        ties=ties,
+        mode=mode,
+        nulls=nulls,
+        groups=tuple(groups),
+        key_scope=key_scope,
+        history=history,
+        requires=tuple(feature for feature, is_needed in needed.items() if is_needed),
+        partition_by=tuple(p.column for p in partitions),
+        partition_from=tuple(p for p in partitions if p.function),
+        stamped=stamped,
+        delete=delete,
+        fields=(),
+        arrow_schema="",
+        last_field_id=0,
+    )
+    types = {field.name: field.type for field in later}
+    complete = _with_order(schema, declared, types)
+    for made in declared.partition_from:
+        complete = _with_made(complete, made)
+    _refuse_missing(complete, declared, schema, types)
+    for field in later:
+        complete = complete if field.name in complete.names else complete.append(field)
+    _refuse_reserved_and_ambiguous(complete.names)
+    _refuse_unfit(complete, declared)
+    complete = _without_operation(complete, declared)
+    _refuse_unfit_rules(complete, declared)
+    numbered = _Numbered(0)
+    return _spec([numbered.field(f) for f in complete], declared, numbered.last)
+
+
+def _with_order(schema: pa.Schema, declared: TableSpec, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """With the ordering column that is a stamp, or comes from file names, if no file has it."""
+    name = declared.order_by[0]
+    if not (declared.stamped or declared.order_in_name) or name in schema.names:
+        return schema
+    type_ = types.get(name, pa.timestamp("us", tz="UTC") if declared.stamped else pa.int64())
+    if declared.stamped and not pa.types.is_timestamp(type_):
+        raise ConfigurationError(
+            "unfit-type",
+            f"No file has the ordering column {name!r}, so rows get their receipt stamp in it, a timestamp; under "
+            f"[tables.….schema] it is {type_}.",
+            next=f"take {name!r} out of [tables.….schema], or bring files that have that column",
+        )
+    return schema.append(pa.field(name, type_))
+
+
+def _refuse_missing(schema: pa.Schema, declared: TableSpec, files: pa.Schema, types: Mapping[str, pa.DataType]) -> None:
+    """``files``: the columns of the files alone; ``types``: of columns that the configuration knows and they have not."""
+    comes = types if declared.groups else {}  # such a record need not bring what it is ordered by
+    for role in ("key", "partition_by", "order_by"):
+        for name in getattr(declared, role):
             if name not in schema.names and not (role == "order_by" and name in comes):
                 hint = _found(name, files)
                 if role == "partition_by" and re.search(r"[()]", name):
@@ -101,113 +141,76 @@ def create(
                     next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or bring files that "
                     f"have that column{without}",
                 )
-    if delete and delete.column and delete.column not in types:
-        _refuse_operation_slip(delete.column, files, [*key, *order_by, *partition_by])
-    for field in later:
-        schema = schema if field.name in schema.names else schema.append(field)
-    _refuse_reserved_and_ambiguous(schema.names)
-    if set(key) <= set(partition_by):
+    operation = _operation(declared)
+    if operation and operation not in types:
+        _refuse_operation_slip(operation, files, [*declared.key, *declared.order_by, *declared.partition_by])
+
+
+def _refuse_unfit(schema: pa.Schema, declared: TableSpec) -> None:
+    """Key, ordering and partition columns of a type or place that can't be."""
+    if set(declared.key) <= set(declared.partition_by):
         raise ConfigurationError(
             "useless-key",
-            f"`key` is {list(key)}, nothing but the partition column: a partition could hold one row only.",
+            f"`key` is {list(declared.key)}, nothing but the partition column: a partition could hold one row only.",
             next="name the columns that identify a row in `key`",
         )
-    for name in key:
-        _refuse_type(
-            "key",
-            name,
-            schema.field(name).type,
-            is_key_type,
-            "integers, decimals, text, dates, timestamps, booleans, binary",
-        )
-    for name in order_by:
-        _refuse_type(
-            "order_by",
-            name,
-            schema.field(name).type,
-            is_order_type,
-            "numbers, text, dates, times, timestamps, booleans, binary",
-        )
-    if len(set(order_by)) < len(order_by):
-        raise ConfigurationError(
-            "bad-setting", f"`order_by` names a column twice: {', '.join(order_by)}.", next="name each column once"
-        )
-    for name in partition_by:
-        _refuse_type(
-            "partition_by", name, schema.field(name).type, is_partition_type, "dates, text, integers, booleans"
-        )
-        if name in order_by:
+    for role, is_fit, names in (
+        ("key", is_key_type, "integers, decimals, text, dates, timestamps, booleans, binary"),
+        ("order_by", is_order_type, _ORDER_TYPES),
+    ):
+        for name in getattr(declared, role):
+            _refuse_type(role, name, schema.field(name).type, is_fit, names)
+    if len(set(declared.order_by)) < len(declared.order_by):
+        raise _bad_setting(f"`order_by` names a column twice: {', '.join(declared.order_by)}.", "name each column once")
+    for name in declared.partition_by:
+        type_ = schema.field(name).type
+        _refuse_type("partition_by", name, type_, is_partition_type, "dates, text, integers, booleans")
+        if name in declared.order_by:
             raise ConfigurationError(
                 "useless-order",
                 f"`order_by` names the partition column {name!r}: all rows of a partition have the same value in it.",
                 next="name a column in `order_by` that tells an older version of a row from a newer one",
             )
-    if delete and not delete.keep:
-        if delete.column in (*key, *order_by, *partition_by):
-            raise ConfigurationError(
-                "delete-column-in-use",
-                f"`delete.column` is {delete.column!r}, which is a key, ordering or partition column too, and `keep` is false.",
-                next="set `keep = true` in [tables.….delete], or name another column",
-            )
-        schema = schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
-    if ties == "content":
+
+
+def _without_operation(schema: pa.Schema, declared: TableSpec) -> pa.Schema:
+    """Without the column that says which rows are deletes, unless it is kept."""
+    delete = declared.delete
+    if delete is None or delete.keep:
+        return schema
+    if delete.column in (*declared.key, *declared.order_by, *declared.partition_by):
+        raise ConfigurationError(
+            "delete-column-in-use",
+            f"`delete.column` is {delete.column!r}, which is a key, ordering or partition column too, and `keep` is false.",
+            next="set `keep = true` in [tables.….delete], or name another column",
+        )
+    return schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
+
+
+def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
+    """Settings that contradict each other, or what the columns are."""
+    if declared.ties == "content":
         _refuse_nested(schema)
-        if stamped:
-            raise ConfigurationError(
-                "bad-setting",
-                f"`ties` is content, and arrival is the only order: no row has a column {order_by[0]!r}, so each gets its stamp.",
-                next='set `ties = "arrival"`, or name a column of the files in `order_by`',
+        if declared.stamped:
+            raise _bad_setting(
+                f"`ties` is content, and arrival is the only order: no row has a column {declared.order_by[0]!r}, so each "
+                "gets its stamp.",
+                'set `ties = "arrival"`, or name a column of the files in `order_by`',
             )
-    if groups:
-        _refuse_groups(schema, groups, ordering, [*key, *partition_by, *order_by], made)
-    if key_scope == "table" and (named := sorted(set(key) & set(partition_by))):
-        raise ConfigurationError(
-            "bad-setting",
+    if declared.groups:
+        _refuse_groups(schema, declared)
+    if declared.key_scope == "table" and (named := sorted(set(declared.key) & set(declared.partition_by))):
+        raise _bad_setting(
             f"`key_scope` is table, and `key` names the partition column {named[0]!r}: such a key can't change its partition.",
-            next=f'leave {named[0]!r} out of `key`, or set `key_scope = "partition"`',
+            f'leave {named[0]!r} out of `key`, or set `key_scope = "partition"`',
         )
-    if history and (ordering[0].ascending or ordering[0].nulls_first):
-        raise ConfigurationError(
-            "bad-setting",
-            f"`order_by` begins with {str(ordering[0])!r}, and with `history` a version holds until the next greater value "
+    first = declared.ordering[0]
+    if declared.history and (first.ascending or first.nulls_first):
+        raise _bad_setting(
+            f"`order_by` begins with {str(first)!r}, and with `history` a version holds until the next greater value "
             "of its first column.",
-            next="begin `order_by` with a column whose greatest value wins, and whose null loses",
+            "begin `order_by` with a column whose greatest value wins, and whose null loses",
         )
-    numbered = _Numbered(0)
-    return _spec(
-        [numbered.field(f) for f in schema],
-        TableSpec(
-            table_id=table_id,
-            key=tuple(key),
-            order_by=tuple(order_by),
-            ascending=tuple(o.column for o in ordering if o.ascending),
-            nulls_first=tuple(o.column for o in ordering if o.nulls_first),
-            order_in_name=order_in_name,
-            ties=ties,
-            mode=mode,
-            nulls=nulls,
-            groups=tuple(groups),
-            key_scope=key_scope,
-            history=history,
-            requires=tuple(
-                feature
-                for feature, needed in (
-                    ("columns", mode == "columns"),
-                    ("history", history),
-                    ("key_scope", key_scope == "table"),
-                )
-                if needed
-            ),
-            partition_by=tuple(partition_by),
-            partition_from=tuple(made),
-            stamped=stamped,
-            delete=delete,
-            fields=(),
-            arrow_schema="",
-            last_field_id=0,
-        ),
-        numbered.last,
-    )
 
 
 def _found(name: str, schema: Any) -> str:
@@ -397,35 +400,29 @@ def _refuse_operation_slip(column: str, files: Any, named: Sequence[str]) -> Non
     )
 
 
-def _refuse_groups(
-    schema: Any,
-    groups: Sequence[ColumnGroup],
-    ordering: Sequence[Ordering],
-    of_row: Sequence[str],
-    made: Sequence[PartitionColumn],
-) -> None:
-    def refuse(what: str, instead: str) -> NoReturn:
-        raise ConfigurationError("bad-setting", what, next=instead)
-
-    if made:
-        refuse(
-            f"`partition_by` makes {made[0].column!r} of {made[0].source!r}, which every record has to bring, and with `groups` "
+def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
+    if declared.partition_from:
+        made = declared.partition_from[0]
+        raise _bad_setting(
+            f"`partition_by` makes {made.column!r} of {made.source!r}, which every record has to bring, and with `groups` "
             "no record need bring a column of another source.",
             "partition by a column that is there",
         )
-    for where, orders in (("order_by", ordering), *((f"groups.{g.name}.order_by", g.ordering) for g in groups)):
-        for o in orders:
+    orderings = {"order_by": declared.ordering} | {f"groups.{g.name}.order_by": g.ordering for g in declared.groups}
+    for where, ordering in orderings.items():
+        for o in ordering:
             if o.nulls_first:
-                refuse(
+                raise _bad_setting(
                     f"`{where}` has {str(o)!r}; with `groups` null says that a record does not bring them.",
                     "leave it out",
                 )
+    of_row = (*declared.key, *declared.partition_by, *declared.order_by)
     taken = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
-    for group in groups:
+    for group in declared.groups:
         order_by = [o.column for o in group.ordering]
         for name in (*order_by, *group.columns):
             if name in taken:
-                refuse(
+                raise _bad_setting(
                     f"`groups.{group.name}` names {name!r}, which is {taken[name]}.", "name each column in one place"
                 )
             taken[name] = f"in `groups.{group.name}` already"
@@ -437,8 +434,11 @@ def _refuse_groups(
                     f'`{toml_key(name)} = "…"`',
                 )
         for name in order_by:
-            what = "numbers, text, dates, times, timestamps, booleans, binary"
-            _refuse_type(f"groups.{group.name}.order_by", name, schema.field(name).type, is_order_type, what)
+            _refuse_type(f"groups.{group.name}.order_by", name, schema.field(name).type, is_order_type, _ORDER_TYPES)
+
+
+def _bad_setting(what: str, instead: str) -> ConfigurationError:
+    return ConfigurationError("bad-setting", what, next=instead)
 
 
 def _with_made(schema: Any, made: PartitionColumn) -> Any:
