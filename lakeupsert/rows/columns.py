@@ -49,19 +49,19 @@ def brought(
     refused: dict[str, Mask] = {}
     for ordering, ids in spec.columns_of:
         orders = [o.column for o in ordering]
-        ordered = np.ones(n, bool)
+        ordered: Mask = np.ones(n, bool)
         if spec.groups:
-            ordered = np.logical_or.reduce([true(columns[name].is_valid()) for name in orders])
+            ordered = np.any([true(columns[name].is_valid()) for name in orders], axis=0)
             has_value = [true(columns[name].is_valid()) for name in ids if name not in orders]
             reason = f"It has values that are ordered by {', '.join(orders)}, and no value in these."
-            refused[reason] = ~ordered & np.logical_or.reduce([np.zeros(n, bool), *has_value])
+            refused[reason] = ~ordered & np.any([np.zeros(n, bool), *has_value], axis=0)
         for name, id_ in ids.items():
             here = np.ones(n, bool) if name in orders else has(name)
             if spec.nulls == "keep" and name not in orders:
                 here = here & true(columns[name].is_valid())
             bits[:, id_] = ordered & here
     if spec.groups:
-        refused[f"It has no value in any of {', '.join(spec.all_orders)}."] = ~bits.any(axis=1)
+        refused[f"It has no value in any of {', '.join(spec.all_orders)}."] = ~np.any(bits, axis=1)
     return _packed(bits), refused
 
 
@@ -193,7 +193,8 @@ class _Parts:
     def rank(self, number: int, ordering: Sequence[Ordering], ids: Mapping[str, int], ties: Sequence[str]) -> Indices:
         """The parts that have a rank in group ``number``, by key, greatest rank first. In group 0, the row's own order, every
         record has a rank."""
-        has = self._bits[:, list(ids.values())].any(axis=1)[self._codes] | self.deletes
+        brings_one: Mask = np.any(self._bits[:, list(ids.values())], axis=1)
+        has = brings_one[self._codes] | self.deletes
         some = np.flatnonzero(has | (self._depth == 0)) if number == 0 else np.flatnonzero(has)
         columns = {"key": pa.array(self._keys[some])}
         sort_keys = [("key", "ascending", "at_end")]
@@ -205,7 +206,8 @@ class _Parts:
             sort_keys.append((name, "descending", "at_end"))
         columns["depth"] = pa.array(self._depth[some])
         sort_keys.append(("depth", "ascending", "at_end"))
-        return some[pc.sort_indices(pa.table(columns), sort_keys=sort_keys).to_numpy()]
+        order: Indices = pc.sort_indices(pa.table(columns), sort_keys=sort_keys).to_numpy()
+        return some[order]
 
     def older(self, bits: Mask, deletes: Mask, newest: Indices) -> pa.Array:
         """`OLDER` of each key: the parts with a column in ``bits`` and the parts in ``deletes``, in the order of ``newest``."""

@@ -452,7 +452,7 @@ def _bytes(array: pa.Array) -> list[bytes | None]:
     return wide.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
-def _time_texts(array: pa.Array) -> list[str | int | None]:
+def _time_texts(array: pa.Array) -> list[object]:
     type_ = array.type
     numbers = array.view(pa.int32() if type_.bit_width == 32 else pa.int64()).to_pylist()
     if pa.types.is_duration(type_):

@@ -99,7 +99,8 @@ def _decimal_words(array: pa.Array) -> Words:
     for prime in _PRIMES:
         factors = np.array([pow(10, -type_.scale, prime) * pow(2, 32 * i, prime) % prime for i in range(limbs)])
         remainders.append((digits % prime * factors % prime).sum(axis=1) % prime)
-    return (remainders[0] << 32 | remainders[1]).astype(np.uint64)
+    words: Words = (remainders[0] << 32 | remainders[1]).astype(np.uint64)
+    return words
 
 
 def _with_bytes(hashes: Hashes, array: pa.Array, null: Mask | None) -> Hashes:

@@ -63,7 +63,8 @@ def equal_rows(rows: Rows, names: Sequence[str], one: Indices, other: Indices) -
 def versions(rows: Rows, spec: TableSpec, order: Indices, wins: Mask) -> Mask:
     """Mark the first row of each key and ordering value, among n rows in the order of `latest`."""
     differs = ~equal_rows(rows, spec.order_by, order[1:], order[:-1])
-    return wins | np.append(True, differs)[: len(order)]
+    first: Mask = np.append(True, differs)[: len(order)]
+    return wins | first
 
 
 def sortable(column: Column) -> Column:
