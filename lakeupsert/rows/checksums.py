@@ -8,13 +8,13 @@ correct bytes into other rows. So the footer of our files holds a CRC-32 of ever
 import base64
 import io
 import re
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from isal.isal_zlib import crc32  # zlib's own takes eight times as long, on some machines forty (ADR 0025)
 from numpy.typing import NDArray
 
+from lakeupsert.storage.base import Sink
 from lakeupsert.storage.remote import PlacedReader
 
 BLOCK_BYTES = 16 << 10
@@ -27,12 +27,6 @@ _NO_CRC = "0" * 8
 _BLOCKS = re.compile(re.escape(BLOCKS.encode()) + rb"\x18[\x80-\xff]*[\x00-\x7f](\d+) ([A-Za-z0-9+/=]*)")
 _OWN = re.compile(re.escape(OWN.encode()) + rb"\x18\x08([0-9a-f]{8})")
 _MAGIC = b"PAR1"
-
-
-class Sink(Protocol):
-    """Where the bytes of a file are written."""
-
-    def write(self, data: bytes) -> object: ...
 
 
 class ChecksumSink(io.RawIOBase):
