@@ -9,11 +9,12 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -285,7 +286,8 @@ def parse(found: str, content: bytes, environment: Mapping[str, str] = os.enviro
                 "bad-setting", f"{found}: [tables] holds {name!r}, which is no table.", next="write [tables.NAME]"
             )
         try:
-            merged, variables, tables[name] = _table(found, name, given, environment)
+            merged, variables = _overlay(found, given, name, environment)
+            tables[name] = _settings(found, name, merged)
         except ConfigurationError as e:
             raise _blamed(e, found, name, given, environment) from e
         origins[name] = {setting: ", ".join(sorted(variables.get(setting, [FILE]))) for setting in merged}
@@ -297,14 +299,6 @@ def parse(found: str, content: bytes, environment: Mapping[str, str] = os.enviro
     return Config(path=found, tables=tables, origins=origins)
 
 
-def _table(
-    path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, list[str]], TableSettings]:
-    """What `_overlay` returns, and the settings that it makes."""
-    merged, variables = _overlay(path, given, name, environment)
-    return merged, variables, _settings(path, name, merged)
-
-
 def _blamed(
     error: ConfigurationError, path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
 ) -> ConfigurationError:
@@ -312,7 +306,9 @@ def _blamed(
 
     def differs(variable: str) -> bool:
         try:
-            _table(path, name, given, {v: text for v, text in environment.items() if v != variable})
+            others = {v: text for v, text in environment.items() if v != variable}
+            merged, _ = _overlay(path, given, name, others)
+            _settings(path, name, merged)
         except ConfigurationError as other:
             return other.message != error.message
         return True
@@ -474,8 +470,48 @@ def _text(value: object) -> object:
     return pa.scalar(moment).cast(pa.string()).as_py()
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """Raises the error for a setting; ``where`` is its table in the file ``path``."""
+
+    path: str
+    where: str
+
+    def __call__(self, setting: str, found: object, expected: str) -> NoReturn:
+        raise ConfigurationError(
+            "bad-setting",
+            f"{self.path}: {self.where}: {setting} is {found!r}; {expected}.",
+            next=f"correct {setting} in {self.where}",
+        )
+
+
 def _check_values(path: str, where: str, settings: TableSettings) -> None:
     """Refuse what no type shows. Addresses are checked first, so that no credential gets into a later message."""
+    _check_credentials(path, where, settings)
+    refuse = _Refusal(path, where)
+    _check_sizes(settings, refuse)
+    _check_retention(settings, refuse)
+    _check_order_in_name(settings, refuse)
+    names: dict[str, str] = {}
+    for name in settings.schema:
+        if (other := names.setdefault(name.lower(), name)) != name:
+            refuse("schema", [other, name], "names that differ by case alone are one column")
+    if settings.key_scope == "table":
+        alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
+        _check_alone(settings, alone, 'with key_scope = "table" that is not to be had', refuse)
+    _check_delete(settings, refuse)
+    for setting in ("key", "order_by", "partition_by"):
+        columns = getattr(settings, setting)
+        if len(set(columns)) < len(columns):
+            refuse(setting, list(columns), "a column is named twice")
+    if settings.history:
+        alone = {"mode": "rows", "key_scope": "partition"}
+        _check_alone(settings, alone, "with history that is not to be had yet", refuse)
+    _check_mode(settings, refuse)
+    _check_read(settings.reading, refuse)
+
+
+def _check_credentials(path: str, where: str, settings: TableSettings) -> None:
     addresses = {setting: getattr(settings, setting) for setting in ("landing", "processed", "queue")}
     if settings.large:
         addresses["large.queue"] = settings.large.queue
@@ -488,11 +524,9 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
                 next="remove it there; credentials come from the default chains of boto3 and DefaultAzureCredential",
             )
 
-    def refuse(setting: str, found: object, expected: str) -> None:
-        raise ConfigurationError(
-            "bad-setting", f"{path}: {where}: {setting} is {found!r}; {expected}.", next=f"correct {setting} in {where}"
-        )
 
+def _check_sizes(settings: TableSettings, refuse: _Refusal) -> None:
+    """Queue, sizes and the quarantine limit."""
     if settings.queue == "auto" and is_remote(settings.processed):
         refuse("queue", "auto", "`processed` is not on this machine, and such a table must name its queue")
     if settings.bucket_bytes < LEAST_BUCKET:
@@ -505,6 +539,9 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
             refuse("engine", "spark", "with `large` it is Arrow that merges all partitions but the large ones")
     if isinstance(settings.quarantine_limit, str) and not re.fullmatch(r"\d+(\.\d+)?%", settings.quarantine_limit):
         refuse("quarantine_limit", settings.quarantine_limit, 'expected a share such as "1%" or a number of rows')
+
+
+def _check_retention(settings: TableSettings, refuse: _Refusal) -> None:
     for setting, example in (("superseded_retention", '"24h" or "0s"'), ("tombstone_retention", '"90d"')):
         duration = getattr(settings, setting)
         if duration is not None and not re.fullmatch(r"\d{1,9}(s|m|h|d)", duration):
@@ -514,41 +551,29 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
     if not settings.retention and settings.keep_snapshots > 1:
         expected = 'with superseded_retention = "0s" no older snapshot could be read; expected 1'
         refuse("keep_snapshots", settings.keep_snapshots, expected)
-    _check_order_in_name(settings, refuse)
-    names: dict[str, str] = {}
-    for name in settings.schema:
-        if (other := names.setdefault(name.lower(), name)) != name:
-            refuse("schema", [other, name], "names that differ by case alone are one column")
-    if settings.key_scope == "table":
-        alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
-        for setting, only in alone.items():
-            if getattr(settings, setting) != only:
-                expected = "leave it out" if only is None else f"expected {only!r}"
-                refuse(
-                    setting, getattr(settings, setting), f'with key_scope = "table" that is not to be had; {expected}'
-                )
-    if settings.delete:
-        if not (settings.delete.column and settings.delete.values) and not settings.delete.file_prefix:
-            refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three")
-        if settings.delete.column is None and (settings.delete.values or settings.delete.upserts):
-            refuse("delete", {"values": list(settings.delete.values)}, "`column` does not say where they are found")
-        if both := set(settings.delete.values) & set(settings.delete.upserts or ()):
-            refuse("delete.upserts", list(settings.delete.upserts or ()), f"{min(both)!r} is in `delete.values`, too")
-    for setting in ("key", "order_by", "partition_by"):
-        names = getattr(settings, setting)
-        if len(set(names)) < len(names):
-            refuse(setting, list(names), "a column is named twice")
-    if settings.history:
-        for setting, only in {"mode": "rows", "key_scope": "partition"}.items():
-            if getattr(settings, setting) != only:
-                refuse(
-                    setting, getattr(settings, setting), f"with history that is not to be had yet; expected {only!r}"
-                )
-    _check_mode(settings, refuse)
-    _check_read(settings.reading, refuse)
 
 
-def _check_mode(settings: TableSettings, refuse: Callable[[str, object, str], None]) -> None:
+def _check_alone(settings: TableSettings, alone: Mapping[str, str | None], why: str, refuse: _Refusal) -> None:
+    """Refuse any other value of these settings; ``why`` says what rules it out."""
+    for setting, only in alone.items():
+        value = getattr(settings, setting)
+        if value != only:
+            refuse(setting, value, f"{why}; {'leave it out' if only is None else f'expected {only!r}'}")
+
+
+def _check_delete(settings: TableSettings, refuse: _Refusal) -> None:
+    delete = settings.delete
+    if delete is None:
+        return
+    if not (delete.column and delete.values) and not delete.file_prefix:
+        refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three")
+    if delete.column is None and (delete.values or delete.upserts):
+        refuse("delete", {"values": list(delete.values)}, "`column` does not say where they are found")
+    if both := set(delete.values) & set(delete.upserts or ()):
+        refuse("delete.upserts", list(delete.upserts or ()), f"{min(both)!r} is in `delete.values`, too")
+
+
+def _check_mode(settings: TableSettings, refuse: _Refusal) -> None:
     if settings.mode == "rows":
         for setting, value in (("nulls", settings.nulls), ("groups", list(settings.groups))):
             if value not in ("overwrite", []):
@@ -575,7 +600,7 @@ _MEANT_FOR: dict[str, tuple[Format, ...]] = {
 }
 
 
-def _check_read(reading: Reading, refuse: Callable[[str, object, str], None]) -> None:
+def _check_read(reading: Reading, refuse: _Refusal) -> None:
     defaults = ReadSettings()
     for setting, formats in _MEANT_FOR.items():
         value = getattr(reading, setting)
@@ -630,7 +655,7 @@ def _is_sign(text: str) -> bool:
     return len(text) == 1 and text.isascii() and text not in "\r\n\0"
 
 
-def _check_order_in_name(settings: TableSettings, refuse: Callable[[str, object, str], None]) -> None:
+def _check_order_in_name(settings: TableSettings, refuse: _Refusal) -> None:
     pattern = settings.order_in_name
     if pattern is None:
         return
@@ -742,6 +767,6 @@ def _unknown(path: str, where: str, key: str, known: set[str]) -> ConfigurationE
     )
 
 
-def _did_you_mean(found: str, known: Any) -> str:
+def _did_you_mean(found: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(found, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
