@@ -185,9 +185,9 @@ class Requests:
         self.answer: Callable[[str, dict[str, Any]], dict[str, Any] | None] = lambda operation, parameters: None
         call = queue._call
 
-        def calling(operation: str, *args: Any, **parameters: Any) -> Any:
+        def calling(operation: str, parameters: dict[str, Any], *args: Any, **options: Any) -> Any:
             self.sent.append((operation, parameters))
-            return self.answer(operation, parameters) or call(operation, *args, **parameters)
+            return self.answer(operation, parameters) or call(operation, parameters, *args, **options)
 
         queue._call = calling  # type: ignore[method-assign]
 
