@@ -257,59 +257,59 @@ def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Confi
     """Read ``path``, which may be a URL like `s3://lake/lakeupsert.toml`. By default, search `lakeupsert.toml` from the working
     directory upwards."""
     if path and "://" in path:
-        found, content = path, _remote(path)
+        where, content = path, _remote(path)
     else:
         file = Path(path).expanduser().absolute() if path else _search()
-        found, content = str(file), _local(file)
-    return parse(found, content, environment)
+        where, content = str(file), _local(file)
+    return parse(where, content, environment)
 
 
-def parse(found: str, content: bytes, environment: Mapping[str, str] = os.environ) -> Config:
-    """Parse the ``content`` of a configuration file; ``found`` is its path or URL."""
+def parse(path: str, content: bytes, environment: Mapping[str, str] = os.environ) -> Config:
+    """Parse the ``content`` of a configuration file; ``path`` is its path or URL."""
     try:
         document = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigurationError(
-            "unreadable-configuration", f"{found} is not TOML: {e}.", next="correct that line"
+            "unreadable-configuration", f"{path} is not TOML: {e}.", next="correct that line"
         ) from e
     for key in document:
         if key != "tables":
-            raise _unknown(found, "", key, {"tables"})
+            raise _unknown(path, "", key, {"tables"})
     tables: dict[str, TableSettings] = {}
     origins: dict[str, dict[str, str]] = {}
     listed = document.get("tables", {})
     if not isinstance(listed, dict):
         raise ConfigurationError(
-            "bad-setting", f"{found}: `tables` is {listed!r}; expected a table of tables.", next="write [tables.NAME]"
+            "bad-setting", f"{path}: `tables` is {listed!r}; expected a table of tables.", next="write [tables.NAME]"
         )
-    for name, given in listed.items():
-        if not isinstance(given, dict):
+    for name, raw in listed.items():
+        if not isinstance(raw, dict):
             raise ConfigurationError(
-                "bad-setting", f"{found}: [tables] contains {name!r}, which is not a table.", next="write [tables.NAME]"
+                "bad-setting", f"{path}: [tables] contains {name!r}, which is not a table.", next="write [tables.NAME]"
             )
         try:
-            merged, variables = _overlay(found, given, name, environment)
-            tables[name] = _settings(found, name, merged)
+            merged, variables = _overlay(path, raw, name, environment)
+            tables[name] = _settings(path, name, merged)
         except ConfigurationError as e:
-            raise _with_variables(e, found, name, given, environment) from e
+            raise _with_variables(e, path, name, raw, environment) from e
         origins[name] = {setting: ", ".join(sorted(variables.get(setting, [FILE]))) for setting in merged}
     if not tables:
         raise ConfigurationError(
-            "no-table", f"{found} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"
+            "no-table", f"{path} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"
         )
-    _refuse_overlaps(found, tables)
-    return Config(path=found, tables=tables, origins=origins)
+    _refuse_overlaps(path, tables)
+    return Config(path=path, tables=tables, origins=origins)
 
 
 def _with_variables(
-    error: ConfigurationError, path: str, name: str, given: dict[str, object], environment: Mapping[str, str]
+    error: ConfigurationError, path: str, name: str, raw: dict[str, object], environment: Mapping[str, str]
 ) -> ConfigurationError:
     """The error as one of the environment variables that cause it. If none does, the file is at fault, and the error stays."""
 
     def differs(variable: str) -> bool:
         try:
             others = {v: text for v, text in environment.items() if v != variable}
-            merged, _ = _overlay(path, given, name, others)
+            merged, _ = _overlay(path, raw, name, others)
             _settings(path, name, merged)
         except ConfigurationError as other:
             return other.message != error.message
@@ -376,13 +376,13 @@ def _search() -> Path:
 
 
 def _overlay(
-    path: str, given: dict[str, object], name: str, environment: Mapping[str, str]
+    path: str, raw: dict[str, object], name: str, environment: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, list[str]]]:
     """The settings after ``LAKEUPSERT__TABLES__<NAME>__<SETTING>[__<PART>]``, and the variables that set each.
 
     Values are TOML, or plain text.
     """
-    merged = dict(given)
+    merged = dict(raw)
     variables: dict[str, list[str]] = {}
     prefix = _prefix(name)
     for variable, text in environment.items():
@@ -397,41 +397,41 @@ def _overlay(
     return merged, variables
 
 
-def _part(path: str, name: str, given: dict[str, object], part: str) -> dict[str, object]:
+def _part(path: str, name: str, raw: dict[str, object], part: str) -> dict[str, object]:
     """``[tables.NAME.PART]``; empty if it is missing."""
-    found = given.get(part, {})
-    if not isinstance(found, dict):
+    content = raw.get(part, {})
+    if not isinstance(content, dict):
         raise ConfigurationError(
             "bad-setting",
-            f"{path}: [tables.{name}]: {part} is {found!r}; expected a table.",
+            f"{path}: [tables.{name}]: {part} is {content!r}; expected a table.",
             next=f"write [tables.{name}.{part}] above its settings",
         )
-    return found
+    return content
 
 
-def _settings(path: str, name: str, given: dict[str, object]) -> TableSettings:
+def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
     where = f"[tables.{name}]"
     parts = ("", TableSettings), ("delete", DeleteSettings), ("read", ReadSettings), ("large", LargeSettings)
     for part, type_ in parts:
         known = {f.name for f in msgspec.structs.fields(type_)}
-        for key in _part(path, name, given, part) if part else given:
+        for key in _part(path, name, raw, part) if part else raw:
             if key not in known:
                 raise _unknown(path, f"[tables.{name}{'.' + part if part else ''}]", key, known)
     known = {f.name for f in msgspec.structs.fields(GroupSettings)}
-    for group, content in _part(path, name, given, "groups").items():
+    for group, content in _part(path, name, raw, "groups").items():
         for key in content if isinstance(content, dict) else ():
             if key not in known:
                 raise _unknown(path, f"[tables.{name}.groups.{group}]", key, known)
-    missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in given]
+    missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in raw]
     if missing:
         raise ConfigurationError(
             "missing-setting", f"{path}: {where} lacks {', '.join(missing)}.", next=f"add it to {where}"
         )
     try:
-        settings = msgspec.convert(_with_texts(given), TableSettings)
+        settings = msgspec.convert(_with_texts(raw), TableSettings)
     except msgspec.ValidationError as e:
         setting = re.search(r"\$\.(\w+)", str(e))
-        value = f" (found {given[setting[1]]!r})" if setting and setting[1] in given else ""
+        value = f" (found {raw[setting[1]]!r})" if setting and setting[1] in raw else ""
         choices = get_args(get_type_hints(TableSettings).get(setting[1])) if setting else ()
         if "enum" in str(e) and choices:
             value += f"; expected {', '.join(map(repr, choices))}"
@@ -449,14 +449,14 @@ def _settings(path: str, name: str, given: dict[str, object]) -> TableSettings:
     )
 
 
-def _with_texts(given: dict[str, object]) -> dict[str, object]:
+def _with_texts(raw: dict[str, object]) -> dict[str, object]:
     """The settings with all values that are compared as text converted to text."""
-    delete = given.get("delete")
+    delete = raw.get("delete")
     if not isinstance(delete, dict):
-        return given
+        return raw
     lists = {setting: delete[setting] for setting in ("values", "upserts") if isinstance(delete.get(setting), list)}
     texts = {setting: list(map(_column_text, values)) for setting, values in lists.items()}
-    return {**given, "delete": {**delete, **texts}}
+    return {**raw, "delete": {**delete, **texts}}
 
 
 def _column_text(value: object) -> object:
@@ -778,6 +778,6 @@ def _unknown(path: str, where: str, key: str, known: set[str]) -> ConfigurationE
     )
 
 
-def _did_you_mean(found: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(found, list(known), n=1)
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -136,7 +136,7 @@ def land(db: "DuckDBPyConnection", landing: Path, number: int, night: date) -> l
     return written
 
 
-def _landed(landed: Iterable[Path]) -> str:
+def _landing_query(landed: Iterable[Path]) -> str:
     """DuckDB's query for all rows of all landing files."""
     columns = ", ".join(f"'{name}': '{type_}'" for name, type_ in COLUMNS.items())
     readers = {
@@ -157,7 +157,7 @@ def compared(db: "DuckDBPyConnection", reader: "RecordBatchReader", landed: Iter
     """Compare every column of every row with DuckDB's window over these landing files."""
     db.register("reader", reader)
     db.execute(f"CREATE OR REPLACE TABLE published AS SELECT {', '.join(COLUMNS)} FROM reader")
-    db.execute(f"CREATE OR REPLACE TABLE landed AS {_landed(landed)}")
+    db.execute(f"CREATE OR REPLACE TABLE landed AS {_landing_query(landed)}")
     db.execute(_EXPECTED)
     expected, published = (", ".join(f"{side}.{column}" for column in COLUMNS) for side in "ep")
     (counts,) = db.execute(_COMPARED.format(expected=expected, published=published)).fetchall()

@@ -170,12 +170,12 @@ class AzureQueue:
             return 0, 0
         with self._held_dead_letters() as held:
             messages = {id_: _dead_letter(letter).message for id_, letter in held.items()}
-            back = {id_: message for id_, message in messages.items() if message in again}
-            gone = [id_ for id_, message in messages.items() if message in drop]
-            self.send(message for message in back.values() if message)
-            for id_ in (*back, *gone):
+            again_ids = {id_: message for id_, message in messages.items() if message in again}
+            dropped_ids = [id_ for id_, message in messages.items() if message in drop]
+            self.send(message for message in again_ids.values() if message)
+            for id_ in (*again_ids, *dropped_ids):
                 self._delete(self.name + POISON, _token(held.pop(id_)))
-        return len(back), len(gone)
+        return len(again_ids), len(dropped_ids)
 
     def close(self) -> None:
         self._receipts.clear()
@@ -246,8 +246,8 @@ class AzureQueue:
         try:
             while (number := min(TOGETHER, TOGETHER if limit is None else limit - len(held))) > 0:
                 before = len(held)
-                found = self._receive(self.name + POISON, number, PEEK_SECONDS)
-                held.update({letter.id: letter for letter in found})
+                letters = self._receive(self.name + POISON, number, PEEK_SECONDS)
+                held.update({letter.id: letter for letter in letters})
                 if len(held) == before:  # no more, or the first ones again because this took longer than `PEEK_SECONDS`
                     break
             yield held
@@ -276,13 +276,13 @@ class AzureQueue:
         except HttpResponseError as e:
             if e.response is None:
                 if isinstance(e, ClientAuthenticationError):  # before anything was sent
-                    raise self._refused(name, operation, 401, e.message or "", progress) from e
+                    raise self._refusal(name, operation, 401, e.message or "", progress) from e
                 raise self._unreachable(name, e, progress) from e
             code = azureaccount.error_code(e)
             if stale is not ... and code in _STALE:
                 return stale
             reason = f"{code} {e.message}".partition("\n")[0]
-            raise self._refused(name, operation, e.status_code or 0, reason, progress) from e
+            raise self._refusal(name, operation, e.status_code or 0, reason, progress) from e
         except (AzureError, OSError) as e:
             raise self._unreachable(name, e, progress) from e
 
@@ -293,7 +293,7 @@ class AzureQueue:
             next="check the network connection to it, then run the same command again",
         )
 
-    def _refused(self, name: str, operation: str, status: int, reason: str, progress: str) -> LakeupsertError:
+    def _refusal(self, name: str, operation: str, status: int, reason: str, progress: str) -> LakeupsertError:
         """The error for Azure's answer, by what the operator does next."""
         what = f"Azure refused {operation} for the queue {name!r} of account {self.account!r}: {status} {reason}. {progress}"
         if status == 404:
@@ -335,9 +335,9 @@ def _client(process: int, environment: azureaccount.Environment, account: str, n
         "transport": azureaccount.transport(),
         "retry_policy": ExponentialRetry(**azureaccount.backoff()),
     }
-    if given := azureaccount.connection_string(account):
+    if connection := azureaccount.connection_string(account):
         with azureaccount.readable():
-            return QueueClient.from_connection_string(given, name, **options)
+            return QueueClient.from_connection_string(connection, name, **options)
     url = f"https://{account}.queue.core.windows.net"
     return QueueClient(url, name, credential=azureaccount.credential(), **options)
 

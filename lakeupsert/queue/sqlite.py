@@ -69,12 +69,12 @@ class SqliteQueue:
         with self._transaction() as db:
             now = clock.now().timestamp()
             _free_leases_of_ended(db, now, me)
-            found = db.execute(
+            rows = db.execute(
                 "SELECT id, body, receives + 1 FROM messages WHERE buried IS NULL AND visible_at <= ? ORDER BY id",
                 (now,),
             )
             leases: list[Lease] = []
-            while len(leases) < limit and (row := found.fetchone()):
+            while len(leases) < limit and (row := rows.fetchone()):
                 id_, body, receives = row
                 if receives >= ALONE_FROM:
                     if leases:
@@ -123,13 +123,13 @@ class SqliteQueue:
         return self._read(count) or QueueStats(0, 0, 0)
 
     def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
-        found = self._read(
+        rows = self._read(
             lambda db: db.execute(
                 "SELECT body, buried, receives FROM messages WHERE buried IS NOT NULL ORDER BY id LIMIT ?",
                 (-1 if limit is None else limit,),
             ).fetchall()
         )
-        return [DeadLetter(_decode(body), reason, receives) for body, reason, receives in found or ()]
+        return [DeadLetter(_decode(body), reason, receives) for body, reason, receives in rows or ()]
 
     def messages(self) -> list[Message]:
         """All readable messages that are not dead, including leased ones. They stay."""
@@ -147,13 +147,13 @@ class SqliteQueue:
         again, drop = frozenset(again), frozenset(drop)
         with self._transaction() as db:
             now = clock.now().timestamp()
-            found = db.execute("SELECT id, body FROM messages WHERE buried IS NOT NULL").fetchall()
-            letters = [(id_, _decode(body)) for id_, body in found]
-            back = [(now, id_) for id_, message in letters if message in again]
-            gone = [(id_,) for id_, message in letters if message in drop]
-            db.executemany("UPDATE messages SET visible_at = ?, receives = 0, buried = NULL WHERE id = ?", back)
-            db.executemany("DELETE FROM messages WHERE id = ?", gone)
-        return len(back), len(gone)
+            rows = db.execute("SELECT id, body FROM messages WHERE buried IS NOT NULL").fetchall()
+            letters = [(id_, _decode(body)) for id_, body in rows]
+            again_rows = [(now, id_) for id_, message in letters if message in again]
+            dropped_rows = [(id_,) for id_, message in letters if message in drop]
+            db.executemany("UPDATE messages SET visible_at = ?, receives = 0, buried = NULL WHERE id = ?", again_rows)
+            db.executemany("DELETE FROM messages WHERE id = ?", dropped_rows)
+        return len(again_rows), len(dropped_rows)
 
     def close(self) -> None:
         with _lock:
@@ -195,7 +195,7 @@ class SqliteQueue:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except OSError as e:  # for example a folder without search permission: the queue may exist
-                raise self._not_permitted(e, to="read") from e
+                raise self._permission_error(e, to="read") from e
 
     def _read_as_guest(self, look: Callable[[sqlite3.Connection], Found]) -> Found | None:
         """Read without write permission.
@@ -208,13 +208,13 @@ class SqliteQueue:
             how = "mode=ro" if before is None else "mode=ro&immutable=1"
             try:
                 with closing(self._open(f"{Path(self.path).as_uri()}?{how}")) as db:
-                    found = _look(db, look)
+                    result = _look(db, look)
             except sqlite3.Error:
                 if _file_state(self.path) == before:
                     raise
                 continue
             if before is None or _file_state(self.path) == before:
-                return found
+                return result
         raise TryAgainError(
             "queue-busy",
             f"The queue {self.path} changed during each of {READS} attempts to read it. Nothing was changed by this call.",
@@ -241,7 +241,7 @@ class SqliteQueue:
             self._connection.close()
             self._connection = None
 
-    def _not_permitted(self, e: Exception, *, to: Literal["read", "write"]) -> ConfigurationError:
+    def _permission_error(self, e: Exception, *, to: Literal["read", "write"]) -> ConfigurationError:
         if to == "read":
             needs = "The folder, the file and the files -wal and -shm beside it must be readable."
         else:
@@ -269,7 +269,7 @@ class SqliteQueue:
                 next="free space on that file system, check the disk and its quota, then run the same command again",
             )
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-            return self._not_permitted(e, to=to)
+            return self._permission_error(e, to=to)
         return ConfigurationError(
             "queue-unusable",
             f"{self.path} is not a queue that this version of lakeupsert can use: {e}. {NOTHING_DONE}",
@@ -322,8 +322,8 @@ def _file_state(path: str) -> _FileState | None:
     """None: somebody has the file open, or has crashed, so a part of the queue is in a file beside it."""
     if any(os.path.lexists(f"{path}{suffix}") for suffix in ("-wal", "-journal")):
         return None
-    found = Path(path).stat()
-    return _FileState(found.st_ino, found.st_size, found.st_mtime_ns)
+    status = Path(path).stat()
+    return _FileState(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _write_ahead(db: sqlite3.Connection) -> None:

@@ -175,12 +175,12 @@ class SqsQueue:
             return 0, 0
         with self._held_dead_letters() as held:
             messages = {id_: self._dead_letter(letter).message for id_, letter in held.items()}
-            back = {id_: message for id_, message in messages.items() if message in again}
-            gone = [id_ for id_, message in messages.items() if message in drop]
-            self.send(message for message in back.values() if message)
-            handles = [{"ReceiptHandle": held.pop(id_)["ReceiptHandle"]} for id_ in (*back, *gone)]
+            again_ids = {id_: message for id_, message in messages.items() if message in again}
+            dropped_ids = [id_ for id_, message in messages.items() if message in drop]
+            self.send(message for message in again_ids.values() if message)
+            handles = [{"ReceiptHandle": held.pop(id_)["ReceiptHandle"]} for id_ in (*again_ids, *dropped_ids)]
             self._send_batches("DeleteMessageBatch", self._dead.url, handles, "deleted from the dead letters")
-        return len(back), len(gone)
+        return len(again_ids), len(dropped_ids)
 
     def visibility_seconds(self) -> int:
         """The queue's own visibility timeout, which applies to a Lambda event source. Our receives set their own."""
@@ -275,8 +275,8 @@ class SqsQueue:
         try:
             while (number := min(TOGETHER, TOGETHER if limit is None else limit - len(held))) > 0:
                 before = len(held)
-                found = self._receive(url, number, PEEK_SECONDS, LEAST_WAIT_SECONDS)
-                held.update({letter["MessageId"]: letter for letter in found})
+                letters = self._receive(url, number, PEEK_SECONDS, LEAST_WAIT_SECONDS)
+                held.update({letter["MessageId"]: letter for letter in letters})
                 if len(held) == before:  # no more, or the first ones again because this took longer than `PEEK_SECONDS`
                     break
             yield held
@@ -286,21 +286,23 @@ class SqsQueue:
 
     def _dead_letter(self, letter: Mapping[str, Any]) -> DeadLetter:
         # Another program may have written these attributes.
-        given = {name: value.get("StringValue", "") for name, value in letter.get("MessageAttributes", {}).items()}
-        count = given.get("receives", "")
+        attributes = {name: value.get("StringValue", "") for name, value in letter.get("MessageAttributes", {}).items()}
+        count = attributes.get("receives", "")
         receives = int(count) if count.isdecimal() else self._dead.max_receive_count
-        reason = given.get("reason", f"SQS gave it up after {receives} receives, none of which a worker acknowledged")
+        reason = attributes.get(
+            "reason", f"SQS gave it up after {receives} receives, none of which a worker acknowledged"
+        )
         try:
             return DeadLetter(Message.decode(letter["Body"]), reason, receives)
         except MessageError as e:
-            return DeadLetter(None, given.get("reason", e.message), receives)
+            return DeadLetter(None, attributes.get("reason", e.message), receives)
 
     # -- requests
 
     def _send_batches(self, operation: str, url: str, entries: Sequence[Mapping[str, object]], done: str) -> None:
         """Send ten entries per request, and rejected ones again a few times. Entries with an invalid receipt count as done."""
         stale = set() if operation == "SendMessageBatch" else _STALE
-        taken = 0
+        accepted = 0
         for first in range(0, len(entries), TOGETHER):
             pending = {str(i): entry for i, entry in enumerate(entries[first : first + TOGETHER])}
             for attempt in range(ATTEMPTS):
@@ -309,17 +311,17 @@ class SqsQueue:
                 answer = self._call(
                     operation,
                     {"QueueUrl": url, "Entries": [{"Id": id_, **entry} for id_, entry in pending.items()]},
-                    f"At least {taken} of {len(entries)} messages were {done}.",
+                    f"At least {accepted} of {len(entries)} messages were {done}.",
                 )
                 failed = answer.get("Failed", ())
                 outdated = [x for x in failed if x["Code"].rpartition(".")[2] in stale]
                 refused = [x for x in failed if x not in outdated]
                 done_now = (*answer.get("Successful", ()), *outdated)
-                taken += sum(pending.pop(x["Id"], None) is not None for x in done_now)
+                accepted += sum(pending.pop(x["Id"], None) is not None for x in done_now)
                 if not pending or any(x["SenderFault"] for x in refused):
                     break
             if pending:
-                raise self._not_taken(operation, f"{taken} of {len(entries)} messages were {done}.", refused)
+                raise self._not_taken(operation, f"{accepted} of {len(entries)} messages were {done}.", refused)
 
     def _not_taken(self, operation: str, progress: str, entries: Sequence[Mapping[str, Any]]) -> LakeupsertError:
         for refused in entries:
@@ -363,9 +365,9 @@ class SqsQueue:
         except ClientError as e:
             if stale is not ... and _code(e) in _STALE:
                 return stale
-            raise self._refused(operation, e, progress) from e
+            raise self._refusal(operation, e, progress) from e
         except BotoCoreError as e:
-            raise self._failed(e, progress) from e
+            raise self._failure(e, progress) from e
 
     @property
     def _client(self) -> "BaseClient":
@@ -391,11 +393,11 @@ class SqsQueue:
                 # its own session, because the default one is not thread-safe
                 client = boto3.session.Session().client("sqs", config=config)
             except (BotoCoreError, ValueError) as e:
-                raise self._failed(e, NOTHING_DONE) from e
+                raise self._failure(e, NOTHING_DONE) from e
             self._connection = (os.getpid(), client)
         return self._connection[1]
 
-    def _refused(self, operation: str, e: "ClientError", progress: str) -> LakeupsertError:
+    def _refusal(self, operation: str, e: "ClientError", progress: str) -> LakeupsertError:
         """The error for SQS's answer, by what the operator does next."""
         code = _code(e)
         what = f"SQS refused {operation} for the queue {self.name!r}: {code}: {e.response['Error'].get('Message')}. {progress}"
@@ -426,7 +428,7 @@ class SqsQueue:
             "queue-unusable", what, next="correct what the message says about the queue, or AWS_ENDPOINT_URL_SQS"
         )
 
-    def _failed(self, e: Exception, progress: str) -> LakeupsertError:
+    def _failure(self, e: Exception, progress: str) -> LakeupsertError:
         """The error for a request that got no answer, or could not be sent."""
         from botocore import exceptions
 

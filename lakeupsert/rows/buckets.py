@@ -154,7 +154,7 @@ def _xxh64(lanes: Sequence[Words], sizes: Indices) -> Hashes:
         if done < len(lane):
             rest = hashes[done : len(lane)]
             rest ^= _round(lane[done:])
-            rest[:] = _rotated(rest, 27)
+            rest[:] = _rotate(rest, 27)
             rest *= _P1
             rest += _P4
     hashes ^= hashes >> np.uint64(33)
@@ -169,12 +169,12 @@ def _round(words: Words, total: Words | np.uint64 | None = None) -> Words:
     words = words * _P2
     if total is not None:
         words += total
-    words = _rotated(words, 31)
+    words = _rotate(words, 31)
     words *= _P1
     return words
 
 
-def _rotated(words: Words, bits: int) -> Words:
+def _rotate(words: Words, bits: int) -> Words:
     """``words`` rotated to the left by ``bits``; overwrites ``words``."""
     high = words << np.uint64(bits)
     words >>= np.uint64(64 - bits)

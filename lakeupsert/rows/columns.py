@@ -62,7 +62,7 @@ def brought(
             bits[:, id_] = ordered & here
     if spec.groups:
         refused[f"It has no value in any of {', '.join(spec.all_orders)}."] = ~np.any(bits, axis=1)
-    return _packed(bits), refused
+    return _pack(bits), refused
 
 
 def with_brought(rows: Rows, spec: TableSpec, names: Sequence[str]) -> Rows:
@@ -91,7 +91,7 @@ def combined(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array, ties:
         return Combined(rows, pa.array(tops), uses)
     some = np.flatnonzero(meet[key_of])
     number = np.cumsum(meet) - 1
-    merged, of_some = _merged(rows.take(some), spec, number[key_of[some]], ties)
+    merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
     uses[some] |= of_some
     chosen = np.where(meet, rows.num_rows + number, tops)
     return Combined(pa.concat_tables([rows, merged]), pa.array(chosen), uses)
@@ -100,7 +100,7 @@ def combined(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array, ties:
 def given(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
     """For each of these records of one key, the columns whose value in the combined row comes from it (see `combined`)."""
     parts = _Parts(rows, spec, np.zeros(rows.num_rows, np.int64))
-    found: list[list[str]] = [[] for _ in range(rows.num_rows)]
+    columns: list[list[str]] = [[] for _ in range(rows.num_rows)]
     for number, (ordering, ids) in enumerate(spec.columns_of):
         ranked = parts.rank(number, ordering, ids, ties)
         if number == 0 and parts.deletes[ranked[0]]:
@@ -108,11 +108,11 @@ def given(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
         for name, id_ in ids.items():
             [won] = parts.find_source(id_, ranked)
             if won >= 0:
-                found[parts.row[won]].append(name)
-    return found
+                columns[parts.row[won]].append(name)
+    return columns
 
 
-def _merged(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]) -> tuple[Rows, Mask]:
+def _merge_parts(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]) -> tuple[Rows, Mask]:
     """One combined row per key, and which rows contribute. Keys are 0, 1, …; each has several rows, the greatest not a delete."""
     parts = _Parts(rows, spec, keys)
     count = int(keys.max()) + 1
@@ -140,7 +140,7 @@ def _merged(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]) -> 
     uses[parts.row[tops]] = True
     uses[parts.row[kept_delete]] = True
     merged = rows.take(parts.row[tops])
-    values |= {HAS: _packed(bits), OLDER: parts.older(older, kept_delete, newest)}
+    values |= {HAS: _pack(bits), OLDER: parts.older(older, kept_delete, newest)}
     names = merged.schema.names
     return pa.table([values.get(name, merged[name]) for name in names], schema=merged.schema), uses
 
@@ -173,7 +173,7 @@ class _Parts:
             for i, name in enumerate(spec.all_orders)
         }
         encoded = pc.fill_null(has, b"").dictionary_encode()
-        self._bits = _unpacked(encoded.dictionary, spec.last_field_id + 1)
+        self._bits = _unpack(encoded.dictionary, spec.last_field_id + 1)
         self._codes = encoded.indices.to_numpy()
 
     def find_source(self, id_: int, ranked: Indices) -> Indices:
@@ -183,12 +183,12 @@ class _Parts:
 
     def first(self, ranked: Indices, which: Mask) -> Indices:
         """For each key, the first of the ``ranked`` parts that is in ``which``; -1 if there is none."""
-        found = np.full(self._count, -1)
+        places = np.full(self._count, -1)
         some = ranked[which]
         keys = self._keys[some]
         begins = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-        found[keys[begins]] = some[begins]
-        return found
+        places[keys[begins]] = some[begins]
+        return places
 
     def rank(self, number: int, ordering: Sequence[Ordering], ids: Mapping[str, int], ties: Sequence[str]) -> Indices:
         """The parts that have a rank in group ``number``, by key, greatest rank first. In group 0, the row's own order, every
@@ -215,7 +215,7 @@ class _Parts:
         of_key = self._keys[stay]
         stay = stay[np.lexsort((newest[stay], of_key))]
         type_ = self._spec.base_schema.field(OLDER).type
-        has = _packed(bits[stay])
+        has = _pack(bits[stay])
         has = pc.if_else(pa.array(deletes[stay]), pa.scalar(None, pa.binary()), has)
         orders = [self._orders[name].take(stay) for name in self._spec.all_orders]
         within = pa.StructArray.from_arrays([has, *orders], fields=list(type_.value_type))
@@ -224,7 +224,7 @@ class _Parts:
         return pa.ListArray.from_arrays(pa.array(ends), within, type=type_, mask=pa.array(lengths == 0))
 
 
-def _packed(bits: Mask) -> pa.Array:
+def _pack(bits: Mask) -> pa.Array:
     """One bitmap per row of a matrix, as a binary array; bit n is column n."""
     data = np.packbits(bits, axis=1, bitorder="little")
     ends = np.arange(len(data) + 1, dtype=np.int32) * np.int32(data.shape[1])
@@ -232,10 +232,10 @@ def _packed(bits: Mask) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(data), buffers)
 
 
-def _unpacked(bitmaps: pa.Array, width: int) -> Mask:
-    """The matrix of `_packed`, with ``width`` columns."""
-    found = np.zeros((len(bitmaps), width), bool)
-    for row, bitmap in zip(found, bitmaps.to_pylist(), strict=True):
+def _unpack(bitmaps: pa.Array, width: int) -> Mask:
+    """The matrix of `_pack`, with ``width`` columns."""
+    matrix = np.zeros((len(bitmaps), width), bool)
+    for row, bitmap in zip(matrix, bitmaps.to_pylist(), strict=True):
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:width]
         row[: len(bits)] = bits.astype(bool)
-    return found
+    return matrix

@@ -82,11 +82,11 @@ def convert(array: pa.Array, type_: pa.DataType) -> Converted:
         return pa.nulls(len(array), type_), _none_bad(array)
     source, target = _family(array.type), _family(type_)
     if array.type.equals(type_, check_metadata=True):
-        return _validated(array) if target in ("text", "nested") else (array, _none_bad(array))
+        return _validate(array) if target in ("text", "nested") else (array, _none_bad(array))
     if source == target == "nested":
         if not array.type.equals(normal(type_)):
             return _nested_to_nested(array, type_)
-        array, bad = _validated(array)
+        array, bad = _validate(array)
         return array.cast(type_), bad
     step = _STEPS.get((source, target))
     return step(array, type_) if step else _all_bad(array, type_)
@@ -173,7 +173,7 @@ def _cast(array: pa.Array, type_: pa.DataType) -> Converted:
         form = _FORMS.get(_family(type_)) if _family(array.type) == "text" else None
         if form:
             bad = true(pc.invert(pc.match_substring_regex(array, form)))
-    pieces, waiting = [], list(reversed(_parts(0, _without(array, bad))))
+    pieces, waiting = [], list(reversed(_parts(0, _with_nulls(array, bad))))
     while waiting:
         start, part = waiting.pop()
         try:
@@ -194,33 +194,35 @@ def _nested_to_nested(array: pa.Array, type_: pa.DataType) -> Converted:
         names = [f.name for f in array.type]
         if len(set(names)) < len(names) or not set(names) <= {f.name for f in type_}:
             return _all_bad(array, type_)
-        parts = dict(zip(names, array.flatten(), strict=True))  # unlike field(i), carries the struct's own nulls
-        found = [
-            convert(parts[f.name], f.type) if f.name in parts else (pa.nulls(len(array), f.type), _none_bad(array))
+        children = dict(zip(names, array.flatten(), strict=True))  # unlike field(i), carries the struct's own nulls
+        pieces = [
+            convert(children[f.name], f.type)
+            if f.name in children
+            else (pa.nulls(len(array), f.type), _none_bad(array))
             for f in type_
         ]
-        bad = np.logical_or.reduce([part_bad for _, part_bad in found])
-        out = pa.StructArray.from_arrays([part for part, _ in found], fields=list(type_), mask=array.is_null())
-        return _checked(out, bad)
+        bad = np.logical_or.reduce([part_bad for _, part_bad in pieces])
+        out = pa.StructArray.from_arrays([part for part, _ in pieces], fields=list(type_), mask=array.is_null())
+        return _result(out, bad)
     for is_one, kind in ((t.is_list, pa.ListArray), (t.is_large_list, pa.LargeListArray), (t.is_map, pa.MapArray)):
         if is_one(array.type) and is_one(type_):
             array = array.take(pa.array(np.arange(len(array))))  # drops child values that no list of this slice uses
             if kind is pa.MapArray:
-                found = [convert(array.keys, type_.key_type), convert(array.items, type_.item_type)]
+                pieces = [convert(array.keys, type_.key_type), convert(array.items, type_.item_type)]
             else:
-                found = [convert(array.values, type_.value_type)]
+                pieces = [convert(array.values, type_.value_type)]
             ends = array.offsets.to_numpy()
             owner = np.repeat(np.arange(len(array)), np.diff(ends))
             bad = _none_bad(array)
-            bad[owner[np.logical_or.reduce([part_bad for _, part_bad in found])]] = True
+            bad[owner[np.logical_or.reduce([part_bad for _, part_bad in pieces])]] = True
             if bad.any():  # a map's key can't be null, not even in a value that is replaced by null
-                return _nested_to_nested(_without(array, bad), type_)[0], bad
+                return _nested_to_nested(_with_nulls(array, bad), type_)[0], bad
             begins = pa.array(ends, mask=np.append(~true(array.is_valid()), False))
-            return kind.from_arrays(begins, *(part for part, _ in found), type=type_), bad
+            return kind.from_arrays(begins, *(part for part, _ in pieces), type=type_), bad
     return _all_bad(array, type_)
 
 
-def _validated(array: pa.Array) -> Converted:
+def _validate(array: pa.Array) -> Converted:
     """The array itself. Values are bad if they contain text that is not UTF-8, which the Parquet reader accepts."""
     bad, waiting = _none_bad(array), [(0, array)]
     while waiting:
@@ -232,7 +234,7 @@ def _validated(array: pa.Array) -> Converted:
                 bad[start] = True
             else:
                 waiting += _parts(start, part)
-    return _without(array, bad), bad
+    return _with_nulls(array, bad), bad
 
 
 def _parts(start: int, array: pa.Array) -> list[tuple[int, pa.Array]]:
@@ -250,7 +252,7 @@ def _via_text(array: pa.Array, type_: pa.DataType) -> Converted:
 def _float_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     out = array.cast(type_)  # silently rounds, and turns values that are too large into infinity
     before, after = array.cast(pa.float64()), out.cast(pa.float64())
-    return _checked(out, true(pc.and_not(pc.not_equal(before, after), pc.is_nan(before))))
+    return _result(out, true(pc.and_not(pc.not_equal(before, after), pc.is_nan(before))))
 
 
 def _decimal_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -262,14 +264,14 @@ def _decimal_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
     # 46509284486016680345.84. So values that are too large are removed first.
     limit = pa.scalar(Decimal(10**digits), array.type)
     too_large = true(pc.greater_equal(pc.abs(array), limit))
-    out, bad = _cast(_without(array, too_large), type_)
+    out, bad = _cast(_with_nulls(array, too_large), type_)
     return out, bad | too_large
 
 
 def _decimal_to_int(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(_wide(array), type_)
     if bad.any():  # pyarrow 26 reports "data loss" for decimal(38,18) 18446744073709551615 to uint64: try again as text
-        text = _without(array.cast(pa.string()), ~bad)
+        text = _with_nulls(array.cast(pa.string()), ~bad)
         again, bad = convert(pc.replace_substring_regex(text, r"\.0+$", ""), type_)
         out = pc.coalesce(out, again)
     return out, bad
@@ -280,13 +282,13 @@ def _decimal_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     array = _wide(array)
     out, bad = _via_text(array, type_)
     back, lost = _via_text(out, array.type)
-    return _checked(out, bad | lost | true(pc.not_equal(array, back)))
+    return _result(out, bad | lost | true(pc.not_equal(array, back)))
 
 
 def _text_to_int(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
     hexadecimal = pc.or_(pc.starts_with(array, "0x"), pc.starts_with(array, "0X"))  # Arrow reads 0x1F as 31
-    return _checked(out, bad | true(hexadecimal))
+    return _result(out, bad | true(hexadecimal))
 
 
 def _text_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -294,7 +296,7 @@ def _text_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     too_large = true(pc.is_inf(out.cast(pa.float64())))
     if too_large.any():  # 1e999 is out of range; "inf" is meant to be infinite
         too_large &= ~true(pc.match_substring(array, "inf", ignore_case=True))
-    return _checked(out, bad | too_large)
+    return _result(out, bad | too_large)
 
 
 def _text_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -304,7 +306,7 @@ def _text_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
     # 18960114910927365649.47, "4e-68" becomes 0. A double is precise enough to detect both.
     about, unfit = _cast(array, pa.float64())
     distance = pc.abs(pc.subtract(_wide(out).cast(pa.float64()), about))
-    return _checked(out, bad | unfit | true(pc.greater(distance, pc.multiply(pc.abs(about), 1e-9))))
+    return _result(out, bad | unfit | true(pc.greater(distance, pc.multiply(pc.abs(about), 1e-9))))
 
 
 def _text_to_bool(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -316,7 +318,7 @@ def _text_to_bool(array: pa.Array, type_: pa.DataType) -> Converted:
 
 def _text_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
-    return _checked(out, bad | ~_in_our_years(out))
+    return _result(out, bad | ~_in_our_years(out))
 
 
 def _text_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -327,21 +329,21 @@ def _text_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     has_zone = true(pc.match_substring_regex(first, _ZONED)).any()
     with suppress(pa.ArrowInvalid):
         out = array.cast(zoned_type if has_zone else plain_type).view(plain_type)
-        return _checked(out.view(type_), ~_in_our_years(out))
+        return _result(out.view(type_), ~_in_our_years(out))
     # Some texts have a zone and some have none, or texts have more digits than the unit. Extra zeros are harmless.
     text = pc.replace_substring_regex(array, r"(\.\d*?)0+(\D.*)?$", r"\1\2")
     text = pc.replace_substring_regex(text, r"\.(\D.*)?$", r"\1")
     zoned = true(pc.match_substring_regex(text, _ZONED))
-    with_zone, bad = _cast(_without(text, ~zoned), zoned_type)
-    without_zone, unfit = _cast(_without(text, zoned), plain_type)
+    with_zone, bad = _cast(_with_nulls(text, ~zoned), zoned_type)
+    without_zone, unfit = _cast(_with_nulls(text, zoned), plain_type)
     out = pc.coalesce(with_zone.view(plain_type), without_zone)
-    return _checked(out.view(type_), bad | unfit | ~_in_our_years(out))
+    return _result(out.view(type_), bad | unfit | ~_in_our_years(out))
 
 
 def _text_to_time(array: pa.Array, type_: pa.DataType) -> Converted:
     moments, bad = _cast(pc.binary_join_element_wise("1970-01-01T", array, ""), pa.timestamp(type_.unit))
     bad |= ~true(pc.or_kleene(pc.match_substring(array, ":"), array.is_null()))  # Arrow reads "10" as ten o'clock
-    return _checked(moments.cast(type_), bad)
+    return _result(moments.cast(type_), bad)
 
 
 def _date_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -358,12 +360,12 @@ def _timestamp_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
     array = _utc(array)
     out, bad = _cast(array, type_)  # silently cuts off the time, and wraps around in far years
     back, lost = _cast(out, array.type)
-    return _checked(out, bad | lost | true(pc.not_equal(array, back)))
+    return _result(out, bad | lost | true(pc.not_equal(array, back)))
 
 
 def _moment_to_text(array: pa.Array, type_: pa.DataType) -> Converted:
     far = ~_in_our_years(array)  # Arrow writes "<value out of range>"
-    out, bad = _cast(_without(array, far), type_)
+    out, bad = _cast(_with_nulls(array, far), type_)
     return out, bad | far
 
 
@@ -414,11 +416,11 @@ def _all_bad(array: pa.Array, type_: pa.DataType) -> Converted:
     return pa.nulls(len(array), type_), true(array.is_valid())
 
 
-def _checked(out: pa.Array, bad: Mask) -> Converted:
-    return _without(out, bad), bad
+def _result(out: pa.Array, bad: Mask) -> Converted:
+    return _with_nulls(out, bad), bad
 
 
-def _without(array: pa.Array, bad: Mask) -> pa.Array:
+def _with_nulls(array: pa.Array, bad: Mask) -> pa.Array:
     """``array`` with null for each bad value."""
     if not bad.any():
         return array

@@ -242,13 +242,13 @@ def _dictionary_columns(first: Rows) -> list[str] | bool:
     if first.num_rows < FEW_ROWS:
         return False
     sample = first.slice(0, SAMPLED_ROWS)
-    found: list[str] = []
+    names: list[str] = []
     for field in sample.schema:
         if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
-            found += _leaves(field.name, field.type)
+            names += _leaves(field.name, field.type)
         elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
-            found.append(field.name)
-    return found
+            names.append(field.name)
+    return names
 
 
 def _leaves(path: str, type_: pa.DataType) -> list[str]:
@@ -317,7 +317,7 @@ def stream_file(
     """
     deleted = deleted_positions(store, file)
     names = spec.names_in(file.renames) if spec else {}
-    for at, rows in _decoded(store, file, [names.get(name, name) for name in schema.names], near):
+    for at, rows in _decode_file(store, file, [names.get(name, name) for name in schema.names], near):
         rows = renamed(rows, names)
         if POSITION in schema.names:
             places = np.arange(first + at, first + at + rows.num_rows)
@@ -325,7 +325,9 @@ def stream_file(
         yield without(aligned(rows, schema), deleted, at)
 
 
-def _decoded(store: ObjectStore, file: DataFile, columns: list[str], near: Near | None) -> Iterator[tuple[int, Rows]]:
+def _decode_file(
+    store: ObjectStore, file: DataFile, columns: list[str], near: Near | None
+) -> Iterator[tuple[int, Rows]]:
     """The rows of a file as they are stored: tables, each with the position of its first row."""
     if isinstance(file, TombstoneFile) and file.inline:
         yield 0, from_metadata(file.inline)
@@ -377,12 +379,12 @@ def _may_hold(group: pq.RowGroupMetaData, near: Near) -> bool:
     if not isinstance(values, slice) and not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
         return True
     column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == name)
-    found = column.statistics
-    if found is None or not found.has_min_max:
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max:
         return True
     if isinstance(values, slice):
-        return bool(found.min <= values.stop and found.max >= values.start)
-    low, high = (pa.scalar(value, values.type) for value in (found.min, found.max))
+        return bool(statistics.min <= values.stop and statistics.max >= values.start)
+    low, high = (pa.scalar(value, values.type) for value in (statistics.min, statistics.max))
     return bool(pc.any(pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))).as_py())
 
 
@@ -409,7 +411,7 @@ def opened(
                 f"{store.uri(name)} could not be read: {e}.",
                 next="check the disk or mount, then run the same command again",
             ) from e
-        found = (
+        problem = (
             "is missing" if isinstance(e, NotFoundError) else f"can't be read: {' '.join(str(e).split()).rstrip('. ')}"
         )
         advice = metadata.FROM_BACKUP
@@ -423,7 +425,7 @@ def opened(
             )
         raise DamagedTableError(
             "damaged-data-file",
-            f"Data file {store.uri(name)} {found}. Its manifest names it, so something other than lakeupsert "
+            f"Data file {store.uri(name)} {problem}. Its manifest names it, so something other than lakeupsert "
             "deleted or changed it.",
             next=advice,
             partition=partition or stored,

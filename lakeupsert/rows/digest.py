@@ -67,13 +67,13 @@ def row_hashes(rows: Rows, columns: Sequence[str]) -> Hashes:
             hashes = _with_bytes(hashes, array, null)
         else:
             words = _words(array)
-            hashes = _mixed(hashes, words if null is None else np.where(null, _NULL, words))
+            hashes = _mix(hashes, words if null is None else np.where(null, _NULL, words))
     hashes *= _LAST
     hashes ^= hashes >> _HALF
     return hashes
 
 
-def _mixed(hashes: Hashes, words: Words) -> Hashes:
+def _mix(hashes: Hashes, words: Words) -> Hashes:
     hashes = (hashes ^ words) * _FACTOR
     hashes ^= hashes >> _HALF
     return hashes
@@ -109,7 +109,7 @@ def _with_bytes(hashes: Hashes, array: pa.Array, null: Mask | None) -> Hashes:
     words = texts.lengths.astype(np.uint64)
     if null is not None:
         words[null], texts.lengths[null] = _NULL, 0
-    hashes = _mixed(hashes, words)
+    hashes = _mix(hashes, words)
     for here, words in byte_words(texts):
-        hashes[here] = _mixed(hashes[here], words)
+        hashes[here] = _mix(hashes[here], words)
     return hashes

@@ -77,7 +77,7 @@ def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: T
 
     No row of such a key in the batch counts. That includes rows that lost to the refused row and are not in quarantine.
     """
-    found: dict[str, list[Rows]] = defaultdict(list)
+    refused: dict[str, list[Rows]] = defaultdict(list)
     names = [*spec.partition_by, *spec.stored_key]
     for manifest in manifests:
         for name in manifest.quarantine:
@@ -86,8 +86,8 @@ def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: T
             keys = pa.concat_tables([from_bytes(s).select(names) for s in rows["arrow"].to_pylist() if s is not None])
             keys = keys.append_column(PARTITION, pa.repeat(pa.scalar(manifest.partition), keys.num_rows))
             for batch in set(batches):
-                found[batch].append(keys.filter(pa.array(batches == batch)))
-    return {batch: pa.concat_tables(tables, promote_options="permissive") for batch, tables in found.items()}
+                refused[batch].append(keys.filter(pa.array(batches == batch)))
+    return {batch: pa.concat_tables(tables, promote_options="permissive") for batch, tables in refused.items()}
 
 
 def is_among(rows: Rows, keys: Rows, spec: TableSpec) -> Mask:
@@ -131,16 +131,16 @@ def greatest(floors: Sequence[str], rows: Rows, spec: TableSpec) -> str | None:
 
 def below(rows: Rows, floors: Sequence[str], spec: TableSpec) -> Mask:
     """Which rows have an order below one of these floors. With `ties` content also an equal order, which a delete would win."""
-    found: Mask = np.zeros(rows.num_rows, bool)
+    mask: Mask = np.zeros(rows.num_rows, bool)
     for floor in floors:
-        loses, equal = _compared(rows, floor, spec)
-        found |= loses | equal if spec.ties == "content" else loses
-    return found
+        loses, equal = _compare(rows, floor, spec)
+        mask |= loses | equal if spec.ties == "content" else loses
+    return mask
 
 
 def up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
     """Which rows have an order that is not above ``floor``."""
-    loses, equal = _compared(rows, floor, spec)
+    loses, equal = _compare(rows, floor, spec)
     return loses | equal
 
 
@@ -186,7 +186,7 @@ def scalars(floor: str, spec: TableSpec) -> dict[str, pa.Scalar]:
     return {name: orders[name][0] for name in spec.order_by}
 
 
-def _compared(rows: Rows, floor: str, spec: TableSpec) -> tuple[Mask, Mask]:
+def _compare(rows: Rows, floor: str, spec: TableSpec) -> tuple[Mask, Mask]:
     """Which rows have an order below ``floor``, and which have the same order."""
     order = _orders(floor, spec)
     below, equal = np.zeros(rows.num_rows, bool), np.ones(rows.num_rows, bool)

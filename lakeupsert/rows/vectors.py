@@ -85,7 +85,7 @@ def with_deleted(
         name = new_name()
         with store.write(name) as sink:
             sink.write(b"".join(bitmaps))
-    found = []
+    result = []
     for (file, more), data in zip(remaining, bitmaps, strict=True):
         if data:
             rows = file.rows - file.live + len(more)
@@ -99,8 +99,8 @@ def with_deleted(
             )
             file = msgspec.structs.replace(file, deleted=vector)
             at += len(data) if name else 0
-        found.append(file)
-    return found
+        result.append(file)
+    return result
 
 
 def _bitmap(store: ObjectStore, file: DataFile, more: Indices) -> bytes:

@@ -89,9 +89,9 @@ def byte_words(texts: Texts) -> Iterator[tuple[slice | Indices, Words]]:
 
     Each item holds which values have such a word (a slice or indices of them), and these words in the same order.
     """
-    at, left = texts.begins, texts.lengths
-    n = len(left)
-    shortest, longest = (int(left.min()), int(left.max())) if n else (0, 0)
+    at, rest = texts.begins, texts.lengths
+    n = len(rest)
+    shortest, longest = (int(rest.min()), int(rest.max())) if n else (0, 0)
     # All values have one length and follow each other: no gather is needed.
     if shortest == longest and n > 1 and (at[1:] - at[:-1] == longest).all():
         for done in range(0, longest, 8):
@@ -106,7 +106,7 @@ def byte_words(texts: Texts) -> Iterator[tuple[slice | Indices, Words]]:
     here: slice | Indices = slice(n)
     for done in range(0, longest, 8):
         if shortest <= done:
-            longer = left > 0
+            longer = rest > 0
             many = np.count_nonzero(longer)
             kept: slice | NDArray[np.bool_] = longer
             if longer[:many].all():  # the longest come first
@@ -114,12 +114,12 @@ def byte_words(texts: Texts) -> Iterator[tuple[slice | Indices, Words]]:
                 here = slice(many) if isinstance(here, slice) else here[:many]
             else:
                 here = np.arange(n)[here][longer]
-            word, right, up, low, left = word[kept], right[kept], up[kept], low[kept], left[kept]
+            word, right, up, low, rest = word[kept], right[kept], up[kept], low[kept], rest[kept]
         word = word + 1
         high = aligned[word]
         words = low >> right
         words |= high << up
         if shortest < done + 8:
-            words &= _FIRST_BYTES.take(left, mode="clip")
+            words &= _FIRST_BYTES.take(rest, mode="clip")
         yield here, words
-        low, left = high, left - 8
+        low, rest = high, rest - 8

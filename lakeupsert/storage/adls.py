@@ -99,10 +99,10 @@ class AdlsStore:
 
     def head(self, name: str) -> ObjectInfo | None:
         try:
-            found = self._call("head", "get_blob_properties", name)
+            properties = self._call("head", "get_blob_properties", name)
         except NotFoundError:
             return None
-        return None if _is_folder(found) else _info(name, found)
+        return None if _is_folder(properties) else _info(name, properties)
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
@@ -122,10 +122,10 @@ class AdlsStore:
         upload.stop(abort=False)
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        found = self._list(prefix, LISTED_AT_ONCE if limit is None else min(limit, LISTED_AT_ONCE))
+        infos = self._list(prefix, LISTED_AT_ONCE if limit is None else min(limit, LISTED_AT_ONCE))
         if limit is not None:
-            return islice(found, limit)
-        return iter(sorted(found, key=lambda info: info.name))
+            return islice(infos, limit)
+        return iter(sorted(infos, key=lambda info: info.name))
 
     def delete(self, names: Iterable[str]) -> None:
         waiting = iter(names)
@@ -137,7 +137,7 @@ class AdlsStore:
                 for name, answer in failed.items():
                     if not azureaccount.is_busy(answer.status_code):
                         reason = f"{answer.status_code} {answer.headers.get('x-ms-error-code', answer.reason)}"
-                        raise self._refused("delete_blobs", name, answer.status_code, reason)
+                        raise self._refusal("delete_blobs", name, answer.status_code, reason)
                 if not failed:
                     break
                 batch = list(failed)
@@ -205,12 +205,12 @@ class AdlsStore:
         except _RangeError:  # any range of an empty blob, and one behind the end
             return Piece(b"", 0, "")
 
-    def _call(self, kind: Call, operation: str, name: str | None, *given: object, **options: object) -> Any:
+    def _call(self, kind: Call, operation: str, name: str | None, *arguments: object, **options: object) -> Any:
         """One operation of the SDK, on the blob ``name`` or the container. Any: each operation has its own result."""
         client = self._client()
         if name is not None:
             client = client.get_blob_client(self._prefix + name)
-        return self._run(kind, operation, name or "", lambda: getattr(client, operation)(*given, **options))
+        return self._run(kind, operation, name or "", lambda: getattr(client, operation)(*arguments, **options))
 
     def _run(self, kind: Call, operation: str, name: str, call: Callable[[], Result]) -> Result:
         """The result of ``call``. Raises what `_failure` returns for the SDK's errors."""
@@ -252,9 +252,9 @@ class AdlsStore:
             return NotFoundError(name)
         if azureaccount.is_busy(status) or code == "ContainerBeingDeleted":
             return unreachable(self.uri(name), f"{operation} was answered {status} {code}: {message}")
-        return self._refused(operation, name, status, f"{status} {code} {message}".strip(), code)
+        return self._refusal(operation, name, status, f"{status} {code} {message}".strip(), code)
 
-    def _refused(self, operation: str, name: str, status: int, reason: str, code: str = "") -> LakeupsertError:
+    def _refusal(self, operation: str, name: str, status: int, reason: str, code: str = "") -> LakeupsertError:
         what = f"{operation} of {self.uri(name)} was refused: {reason}. {UNTOUCHED}"
         if status == 401 or code in (
             "AuthenticationFailed",
@@ -334,9 +334,9 @@ def _container(
         "max_single_get_size": MULTIPART_BYTES,
         "max_chunk_get_size": MULTIPART_BYTES,
     }
-    if given := azureaccount.connection_string(account):
+    if connection := azureaccount.connection_string(account):
         with azureaccount.readable():
-            return ContainerClient.from_connection_string(given, container, **options)
+            return ContainerClient.from_connection_string(connection, container, **options)
     account = account or azureaccount.account_name()
     if not account:
         raise ConfigurationError(

@@ -38,14 +38,14 @@ def environment() -> Environment:
 
 def connection_string(account: str | None) -> str | None:
     """The environment's connection string, if it belongs to this account, or if ``account`` is None."""
-    given = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
-    return given if given and account in (None, _account_of(given)) else None
+    connection = os.environ.get("AZURE_STORAGE_CONNECTION_STRING")
+    return connection if connection and account in (None, _account_of(connection)) else None
 
 
 def account_name() -> str | None:
     """The account for addresses without one."""
-    given = connection_string(None)
-    return _account_of(given) if given else os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    connection = connection_string(None)
+    return _account_of(connection) if connection else os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
 
 
 def place(address: str) -> str:

@@ -91,12 +91,12 @@ class FsspecStore:
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
-        found: dict[str, dict[str, Any]] = {}
+        files: dict[str, dict[str, Any]] = {}
         with suppress(NotFoundError), self._request("list", prefix) as fs:
-            found = fs.find(self._prefix + folder, detail=True)
-        if not found and self._scheme == "gs":
+            files = fs.find(self._prefix + folder, detail=True)
+        if not files and self._scheme == "gs":
             self._see_bucket()
-        infos = sorted((self._info(each) for each in found.values()), key=lambda info: info.name)
+        infos = sorted((self._info(each) for each in files.values()), key=lambda info: info.name)
         return islice((info for info in infos if info.name.startswith(prefix)), limit)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -123,8 +123,8 @@ class FsspecStore:
 
     def _look(self, call: Call, name: str) -> ObjectInfo | None:
         with suppress(NotFoundError), self._request(call, name) as fs:
-            found = fs.info(self._prefix + name)
-            return self._info(found) if found["type"] == "file" else None
+            info = fs.info(self._prefix + name)
+            return self._info(info) if info["type"] == "file" else None
         return None
 
     def _see_bucket(self) -> None:
@@ -166,11 +166,11 @@ class FsspecStore:
                 next="check the network, the address and the credentials, then run the same command again",
             ) from e
 
-    def _info(self, found: dict[str, Any]) -> ObjectInfo:  # Any: each backend has its own fields
-        name = found["name"].lstrip("/").removeprefix(self._prefix)
-        modified = next((_seconds(found[key]) for key in _MODIFIED if found.get(key)), 0.0)
-        etag = next((str(found[key]) for key in _ETAG if found.get(key)), str(modified))
-        return ObjectInfo(name, found["size"], etag, modified)
+    def _info(self, info: dict[str, Any]) -> ObjectInfo:  # Any: each backend has its own fields
+        name = info["name"].lstrip("/").removeprefix(self._prefix)
+        modified = next((_seconds(info[key]) for key in _MODIFIED if info.get(key)), 0.0)
+        etag = next((str(info[key]) for key in _ETAG if info.get(key)), str(modified))
+        return ObjectInfo(name, info["size"], etag, modified)
 
 
 def _seconds(stamp: str | float | datetime) -> float:

@@ -62,10 +62,10 @@ class LocalStore:
         self.requests.count("head")
         try:
             with self._failures(name):
-                found = os.stat(self._path(name))
+                status = os.stat(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return _info(name, found) if stat.S_ISREG(found.st_mode) else None
+        return _info(name, status) if stat.S_ISREG(status.st_mode) else None
 
     def create(self, name: str, data: bytes) -> bool:
         self.requests.count("create")
@@ -183,10 +183,10 @@ class LocalStore:
         try:
             with os.scandir(path) as scan:
                 # a folder sorts as "name/", as in the names of the objects below it
-                found = [(e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start)]
+                entries = [(e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start)]
         except (FileNotFoundError, NotADirectoryError):
             return
-        for key, entry in sorted(found):
+        for key, entry in sorted(entries):
             name = f"{folder}/{entry.name}" if folder else entry.name
             if key.endswith("/"):
                 link = entry.is_symlink()
@@ -236,8 +236,8 @@ class LocalStore:
             raise
 
 
-def _info(name: str, found: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(name, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
+def _info(name: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}", status.st_mtime)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -116,10 +116,10 @@ class S3Store:
 
     def head(self, name: str) -> ObjectInfo | None:
         try:
-            found = self._call("head", "head_object", name)
+            answer = self._call("head", "head_object", name)
         except NotFoundError:
             return None
-        return ObjectInfo(name, found["ContentLength"], found["ETag"].strip('"'), found["LastModified"].timestamp())
+        return ObjectInfo(name, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp())
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
@@ -151,7 +151,7 @@ class S3Store:
                 batch = [name for name in batch if name in failed and failed[name]["Code"] != "NoSuchKey"]
                 denied = next((name for name in batch if failed[name]["Code"] == "AccessDenied"), None)
                 if denied is not None:
-                    raise self._refused("delete_objects", denied, "AccessDenied", failed[denied].get("Message", ""))
+                    raise self._refusal("delete_objects", denied, "AccessDenied", failed[denied].get("Message", ""))
                 if not batch:
                     break
                 clock.sleep(clock.jitter(0.2 * 2**attempt))
@@ -189,10 +189,10 @@ class S3Store:
         more: dict[str, str] = {}
         while True:
             answer = self._call("list", "list_objects_v2", Prefix=self._prefix + prefix, MaxKeys=page, **more)
-            for found in answer.get("Contents", ()):
-                name = found["Key"].removeprefix(self._prefix)
+            for entry in answer.get("Contents", ()):
+                name = entry["Key"].removeprefix(self._prefix)
                 if name and not name.endswith("/") and name != PROBE:  # consoles and Hadoop mark folders like this
-                    yield ObjectInfo(name, found["Size"], found["ETag"].strip('"'), found["LastModified"].timestamp())
+                    yield ObjectInfo(name, entry["Size"], entry["ETag"].strip('"'), entry["LastModified"].timestamp())
             if not answer["IsTruncated"]:
                 return
             more = {"ContinuationToken": answer["NextContinuationToken"]}
@@ -214,11 +214,11 @@ class S3Store:
             except _RangeError:  # any range of an empty object, and one behind the end
                 return Piece(b"", 0, "")
             except _NETWORK as e:  # boto3 does not retry an incomplete body
-                broken = e
+                last_error = e
                 clock.sleep(clock.jitter(0.1 * 2**attempt))
         raise unreachable(
-            self.uri(name), f"the body was incomplete in each of {ATTEMPTS} attempts: {broken}"
-        ) from broken
+            self.uri(name), f"the body was incomplete in each of {ATTEMPTS} attempts: {last_error}"
+        ) from last_error
 
     def _call(self, kind: Call, operation: str, name: str | None = None, **options: object) -> dict[str, Any]:
         """One call of boto3. Raises what `_failure` returns for its errors. Any: each operation has its own answer."""
@@ -272,9 +272,9 @@ class S3Store:
             return _ConflictError(name)
         if status >= 500 or status in (409, 429) or code in ("RequestTimeout", "SlowDown"):
             return unreachable(self.uri(name), f"{operation} was answered {status} {code}: {message}")
-        return self._refused(operation, name, code, message)
+        return self._refusal(operation, name, code, message)
 
-    def _refused(self, operation: str, name: str, code: str, message: str) -> LakeupsertError:
+    def _refusal(self, operation: str, name: str, code: str, message: str) -> LakeupsertError:
         where, reason = self.uri(name), f"{code} {message}".strip()
         if code in _CREDENTIALS:
             return ConfigurationError(
@@ -330,8 +330,8 @@ class _Parts:
             self._call("complete_multipart_upload", MultipartUpload={"Parts": numbered})
         except NotFoundError as e:
             # The SDK may retry after a lost answer. Then the upload is gone and our object exists.
-            found = self._store.head(self._name)
-            if found is None or found.size != size:
+            info = self._store.head(self._name)
+            if info is None or info.size != size:
                 raise unreachable(
                     self._store.uri(self._name), "the server no longer has the parts that were sent"
                 ) from e

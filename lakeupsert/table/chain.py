@@ -119,8 +119,8 @@ class Chain(Generic[Body]):
 
     def newest_number(self) -> int | None:
         """The head's number, by one LIST; None if the chain is empty."""
-        for found in self._store.list(f"{self._folder}/v", limit=1):
-            return self.number(found.name)
+        for info in self._store.list(f"{self._folder}/v", limit=1):
+            return self.number(info.name)
         return None
 
     def get(self, number: int) -> Link[Body] | None:
@@ -132,8 +132,8 @@ class Chain(Generic[Body]):
 
     def numbers(self) -> Iterator[int]:
         """The existing numbers, newest first; old ones may have been trimmed."""
-        for found in self._store.list(f"{self._folder}/v"):
-            yield self.number(found.name)
+        for info in self._store.list(f"{self._folder}/v"):
+            yield self.number(info.name)
 
     def between(self, low: int, high: int) -> Iterator[Link[Body]]:
         """The versions with low < number <= high, ascending; all of them must exist."""
@@ -189,10 +189,10 @@ class Chain(Generic[Body]):
         numbers, certain = [], True
         for this in self._tries[since:]:
             if this.result == "unknown":
-                found = self.get(this.number)
-                if found is not None:
-                    this.result = "won" if found.write_id == this.write_id else "lost"
-                certain = certain and found is not None
+                link = self.get(this.number)
+                if link is not None:
+                    this.result = "won" if link.write_id == this.write_id else "lost"
+                certain = certain and link is not None
             if this.result == "won":
                 numbers.append(this.number)
         return numbers, certain
@@ -235,18 +235,18 @@ class Chain(Generic[Body]):
     def _read(self, number: int, read_at: float) -> Link[Body]:
         name = self.name(number)
         what = f"version {number} of the chain {self._kind}"
-        found = metadata.decode(self._store.get(name), _Envelope, lambda: self._store.uri(name), what)
-        if found.format > FORMAT:
-            raise newer_format(self._store.uri(name), found.format)
+        envelope = metadata.decode(self._store.get(name), _Envelope, lambda: self._store.uri(name), what)
+        if envelope.format > FORMAT:
+            raise newer_format(self._store.uri(name), envelope.format)
         try:
-            if (found.kind, found.number) != (self._kind, number):
-                raise ValueError(f"it says {found.kind} {found.number}")
-            body = msgspec.json.decode(found.body, type=self._body_type)
-            datetime.fromisoformat(found.written_at)
+            if (envelope.kind, envelope.number) != (self._kind, number):
+                raise ValueError(f"it says {envelope.kind} {envelope.number}")
+            body = msgspec.json.decode(envelope.body, type=self._body_type)
+            datetime.fromisoformat(envelope.written_at)
             self._parse(body)
         except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
             raise metadata.damaged(self._store.uri(name), what, str(e)) from e
-        return Link(number, found.write_id, found.parent, found.written_at, body, read_at)
+        return Link(number, envelope.write_id, envelope.parent, envelope.written_at, body, read_at)
 
     def _send(self, link: Link[Body]) -> Literal["won", "lost", "unknown"]:
         data = metadata.encode(
@@ -268,9 +268,9 @@ class Chain(Generic[Body]):
             except UnknownOutcomeError:
                 pass
             # Taken or unknown: only the stored version can answer (one of our own retries may have found our own version).
-            found = self.get(link.number)
-            if found is not None:
-                return "won" if found.write_id == link.write_id else "lost"
+            stored = self.get(link.number)
+            if stored is not None:
+                return "won" if stored.write_id == link.write_id else "lost"
             head = self.newest_number()
             if head is not None and head >= link.number:
                 return "unknown"  # it existed and was trimmed: whose it was can't be found out any more
@@ -291,10 +291,10 @@ class Chain(Generic[Body]):
         return here is not None and here.write_id == link.write_id
 
 
-def newer_format(where: str, found: int) -> ConfigurationError:
+def newer_format(where: str, format_: int) -> ConfigurationError:
     return ConfigurationError(
         "newer-format",
-        f"{where} has format {found}; this lakeupsert reads formats up to {FORMAT}.",
+        f"{where} has format {format_}; this lakeupsert reads formats up to {FORMAT}.",
         next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
     )
 

@@ -98,8 +98,8 @@ def create(  # many parameters, because a spec fixes that many settings; each is
     )
     types = {field.name: field.type for field in later}
     complete = _with_order(schema, declared, types)
-    for made in declared.partition_from:
-        complete = _with_made(complete, made)
+    for computed in declared.partition_from:
+        complete = _add_computed(complete, computed)
     _refuse_missing(complete, declared, schema, types)
     for field in later:
         complete = complete if field.name in complete.names else complete.append(field)
@@ -133,7 +133,7 @@ def _refuse_missing(schema: pa.Schema, declared: TableSpec, files: pa.Schema, ty
     for role in ("key", "partition_by", "order_by"):
         for name in getattr(declared, role):
             if name not in schema.names and not (role == "order_by" and name in comes):
-                hint = _found(name, files)
+                hint = _suggestion(name, files)
                 if role == "partition_by" and re.search(r"[()]", name):
                     hint = _NO_EXPRESSION + hint
                 without = "; without `order_by`, arrival decides" if role == "order_by" else ""
@@ -216,7 +216,7 @@ def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
         )
 
 
-def _found(name: str, schema: pa.Schema) -> str:
+def _suggestion(name: str, schema: pa.Schema) -> str:
     """Suggests the column of ``schema`` that ``name`` may be a typo of, and lists them all."""
     close = nearest(name, schema.names)
     envelope = next((e for e, names in _WRAPPED.items() if any(n <= set(schema.names) for n in names)), None)
@@ -319,13 +319,13 @@ def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
             next="choose another name, or rename or drop that column first",
         )
     fields = [f.with_name(name) if f.name == field.name else f for f in spec.schema]
-    return _renamed(spec, field, fields)
+    return _record_rename(spec, field, fields)
 
 
 def drop(spec: TableSpec, column: str) -> TableSpec:
     """The spec without a column. Raises ConfigurationError if the column is needed."""
     field = _free_field(spec, column, "be dropped")
-    return _renamed(spec, field, [f for f in spec.schema if f.name != field.name])
+    return _record_rename(spec, field, [f for f in spec.schema if f.name != field.name])
 
 
 def roles(spec: TableSpec) -> dict[str, str]:
@@ -333,8 +333,8 @@ def roles(spec: TableSpec) -> dict[str, str]:
     sources = [one.source for one in spec.partition_from if one.source]
     named = {"key": spec.key, "order_by": spec.order_by, "partition_by": (*spec.partition_by, *sources)}
     named |= {f"groups.{g.name}": (*(o.column for o in g.ordering), *g.columns) for g in spec.groups}
-    found = {column: role for role in reversed(named) for column in named[role]}
-    return ({_operation(spec): "delete"} if _operation(spec) else {}) | found
+    by_column = {column: role for role in reversed(named) for column in named[role]}
+    return ({_operation(spec): "delete"} if _operation(spec) else {}) | by_column
 
 
 def _operation(spec: TableSpec) -> str:
@@ -370,7 +370,7 @@ def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:
     return spec.schema.field(name)
 
 
-def _renamed(spec: TableSpec, field: pa.Field, fields: Sequence[pa.Field]) -> TableSpec:
+def _record_rename(spec: TableSpec, field: pa.Field, fields: Sequence[pa.Field]) -> TableSpec:
     one = Renamed(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
     requires = tuple(sorted({*spec.requires, "renames"}))  # a reader that goes by name alone would misread such a table
     return msgspec.structs.replace(
@@ -401,7 +401,7 @@ def _refuse_operation_slip(column: str, files: pa.Schema, named: Sequence[str]) 
         return
     raise ConfigurationError(
         "missing-column",
-        f"`delete.column` names the column {column!r}, which no readable file has.{_found(column, files)}",
+        f"`delete.column` names the column {column!r}, which no readable file has.{_suggestion(column, files)}",
         next=f"correct `delete.column` in lakeupsert.toml; if {column!r} comes with later files, give it its type under "
         f'[tables.….schema]: `{toml_key(column)} = "string"`',
     )
@@ -409,9 +409,9 @@ def _refuse_operation_slip(column: str, files: pa.Schema, named: Sequence[str]) 
 
 def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
     if declared.partition_from:
-        made = declared.partition_from[0]
+        computed = declared.partition_from[0]
         raise _bad_setting(
-            f"`partition_by` computes {made.column!r} from {made.source!r}, which every record would have to bring. With "
+            f"`partition_by` computes {computed.column!r} from {computed.source!r}, which every record would have to bring. With "
             "`groups`, records of one source do not bring the columns of another.",
             "partition by a column that every record has",
         )
@@ -425,19 +425,19 @@ def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
                     "remove `nulls first`",
                 )
     of_row = (*declared.key, *declared.partition_by, *declared.order_by)
-    taken = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
+    uses = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
     for group in declared.groups:
         order_by = [o.column for o in group.ordering]
         for name in (*order_by, *group.columns):
-            if name in taken:
+            if name in uses:
                 raise _bad_setting(
-                    f"`groups.{group.name}` names {name!r}, which is {taken[name]}.", "name each column in one place"
+                    f"`groups.{group.name}` names {name!r}, which is {uses[name]}.", "name each column in one place"
                 )
-            taken[name] = f"in `groups.{group.name}` already"
+            uses[name] = f"in `groups.{group.name}` already"
             if name not in schema.names:
                 raise ConfigurationError(
                     "missing-column",
-                    f"`groups.{group.name}` names the column {name!r}, which no readable file has.{_found(name, schema)}",
+                    f"`groups.{group.name}` names the column {name!r}, which no readable file has.{_suggestion(name, schema)}",
                     next="correct the name; if the column comes with later files, give it a type under [tables.….schema]: "
                     f'`{toml_key(name)} = "…"`',
                 )
@@ -449,15 +449,15 @@ def _bad_setting(what: str, instead: str) -> ConfigurationError:
     return ConfigurationError("bad-setting", what, next=instead)
 
 
-def _with_made(schema: pa.Schema, made: PartitionColumn) -> pa.Schema:
-    source = made.source or ""
+def _add_computed(schema: pa.Schema, computed: PartitionColumn) -> pa.Schema:
+    source = computed.source or ""
     at = schema.get_field_index(source)
     t = pa.types
-    takes = f"`partition_by` takes the {made.function} of the column {source!r}, which"
+    takes = f"`partition_by` takes the {computed.function} of the column {source!r}, which"
     if at < 0:
         raise ConfigurationError(
             "missing-column",
-            f"{takes} no readable file has.{_found(source, schema)}",
+            f"{takes} no readable file has.{_suggestion(source, schema)}",
             next="correct `partition_by` in lakeupsert.toml, or add files that have that column",
         )
     if not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
@@ -467,22 +467,22 @@ def _with_made(schema: pa.Schema, made: PartitionColumn) -> pa.Schema:
             next=f'name another column, or give this one a type, for example `{toml_key(source)} = "timestamp"`, under '
             "[tables.….schema]",
         )
-    text = f"{made.function}({source})"
-    if text.lower() in map(str.lower, schema.names) and made.column == f"{source}_{made.function}":
+    text = f"{computed.function}({source})"
+    if text.lower() in map(str.lower, schema.names) and computed.column == f"{source}_{computed.function}":
         raise ConfigurationError(
             "bad-setting",
-            f"`partition_by` has {text!r}. That may be the {made.function} of the column {source!r} or the column with that "
+            f"`partition_by` has {text!r}. That may be the {computed.function} of the column {source!r} or the column with that "
             "name; the landing files have both.",
             next=f"for the former write `{text} as NAME`; for the latter rename the column at the source of the landing files",
         )
-    if made.column in schema.names:
+    if computed.column in schema.names:
         raise ConfigurationError(
             "partition-in-files",
-            f"`partition_by` computes the column {made.column!r} from {source!r}, but the landing files have a column with that "
-            "name.",
-            next=f"choose another name: `{made.function}({source}) as NAME`",
+            f"`partition_by` computes the column {computed.column!r} from {source!r}, but the landing files have a column "
+            "with that name.",
+            next=f"choose another name: `{computed.function}({source}) as NAME`",
         )
-    return schema.append(pa.field(made.column, made.type))
+    return schema.append(pa.field(computed.column, computed.type))
 
 
 def _refuse_nested(fields: Iterable[pa.Field]) -> None:

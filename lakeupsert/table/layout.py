@@ -241,10 +241,10 @@ def _scalar(spec: TableSpec, column: str, text: str) -> pa.Scalar:
     return pa.scalar(int(text) if pa.types.is_integer(type_) else text, type_)
 
 
-def parse_partition(spec: TableSpec, given: str) -> str:
+def parse_partition(spec: TableSpec, text: str) -> str:
     """The partition that a user means by ``2020-01-01`` or ``transaction_date=2020-01-01``, or with several columns by
     ``7/2020-01-01`` or ``store=7/day=2020-01-01``."""
-    folders = given.split("/") if len(spec.partition_by) > 1 else [given]
+    folders = text.split("/") if len(spec.partition_by) > 1 else [text]
     if len(folders) == len(spec.partition_by):
         names = [_parse_folder(spec, *pair) for pair in zip(spec.partition_by, folders, strict=True)]
         if None not in names:
@@ -254,21 +254,21 @@ def parse_partition(spec: TableSpec, given: str) -> str:
     what = f"value of the partition column {columns!r}" if len(spec.partition_by) == 1 else f"partition by {columns}"
     raise ConfigurationError(
         "not-a-partition",
-        f"{given!r} is not a {what} ({types}).",
+        f"{text!r} is not a {what} ({types}).",
         next=f"give a value, for example 2020-01-01 or {columns}=2020-01-01"
         if len(spec.partition_by) == 1
         else f"give a value for each column: {'/'.join(f'{_escape(column)}=VALUE' for column in spec.partition_by)}",
     )
 
 
-def parse_value(spec: TableSpec, column: str, given: str) -> pa.Scalar:
+def parse_value(spec: TableSpec, column: str, text: str) -> pa.Scalar:
     """The value of a partition column that a user means by ``2020-01-01`` or ``day=2020-01-01``."""
-    folder = _parse_folder(spec, column, given)
+    folder = _parse_folder(spec, column, text)
     if folder is None:
         type_ = spec.schema.field(column).type
         raise ConfigurationError(
             "not-a-partition",
-            f"{given!r} is not a value of the partition column {column!r} ({type_}).",
+            f"{text!r} is not a value of the partition column {column!r} ({type_}).",
             next=f"give a value, for example 2020-01-01 or {column}=2020-01-01",
         )
     return _scalar(spec, column, partition_texts(folder)[column])

@@ -213,11 +213,11 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
 
 def taken(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
     """All landing files that these entries loaded, by path."""
-    found: dict[str, list[LandingFile]] = {}
+    files: dict[str, list[LandingFile]] = {}
     for entry in entries:
         for file in entry.files:
-            found.setdefault(file.path, []).append(file)
-    return found
+            files.setdefault(file.path, []).append(file)
+    return files
 
 
 def next_stamp(head: LedgerEntry | None) -> int:
@@ -253,19 +253,19 @@ def counting(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
     A batch adds itself. A restore sets the batches that count to those that counted at its snapshot's batch. Batches before the
     first entry are not included.
     """
-    at: dict[int, _Counting | None] = {}
+    counting_at: dict[int, _Counting | None] = {}
     now: _Counting | None = None
     for number, entry in entries:
         if entry.restored is not None:
-            now = at.get(entry.restored.batch)
+            now = counting_at.get(entry.restored.batch)
         elif entry.kind == "batch":
             now = _Counting(number, now)
-        at[number] = now
-    found = set()
+        counting_at[number] = now
+    numbers = set()
     while now is not None:
-        found.add(now.number)
+        numbers.add(now.number)
         now = now.before
-    return found
+    return numbers
 
 
 def still_quarantined(entries: Sequence[LedgerEntry]) -> list[Replayed]:

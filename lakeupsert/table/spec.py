@@ -288,10 +288,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def called(self, name: str) -> str:
         """The table's name for a column of a landing file, ignoring case; ``name`` itself if the table has no such column."""
-        return self._called.get(name) or self._called.get(name.lower(), name)
+        return self._current_names.get(name) or self._current_names.get(name.lower(), name)
 
     @cached_property
-    def _called(self) -> dict[str, str]:
+    def _current_names(self) -> dict[str, str]:
         names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
         return {name.lower(): name for name in names} | {name: name for name in names}
 
@@ -313,16 +313,16 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
         A column that is also there under its current name is left out. So is an old name that a rename has since given to
         another column. ``names``: for each column, its name after `aliases` and its name in the file."""
-        found = {name.lower(): own for name, own in names.items()}
+        own_names = {name.lower(): own for name, own in names.items()}
         now = {field.id: field.name for field in self.fields}
-        given = {field.name.lower(): field.id for field in self.fields}
+        ids = {field.name.lower(): field.id for field in self.fields}
         return {
-            found[one.name.lower()]: now[one.id]
+            own_names[one.name.lower()]: now[one.id]
             for one in self.renames
             if one.id in now
-            and one.name.lower() in found
-            and now[one.id].lower() not in found
-            and given.get(one.name.lower(), one.last_field_id + 1) > one.last_field_id
+            and one.name.lower() in own_names
+            and now[one.id].lower() not in own_names
+            and ids.get(one.name.lower(), one.last_field_id + 1) > one.last_field_id
         }
 
     def names_in(self, renames: int) -> dict[str, str]:
@@ -336,12 +336,14 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"started with {len(self.renames)}. Nothing was changed.",
                 next="run the same command again",
             )
-        then = self.renamed_since(renames)
-        if not then:
+        changed = self.renamed_since(renames)
+        if not changed:
             return {}
-        own = {now: name for name, now in then.items() if now is not None}
-        taken = {name.lower() for name in then}  # Spark ignores case
-        others = {f.name: f"{RESERVED}_{f.id}" for f in self.fields if f.name.lower() in taken and f.name not in own}
+        own = {now: name for name, now in changed.items() if now is not None}
+        old_names = {name.lower() for name in changed}  # Spark ignores case
+        others = {
+            f.name: f"{RESERVED}_{f.id}" for f in self.fields if f.name.lower() in old_names and f.name not in own
+        }
         return own | others
 
     @cached_property
