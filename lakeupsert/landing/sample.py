@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.landing.accept import TYPED, Beginning, LandingInput, UnreadableFileError, beginning, format_of
+from lakeupsert.landing.files import TYPED, Beginning, beginning, format_of
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.landing.formats.leaning import Leaning, together
 from lakeupsert.rows.convert import convert, plain, true

@@ -39,17 +39,10 @@ from lakeupsert.engine.batch import (
     touched_by,
 )
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.landing.accept import (
-    ChangedFileError,
-    LandingInput,
-    RowRules,
-    Survey,
-    content_hash,
-    format_of,
-    line_of,
-    unify,
-    without_nulls,
-)
+from lakeupsert.landing.accept import RowRules
+from lakeupsert.landing.files import Survey, content_hash, format_of, line_of
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
+from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.landing.formats.leaning import Leaning, together
 from lakeupsert.pipeline.key_places import placed
 from lakeupsert.pipeline.landing_dates import Skipped, is_stray, received_on, skipped

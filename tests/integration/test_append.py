@@ -16,7 +16,7 @@ import pytest
 
 from lakeupsert.engine import local as engine_local
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing import accept
+from lakeupsert.landing import accept, files
 from lakeupsert.pipeline import append as pipeline_append
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.lake import Lake, row
@@ -86,7 +86,7 @@ def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
 
     land("a")
     if step == "read_again":  # what is too large to be in memory, as it lies there
-        monkeypatch.setattr(accept, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(files, "WHOLE_BYTES", 0)
     real = getattr(accept, step)
 
     def replaced(*given: Any, **named: Any) -> Any:

@@ -25,17 +25,10 @@ import pytest
 from pyarrow import orc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.accept import (
-    LandingInput,
-    RowRules,
-    Survey,
-    UnreadableFileError,
-    first_rows,
-    preview,
-    read_rows,
-    survey,
-)
+from lakeupsert.landing.accept import RowRules, read_rows
+from lakeupsert.landing.files import Survey, first_rows, preview, survey
 from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import TableSpec

@@ -15,22 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import Reading
-from lakeupsert.landing import accept
-from lakeupsert.landing.accept import (
-    ChangedFileError,
-    LandingInput,
-    RowRules,
-    Survey,
-    UnplannedColumnError,
-    UnreadableFileError,
-    content_hash,
-    format_of,
-    read_rows,
-    survey,
-    unify,
-    without_nulls,
-)
+from lakeupsert.landing import accept, files
+from lakeupsert.landing.accept import RowRules, read_rows
+from lakeupsert.landing.files import Survey, content_hash, format_of, survey
 from lakeupsert.landing.formats import blocks, records
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
+from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.rows.convert import decoded
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
@@ -993,7 +983,7 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
     """Also of a file that is read again from its beginning, as JSON lines are whose first block lacks a column."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
     if name == "large.parquet":
-        monkeypatch.setattr(accept, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(files, "WHOLE_BYTES", 0)
     rows = [good(id=i) for i in range(9)]
     if name.endswith("parquet"):
         file = landing.put(name, table_of(*rows))
