@@ -1,11 +1,11 @@
-"""What a landing file is and what it holds, before any of its rows is accepted.
+"""What a landing file is and what it holds: format, columns, first rows, partitions, content hash.
 
-Reads     one landing file, block by block; memory follows the block (for Parquet: and a row group, as it is stored; for ORC: a
-          stripe)
+Reads     one landing file, block by block; memory follows the block (for Parquet, also a stored row group; for ORC, a stripe)
 Writes    nothing
-Repeat    safe: the same file gives the same answers
+Repeat    safe: the same file gives the same result
 
-Of JSON lines only reading all tells the columns, so those of a table that exists are not surveyed before one has a new column.
+The columns of JSON lines are known only once all lines are read. So these files are not surveyed for an existing table, unless
+one of them has a new column.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,7 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited, jsonlines, orcfile, parquetfile
 from lakeupsert.landing.formats.blocks import (
     Block,
+    ByteSource,
     ChangedFileError,
     Columns,
     LandingInput,
@@ -30,11 +31,15 @@ from lakeupsert.landing.formats.blocks import (
     Renamed,
     UnreadableFileError,
 )
-from lakeupsert.landing.formats.leaning import Found, Leaning
-from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, unpacked, without_compression
+from lakeupsert.landing.formats.dominant import Example, Leaning
+from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.spec import TableSpec
+
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
 
 _ENDINGS = {
     ".parquet": "parquet",
@@ -58,33 +63,33 @@ _OPEN: dict[str, Callable[..., Opened]] = {
 }
 _TEXT = tuple(_COLUMNS_OF_TEXT)
 TYPED = ("parquet", "avro", "orc")
-"""Formats whose files have types of their own; the others are text, which can be compressed as a whole."""
-_SOUGHT = ("parquet", "orc")  # read here and there, not from the beginning to the end
+"""Formats whose files have types of their own. The others are text, and such files may be compressed as a whole."""
+_SEEKABLE = ("parquet", "orc")  # read at many places, not from the beginning to the end
 _ENVELOPED = {"debezium": ("jsonl", "avro"), "dms": ("jsonl",)}
 _DEFAULT_READING = Reading()
 WHOLE_BYTES = 1 << 26
-"""Parquet and ORC files up to this size are read at once, since their content is hashed from the first byte to the last."""
-_PIECES, _PIECE_BYTES = 16, 1 << 13  # most places that are looked at in a text file, and the least of each
+"""Parquet and ORC files up to this many bytes are read at once, because the hash needs all bytes in order."""
+_PIECES, _PIECE_BYTES = 16, 1 << 13  # most places to read in a text file for a preview, and the fewest bytes at each
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a file holds, before any row is taken.
+    """What a file holds, before any row is accepted.
 
     Attributes:
-        schema: columns (``pyarrow.Schema``) under the types that a table would keep them in; None where it can't be
-            told. A column of text files without any value has the null type (see `without_nulls`).
-        typed: the types are the file's own; those of text are inferred, or the table's.
+        schema: columns in the types that a table would store them in; None if they can't be read. A column of a text file
+            without any value has the null type (see `without_nulls`).
+        typed: whether the types are the file's own. The types of text are inferred, or the table's.
         unreadable: why the file as a whole can't be read, or None.
-        changed: it vanished, or is another one than was listed; it belongs to the next batch.
-        row_groups: of a Parquet file; 0 for the others, which can't be shared between tasks.
-        rows: of a Parquet file, by its footer; None for the others.
-        leanings: of text columns whose types were inferred what most of their values are.
-        own: what the file itself calls the columns that have another name by `aliases`.
+        changed: the file was deleted or replaced since it was listed; it belongs to the next batch.
+        row_groups: number of row groups of a Parquet file; 0 for other formats, whose files tasks can't share.
+        rows: number of rows in the footer of a Parquet file; None for other formats.
+        leanings: the type of most values of each text column whose type was inferred.
+        own: the file's own name of each column that `aliases` rename.
     """
 
     path: str
-    schema: Any = None
+    schema: pa.Schema = None
     typed: bool = False
     unreadable: str | None = None
     changed: bool = False
@@ -99,8 +104,8 @@ class Preview:
     """Which partitions a file touches, by its partition column alone.
 
     Attributes:
-        partitions: rows by partition; those that name none, which quarantine takes, are left out.
-        share: of the file's bytes, what was looked at; below 1, ``partitions`` has what that part tells of the whole.
+        partitions: rows by partition, without rows that have no valid partition (they go to quarantine).
+        share: the fraction of the file's bytes that was read; below 1, ``partitions`` is an estimate for the whole file.
         unreadable: why the file as a whole can't be read, or None.
     """
 
@@ -111,7 +116,7 @@ class Preview:
 
 
 def format_of(path: str, configured: str) -> str | None:
-    """As configured, or for `auto` by the name's ending; None where that tells nothing."""
+    """The configured format, or for `auto` the format by the ending of the name; None if the ending is unknown."""
     if configured != "auto":
         return configured
     name = without_compression(path).lower()
@@ -120,59 +125,66 @@ def format_of(path: str, configured: str) -> str | None:
 
 
 def survey(
-    store: ObjectStore, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]
+    store: ObjectStore, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
 ) -> Survey:
-    """Columns and types of a file; what it can't do is told in the answer, nothing is raised about the file.
+    """Columns and types of a file. A file that can't be read, or changed, is reported in the result and not raised.
 
-    Of typed files the footer or the header is read. CSV and delimited text: the header, and all values of columns that are
-    neither in ``known`` nor in ``text_columns``. JSON lines: all, for their names.
+    Of typed files the footer or the header is read. Of CSV and delimited text the header is read, and all values of columns
+    that are neither in ``known`` nor in ``text_columns``. Of JSON lines everything is read, because each line has its own names.
 
     Args:
-        known: the table's ``pyarrow.Schema``, None at creation; text files take their columns' types from it.
-        text_columns: columns that stay strings in text files where ``known`` does not say otherwise: keys without a
-            given type, the operation column.
+        known: the table's columns, None at creation. Text columns have these types.
+        text_columns: columns of text files that stay strings unless ``known`` has a type for them: keys without a given
+            type, the operation column.
     """
     try:
         kind = kind_of(file, reading)
         with store.open(file.path, file.etag) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
-                found = _aliased_columns(Columns(schema, {}), file.path, reading)
+                columns = _aliased_columns(Columns(schema), file.path, reading)
                 groups, rows = footer.num_row_groups, footer.num_rows
-                return Survey(file.path, found.schema, True, row_groups=groups, rows=rows, own=found.own)
+                return Survey(file.path, columns.schema, typed=True, row_groups=groups, rows=rows, own=columns.own)
             text = text_of(source, file, kind, reading)
-            found = _columns_of(text, file, kind, reading, known, text_columns)
-            return Survey(file.path, found.schema, kind in TYPED, leanings=found.leanings, own=found.own)
+            columns = _columns_of(text, file, kind, reading, known, text_columns)
+            return Survey(file.path, columns.schema, kind in TYPED, leanings=columns.leanings, own=columns.own)
     except NotFoundError:
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
-        # A file that is still being written is no broken file: it would be set aside for good.
+        # A file that is still being written is not damaged: as unreadable it would be set aside for good.
         unchanged = _is_unchanged(store, file.path, file.etag)
         return Survey(file.path, unreadable=e.reason) if unchanged else Survey(file.path, changed=True)
 
 
 def kind_of(file: LandingInput, reading: Reading) -> str:
-    """The file's format. Raises UnreadableFileError where its name tells none, or one that can't be read so."""
+    """The file's format. Raises UnreadableFileError if its name has no known ending, or the format does not fit `envelope`."""
     kind = format_of(file.path, reading.format)
     if kind is None:
-        endings = f"{', '.join(_ENDINGS)} (of text also such as .csv.gz)"
-        raise UnreadableFileError(file.path, f"Its name ends in none of {endings}, and `format` is auto.")
+        endings = f"{', '.join(_ENDINGS)} (text may be compressed, for example .csv.gz)"
+        raise UnreadableFileError(file.path, f"`format` is auto, and its name ends in none of {endings}.")
     if reading.envelope and kind not in _ENVELOPED[reading.envelope]:
-        raise UnreadableFileError(file.path, f"`envelope` is {reading.envelope}, and no {kind} comes in one.")
+        raise UnreadableFileError(
+            file.path, f"`envelope` is {reading.envelope}, which is not supported for {kind} files."
+        )
     return kind
 
 
-def text_of(source: Any, file: LandingInput, kind: str, reading: Reading) -> Any:
-    """What the reader of a format reads."""
+def text_of(source: ByteSource, file: LandingInput, kind: str, reading: Reading) -> ByteSource:
+    """What the format's reader reads: text decompressed and decoded, Avro in few large reads, other files as they are."""
     if kind in _TEXT:
-        return unpacked(source, file, reading.encoding)
+        return open_text(source, file, reading.encoding)
     return ReadAhead.of(source) if kind == "avro" else source
 
 
 def _columns_of(
-    text: Any, file: LandingInput, kind: str, reading: Reading, known: Any, text_columns: frozenset[str]
+    text: ByteSource,
+    file: LandingInput,
+    kind: str,
+    reading: Reading,
+    known: pa.Schema | None,
+    text_columns: frozenset[str],
 ) -> Columns:
-    """The columns as the table calls them by `aliases`."""
+    """The file's columns, renamed by `aliases`."""
     if not reading.aliases:
         return _own_columns_of(text, file, kind, reading, known, text_columns)
     if known is not None:
@@ -187,14 +199,14 @@ def _columns_of(
 def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
     if not reading.aliases:
         return columns
-    called = _as_aliased(path, columns.schema.names, reading)
-    schema = pa.schema([(new, columns.schema.field(own).type) for new, own in called.items()])
+    own_names = _own_names(path, columns.schema.names, reading)
+    schema = pa.schema([(new, columns.schema.field(own).type) for new, own in own_names.items()])
     leanings = {reading.called(own): one for own, one in columns.leanings.items()}
-    return Columns(schema, leanings, {new: own for new, own in called.items() if new != own})
+    return Columns(schema, leanings, {new: own for new, own in own_names.items() if new != own})
 
 
-def _as_aliased(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:
-    """A file's columns by the names that `aliases` give them. Raises UnreadableFileError where two would be one."""
+def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:
+    """The file's names of its columns, by their names after `aliases`. Raises UnreadableFileError if two become the same."""
     own: dict[str, str] = {}
     seen: dict[str, str] = {}
     for name in names:
@@ -203,60 +215,65 @@ def _as_aliased(path: str, names: Iterable[str], reading: Reading) -> dict[str, 
         if other.lower() != name.lower():
             raise UnreadableFileError(
                 path,
-                f"The file has both {other!r} and {name!r}, and by `aliases` under [read] both are the column {new!r}. Nobody "
-                "can tell which value counts, so no row was taken. Land the rows in two files, each with one of these names.",
+                f"The file has both {other!r} and {name!r}, and `aliases` under [read] makes both the column {new!r}. "
+                "Which value counts is unknown, so no row was taken. Land the rows in two files, each with one of these names.",
             )
         own[new] = name
     return own
 
 
 def _own_columns_of(
-    text: Any, file: LandingInput, kind: str, reading: Reading, known: Any, text_columns: frozenset[str]
+    text: ByteSource,
+    file: LandingInput,
+    kind: str,
+    reading: Reading,
+    known: pa.Schema | None,
+    text_columns: frozenset[str],
 ) -> Columns:
     if kind in _TEXT:
         return _COLUMNS_OF_TEXT[kind](text, file, reading, known, text_columns)
     if kind == "avro":
-        return Columns(avrofile.schema_of(text, file, reading), {})
-    return Columns(orcfile.schema_of(text, file) if kind == "orc" else parquetfile.schema_of(text, file)[0], {})
+        return Columns(avrofile.schema_of(text, file, reading))
+    return Columns(orcfile.schema_of(text, file) if kind == "orc" else parquetfile.schema_of(text, file)[0])
 
 
 def open_blocks(
-    text: Any,
+    text: ByteSource,
     file: LandingInput,
     kind: str,
     reading: Reading,
     required: frozenset[str],
     only: Collection[str] | None = None,
 ) -> Opened:
-    """The file's blocks, their columns as the table calls them by `aliases`."""
+    """The file's blocks, with columns renamed by `aliases`. ``required`` and ``only`` are names after the renaming."""
     if not reading.aliases:
         return _own_blocks(text, file, kind, reading, required, only)
     olds = {name: [old for old, new in reading.aliases.items() if new.lower() == name.lower()] for name in required}
     either = required.union(*olds.values())
     wanted = {name.lower() for name in only or ()}
     more = [old for old, new in reading.aliases.items() if new.lower() in wanted]
-    opened = _own_blocks(text, file, kind, reading, either, None if only is None else [*only, *more])
-    missing = frozenset(name for name in required if opened.missing.issuperset([name, *olds[name]]))
-    return Opened(missing, _aliased(opened.blocks, file.path, reading))
+    own = _own_blocks(text, file, kind, reading, either, None if only is None else [*only, *more])
+    missing = frozenset(name for name in required if own.missing.issuperset([name, *olds[name]]))
+    return Opened(missing, _aliased_blocks(own.blocks, file.path, reading))
 
 
-def _aliased(opened: Iterator[Block], path: str, reading: Reading) -> Iterator[Block]:
+def _aliased_blocks(own_blocks: Iterator[Block], path: str, reading: Reading) -> Iterator[Block]:
     seen: dict[str, None] = {}
-    for block in opened:
+    for block in own_blocks:
         if not seen.keys() >= set(block.names):
             seen |= dict.fromkeys(block.names)
-            _as_aliased(path, seen, reading)
+            _own_names(path, seen, reading)
         yield aliased(block, path, reading)
 
 
 def aliased(block: Block, path: str, reading: Reading) -> Block:
-    """The block with its columns called as `aliases` say. Raises UnreadableFileError where two would be one."""
-    own = _as_aliased(path, block.names, reading) if reading.aliases else {}
+    """The block with its columns renamed by `aliases`. Raises UnreadableFileError if two become the same."""
+    own = _own_names(path, block.names, reading) if reading.aliases else {}
     return Renamed(block, own) if any(map(operator.ne, own.keys(), own.values())) else block
 
 
 def _own_blocks(
-    text: Any,
+    text: ByteSource,
     file: LandingInput,
     kind: str,
     reading: Reading,
@@ -270,16 +287,16 @@ def _own_blocks(
 
 def first_rows(
     store: ObjectStore, file: LandingInput, rows: int, size: int, reading: Reading = _DEFAULT_READING
-) -> Any:
+) -> Rows:
     """The rows of `beginning`."""
     return beginning(store, file, rows, size, reading).rows
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first rows of a file (``pyarrow.Table``), and what a survey of them tells."""
+    """The first rows of a file, and a survey of them."""
 
-    rows: Any
+    rows: Rows
     survey: Survey
 
 
@@ -289,99 +306,99 @@ def beginning(
     rows: int,
     size: int,
     reading: Reading = _DEFAULT_READING,
-    known: Any = None,
+    known: pa.Schema | None = None,
     text_columns: frozenset[str] = frozenset(),
 ) -> Beginning:
-    """The first rows of a file, in the types that `survey` tells for what is looked at.
+    """The first rows of a file, in the types that `survey` reports for the part that was read.
 
-    At most ``rows`` rows; of text at most ``size`` bytes are looked at, of other files their first blocks. A text column
-    without any value has the null type. Records that are malformed are left out.
+    At most ``rows`` rows. At most ``size`` bytes of text are read; of other formats the first blocks. A text column without
+    any value has the null type. Malformed records are left out.
 
     Raises:
-        UnreadableFileError: it can't be read, or its name does not tell its format.
-        NotFoundError: it vanished.
+        UnreadableFileError: the file can't be read, or its name has no known ending.
+        NotFoundError: the file was deleted.
     """
     kind = kind_of(file, reading)
     with store.open(file.path) as source:
         text = text_of(source, file, kind, reading)
         if kind in _TEXT:
-            head = _beginning(text, size)
-            # A record that is cut off would be malformed, or end in a shorter value.
+            head = _read_up_to(text, size)
+            # A record that is cut off would be malformed, or its last value would be too short.
             text = pa.BufferReader(head if len(head) < size else head[: head.rfind(b"\n") + 1])
-        found = _columns_of(text, file, kind, reading, known, text_columns)
-        schema = found.schema
+        columns = _columns_of(text, file, kind, reading, known, text_columns)
+        schema = columns.schema
         text.seek(0)
-        tables, left = [schema.empty_table()], rows
+        tables, wanted = [schema.empty_table()], rows
         for block in open_blocks(text, file, kind, reading, frozenset()).blocks if rows else ():
-            columns = [block.convert(f.name, f.type)[0] for f in schema]
-            tables.append(pa.Table.from_arrays(columns, schema=schema).slice(0, left))
-            left -= len(tables[-1])
-            if left <= 0:
+            values = [block.convert(f.name, f.type)[0] for f in schema]
+            tables.append(pa.Table.from_arrays(values, schema=schema).slice(0, wanted))
+            wanted -= len(tables[-1])
+            if wanted <= 0:
                 break
-    return Beginning(
-        pa.concat_tables(tables), Survey(file.path, schema, kind in TYPED, leanings=found.leanings, own=found.own)
-    )
+    found = Survey(file.path, schema, kind in TYPED, leanings=columns.leanings, own=columns.own)
+    return Beginning(pa.concat_tables(tables), found)
 
 
-def line_of(store: ObjectStore, found: Found, reading: Reading) -> int | None:
-    """The number of the line that a value of a text file is in, from 1; None where the file vanished or can't be read."""
-    file = LandingInput(found.path, 0, "", place=0)
-    left, lines = found.place, 1
+def line_of(store: ObjectStore, example: Example, reading: Reading) -> int | None:
+    """The line of a text file that a value is in, counted from 1; None if the file was deleted or can't be read."""
+    file = LandingInput(example.path, 0, "", place=0)
+    distance, line = example.place, 1
     try:
-        with store.open(found.path) as source:
+        with store.open(example.path) as source:
             text = text_of(source, file, kind_of(file, reading), reading)
-            while left and (read := text.read(min(left, blocks.BLOCK_BYTES))):
-                left -= len(read)
-                lines += read.count(b"\n")
+            while distance and (read := text.read(min(distance, blocks.BLOCK_BYTES))):
+                distance -= len(read)
+                line += read.count(b"\n")
     except (NotFoundError, UnreadableFileError):
         return None
-    return lines
+    return line
 
 
-def _beginning(text: Any, size: int) -> bytes:
-    found = b""
-    while len(found) < size and (read := text.read(size - len(found))):
-        found += read
-    return found
+def _read_up_to(text: ByteSource, size: int) -> bytes:
+    """``size`` bytes, or all if there are fewer."""
+    data = b""
+    while len(data) < size and (read := text.read(size - len(data))):
+        data += read
+    return data
 
 
 def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: TableSpec, size: int) -> Preview:
-    """Rows by partition: of Parquet and ORC the partition columns are read, of others at most about ``size`` bytes.
+    """Count rows by partition. Of Parquet and ORC the partition columns are read, of other formats about ``size`` bytes at most.
 
-    Those are spread over the file, or are its beginning where it can only be read from there. Raises NotFoundError where it
-    vanished, or is another one by now.
+    These bytes are spread over the file, or are its beginning if it can only be read from there. Raises NotFoundError if the file
+    was deleted or replaced.
     """
     columns = partition_sources(spec)
-    found: Counter[str] = Counter()
+    partitions: Counter[str] = Counter()
     share = 1.0
     try:
         kind = kind_of(file, reading)
         with store.open(file.path, file.etag) as source:
-            part = kind not in _SOUGHT and file.size > size
-            spread = part and kind in _TEXT and is_plain(file.path, reading.encoding)
+            sampled = kind not in _SEEKABLE and file.size > size
+            spread = sampled and kind in _TEXT and is_plain(file.path, reading.encoding)
             ahead = ReadAhead(source)
             if spread:
                 text, share = _pieces_of(source, file.size, size)
             else:
-                text = text_of(ahead if part else source, file, kind, reading)
+                text = text_of(ahead if sampled else source, file, kind, reading)
             opened = open_blocks(text, file, kind, reading, required_columns(spec), columns)
             for block in () if opened.missing else opened.blocks:
                 block = under_table_names(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
                 counts = pc.value_counts(partition_names(spec, values | derived_columns(spec, values)).drop_null())
-                found.update({c["values"]: c["counts"] for c in counts.to_pylist()})
-                if part and not spread and ahead.tell() >= size:
+                partitions.update({c["values"]: c["counts"] for c in counts.to_pylist()})
+                if sampled and not spread and ahead.tell() >= size:
                     share = ahead.tell() / file.size
                     break
     except UnreadableFileError as e:
         return Preview(file.path, {}, share, unreadable=e.reason)
-    return Preview(file.path, {name: round(rows / share) for name, rows in found.items()}, share)
+    return Preview(file.path, {name: round(rows / share) for name, rows in partitions.items()}, share)
 
 
-def _pieces_of(source: Any, length: int, size: int) -> tuple[Any, float]:
-    """Whole lines from places spread evenly over a text file, its header first, as one file; and their share of the bytes.
+def _pieces_of(source: pa.NativeFile, length: int, size: int) -> tuple[ByteSource, float]:
+    """Lines from places spread evenly over a text file, the header first, as one file; and their share of the file's bytes.
 
-    A line end within quotes may be taken for one of a record: good enough for an estimate.
+    A line end in quotes may count as the end of a record, which is good enough for an estimate.
     """
     pieces = []
     count = max(1, min(_PIECES, size // _PIECE_BYTES))
@@ -394,9 +411,9 @@ def _pieces_of(source: Any, length: int, size: int) -> tuple[Any, float]:
 
 
 class _Hashed:
-    """A file that is hashed as it is read, also where it is read again from its beginning."""
+    """Hashes a file while it is read, each byte once even if it is read again from the beginning."""
 
-    def __init__(self, source: Any, sha256: Any) -> None:
+    def __init__(self, source: pa.NativeFile, sha256: "Hash") -> None:
         self._source = source
         self._sha256 = sha256
         self._done = 0
@@ -412,25 +429,26 @@ class _Hashed:
         self._source.seek(place)
 
 
-def hashed_source(source: Any, file: LandingInput, kind: str, sha256: Any) -> Any:
-    """What reads like ``source`` and hashes the whole file on the way; None where only reading it again can."""
-    if kind not in _SOUGHT:
+def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: "Hash") -> ByteSource | None:
+    """``source``, hashing the whole file while it is read; None if the file must be read again for its hash."""
+    if kind not in _SEEKABLE:
         return _Hashed(source, sha256)
     if file.size > WHOLE_BYTES:
         return None
     whole = source.read_buffer()
     sha256.update(whole)
-    return pa.BufferReader(whole)
+    in_memory: ByteSource = pa.BufferReader(whole)
+    return in_memory
 
 
 def content_hash(store: ObjectStore, path: str, etag: str | None = None) -> str:
     """SHA-256 of a whole object, in hexadecimal digits.
 
-    Raises ChangedFileError where it vanished, or may have been another one than ``etag`` says.
+    Raises ChangedFileError if the object was deleted, or may have been replaced since it had ``etag``.
     """
     sha256 = hashlib.sha256()
     try:
-        read_again(store, path, etag, sha256)
+        hash_object(store, path, etag, sha256)
     except NotFoundError as e:
         raise ChangedFileError(path) from e
     if etag is not None and not store.pinned:
@@ -438,8 +456,8 @@ def content_hash(store: ObjectStore, path: str, etag: str | None = None) -> str:
     return sha256.hexdigest()
 
 
-def read_again(store: ObjectStore, path: str, etag: str | None, sha256: Any) -> None:
-    """Give a whole object's content to a hash of `hashlib`. Raises NotFoundError as `ObjectStore.open` does."""
+def hash_object(store: ObjectStore, path: str, etag: str | None, sha256: "Hash") -> None:
+    """Update ``sha256`` with the content of a whole object. Raises NotFoundError as `ObjectStore.open` does."""
     with store.open(path, etag) as source:
         while read := source.read(blocks.BLOCK_BYTES):
             sha256.update(read)
@@ -451,17 +469,19 @@ def _is_unchanged(store: ObjectStore, path: str, etag: str) -> bool:
 
 
 def check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
+    """Raise ChangedFileError if the object was deleted or replaced since it had ``etag``."""
     if not _is_unchanged(store, path, etag):
         raise ChangedFileError(path)
 
 
 def required_columns(spec: TableSpec) -> frozenset[str]:
+    """The columns that every landing file of the table must have."""
     in_files = () if spec.stamped or spec.order_in_name or spec.groups else spec.order_by
     absent = {one.column for one in spec.partition_from} | set(() if in_files else spec.order_by)
     return frozenset((*spec.key, *partition_sources(spec), *in_files)) - absent
 
 
 def under_table_names(block: Block, spec: TableSpec) -> Block:
-    """The block with the table's names where the file has them in another case."""
+    """The block with the table's names, which may differ from the file's by case."""
     own = {spec.called(name): name for name in block.names}
     return block if all(map(operator.eq, own.keys(), own.values())) else Renamed(block, own)

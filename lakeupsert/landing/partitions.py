@@ -1,7 +1,6 @@
-"""Which partition a row belongs to: the name of its folder, by its partition columns."""
+"""The partition of a row: the name of its folder, by its partition columns."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +12,20 @@ from lakeupsert.table.spec import TableSpec
 
 
 def partition_sources(spec: TableSpec) -> tuple[str, ...]:
-    """The columns of landing files that tell a row's partition."""
+    """The columns of landing files that decide a row's partition."""
     sources = {one.column: one.source for one in spec.partition_from}
     return tuple(dict.fromkeys(sources.get(column) or column for column in spec.partition_by))
 
 
-def derived_columns(spec: TableSpec, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """The partition columns that are made of others."""
-    return {one.column: _MAKE[one.function or ""](_as_moment(columns[one.source or ""])) for one in spec.partition_from}
+def derived_columns(spec: TableSpec, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """The partition columns that are derived from other columns."""
+    return {
+        one.column: _DERIVE[one.function or ""](_as_moment(columns[one.source or ""])) for one in spec.partition_from
+    }
 
 
-def _as_moment(values: Any) -> Any:
-    """Dates and timestamps as whole seconds in UTC, null outside the years that a folder is named by."""
+def _as_moment(values: pa.Array) -> pa.Array:
+    """Dates and timestamps as whole seconds in UTC; null outside the years 1 to 9999, which folder names can't hold."""
     t, type_ = pa.types, values.type
     if t.is_date32(type_):
         seconds = values.view(pa.int32()).fill_null(0).to_numpy().astype(np.int64) * 86400
@@ -36,7 +37,7 @@ def _as_moment(values: Any) -> Any:
 
 
 _FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # 0001-01-01 and the end of 9999
-_MAKE: dict[str, Callable[[Any], Any]] = {
+_DERIVE: dict[str, Callable[[pa.Array], pa.Array]] = {
     "year": lambda moments: pc.year(moments).cast(pa.int32()),
     "month": lambda moments: pc.strftime(moments, "%Y-%m"),
     "date": lambda moments: pc.floor_temporal(moments, unit="day").cast(pa.date32()),
@@ -44,16 +45,18 @@ _MAKE: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def partition_names(spec: TableSpec, columns: Mapping[str, Any]) -> Any:
-    """The partition's name for every row; null where a value is missing, or is none that a folder can be named by."""
+def partition_names(spec: TableSpec, columns: Mapping[str, pa.Array]) -> pa.Array:
+    """The name of every row's partition; null if a value is missing or can't be in a folder's name."""
     return joined_names([folder_names(name, columns[name]) for name in spec.partition_by])
 
 
-def joined_names(folders: Sequence[Any]) -> Any:
+def joined_names(folders: Sequence[pa.Array]) -> pa.Array:
+    """The partition names, from the folder names of each partition column."""
     return folders[0] if len(folders) == 1 else pc.binary_join_element_wise(*folders, "/")
 
 
-def folder_names(column: str, values: Any) -> Any:
+def folder_names(column: str, values: pa.Array) -> pa.Array:
+    """The name of the folder of every value, for example `day=2026-01-02`; null for a value that can't be in one."""
     encoded = values.dictionary_encode()
     texts, _ = convert(encoded.dictionary, pa.string())
     names = [None if text is None else folder_name(column, text) for text in texts.to_pylist()]

@@ -67,7 +67,7 @@ def test_file_that_became_whole_between_two_tries_is_taken(lake: Lake, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("step", "name"), [("take", "1.jsonl"), ("take", "1.parquet"), ("read_again", "1.parquet"), ("take", "1.csv")]
+    ("step", "name"), [("take", "1.jsonl"), ("take", "1.parquet"), ("hash_object", "1.parquet"), ("take", "1.csv")]
 )
 def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, step: str, name: str
@@ -85,7 +85,7 @@ def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
             (pq.write_table if name.endswith("parquet") else pa.csv.write_csv)(table, file)
 
     land("a")
-    if step == "read_again":  # what is too large to be in memory, as it lies there
+    if step == "hash_object":  # what is too large to be in memory, as it lies there
         monkeypatch.setattr(files, "WHOLE_BYTES", 0)
     real = getattr(accept, step)
 

@@ -266,8 +266,8 @@ def test_partition_is_the_name_of_its_folder(landing: Landing, type_: Any, value
 @pytest.mark.parametrize(
     ("row", "code", "told"),
     [
-        ("1,2026-01-02,2026-03-01", "malformed", "3 fields, where the header has 5"),
-        ("1,2026-01-02,2026-03-01,1,n,", "malformed", "6 fields, where the header has 5"),
+        ("1,2026-01-02,2026-03-01", "malformed", "3 fields, but the header has 5"),
+        ("1,2026-01-02,2026-03-01,1,n,", "malformed", "6 fields, but the header has 5"),
         ("x,2026-01-02,2026-03-01,1,n", "bad_type", "Column 'id': 'x' does not fit int64."),
         ("1,2026-01-02,2026-03-01,8.705,n", "bad_type", "'8.705' does not fit decimal128(12, 2)"),
         ("1,2026-01-02,soon,1,n", "bad_type", "Column 'at': 'soon'"),
@@ -1144,9 +1144,9 @@ def test_json_columns_come_from_every_line(landing: Landing) -> None:
     ],
 )
 def test_files_agree_on_one_type(a: Any, b: Any, typed: bool, expected: Any) -> None:
-    assert unify(a, b, typed) == expected
+    assert unify(a, b, typed=typed) == expected
     if not typed or expected not in (a, b):
-        assert unify(b, a, typed) == expected
+        assert unify(b, a, typed=typed) == expected
 
 
 def test_types_without_a_value_become_text() -> None:
