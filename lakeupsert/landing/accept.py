@@ -24,13 +24,12 @@ import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import (
+    Reader,
     check_unchanged,
     hash_object,
     hashed_source,
     kind_of,
-    open_blocks,
     required_columns,
-    text_of,
     under_table_names,
 )
 from lakeupsert.landing.formats.blocks import (
@@ -108,8 +107,7 @@ def read_rows(
         kind = kind_of(file, reading)
         with store.open(file.path, file.etag) as source:
             hashed = None if sha256 is None else hashed_source(source, file, kind, sha256)
-            text = text_of(hashed or source, file, kind, reading)
-            opened = open_blocks(text, file, kind, reading, required_columns(rules.spec))
+            opened = Reader.of(hashed or source, file, kind, reading).blocks(required_columns(rules.spec))
             new: set[str] = set()
             has_accepted = False
             for block in opened.blocks:
@@ -142,12 +140,12 @@ def _file_order(path: str, rules: RowRules) -> dict[str, pa.Array]:
         value = pa.array([rules.received_at], pa.int64()).view(pa.timestamp("us", "UTC"))
     elif spec.order_in_name:
         name = path.rpartition("/")[2]
-        found = re.search(spec.order_in_name, name)
-        if found is None:
+        match = re.search(spec.order_in_name, name)
+        if match is None:
             raise UnreadableFileError(
                 path, f"`order_in_name` ({spec.order_in_name}) finds no order in the name {name!r}."
             )
-        value = pa.array([found[1]], pa.string())
+        value = pa.array([match[1]], pa.string())
     else:
         return {}
     column = spec.order_by[0]
@@ -177,7 +175,7 @@ class _Refusals:
         if name not in set(self._block.names):  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")
         elif rows := self._fresh(mask):
-            for row, value in zip(rows, self._block.found(name, rows), strict=True):
+            for row, value in zip(rows, self._block.originals(name, rows), strict=True):
                 self._reasons[row] = code, f"Column {name!r}: {_short(value)} {what}."
 
     def _fresh(self, mask: Mask) -> list[int]:

@@ -31,17 +31,17 @@ class Footing:
     nulls: dict[str, int]
 
 
-def footing(store: ObjectStore, found: ObjectInfo, columns: Sequence[str]) -> Footing:
+def footing(store: ObjectStore, info: ObjectInfo, columns: Sequence[str]) -> Footing:
     """Read one footer. Raises UnreadableFileError, and NotFoundError if the file was deleted."""
-    with store.open(found.name) as source:
-        schema, footer = schema_of(source, LandingInput(found.name, found.size, found.etag, place=0))
+    with store.open(info.name) as source:
+        schema, footer = schema_of(source, LandingInput(info.name, info.size, info.etag, place=0))
     nulls = dict.fromkeys(columns, 0)
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             statistics = column.statistics
             if column.path_in_schema in nulls and statistics is not None and statistics.has_null_count:
                 nulls[column.path_in_schema] += statistics.null_count
-    return Footing(DataFile(name=found.name, rows=footer.num_rows, bytes=found.size), schema, nulls)
+    return Footing(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls)
 
 
 def adopted_rows(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Rows:

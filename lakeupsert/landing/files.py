@@ -20,18 +20,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited, jsonlines, orcfile, parquetfile
+from lakeupsert.landing.formats import avrofile, blocks, jsonlines, orcfile, parquetfile, records
 from lakeupsert.landing.formats.blocks import (
     Block,
-    ByteSource,
     ChangedFileError,
     Columns,
     LandingInput,
     Opened,
     Renamed,
+    Source,
     UnreadableFileError,
 )
+from lakeupsert.landing.formats.csvfile import Csv
+from lakeupsert.landing.formats.delimited import dialect_of
 from lakeupsert.landing.formats.dominant import Example, Leaning
+from lakeupsert.landing.formats.records import Dialect
 from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
 from lakeupsert.rows.arrays import Rows
@@ -50,18 +53,8 @@ _ENDINGS = {
     ".avro": "avro",
     ".orc": "orc",
 }
-_COLUMNS_OF_TEXT: dict[str, Callable[..., Columns]] = {
-    "csv": csvfile.schema_of,
-    "delimited": delimited.schema_of,
-    "jsonl": jsonlines.schema_of,
-}
-_OPEN: dict[str, Callable[..., Opened]] = {
-    "csv": csvfile.open_blocks,
-    "delimited": delimited.open_blocks,
-    "jsonl": jsonlines.open_blocks,
-    "avro": avrofile.open_blocks,
-}
-_TEXT = tuple(_COLUMNS_OF_TEXT)
+_DIALECTS: dict[str, Callable[[Reading], Dialect]] = {"csv": Csv, "delimited": dialect_of}
+_TEXT = (*_DIALECTS, "jsonl")
 TYPED = ("parquet", "avro", "orc")
 """Formats whose files have types of their own. The others are text, and such files may be compressed as a whole."""
 _SEEKABLE = ("parquet", "orc")  # read at many places, not from the beginning to the end
@@ -145,8 +138,7 @@ def survey(
                 columns = _aliased_columns(Columns(schema), file.path, reading)
                 groups, rows = footer.num_row_groups, footer.num_rows
                 return Survey(file.path, columns.schema, typed=True, row_groups=groups, rows=rows, own=columns.own)
-            text = text_of(source, file, kind, reading)
-            columns = _columns_of(text, file, kind, reading, known, text_columns)
+            columns = Reader.of(source, file, kind, reading).columns(known, text_columns)
             return Survey(file.path, columns.schema, kind in TYPED, leanings=columns.leanings, own=columns.own)
     except NotFoundError:
         return Survey(file.path, changed=True)
@@ -169,31 +161,65 @@ def kind_of(file: LandingInput, reading: Reading) -> str:
     return kind
 
 
-def text_of(source: ByteSource, file: LandingInput, kind: str, reading: Reading) -> ByteSource:
-    """What the format's reader reads: text decompressed and decoded, Avro in few large reads, other files as they are."""
-    if kind in _TEXT:
-        return open_text(source, file, reading.encoding)
-    return ReadAhead.of(source) if kind == "avro" else source
+@dataclass(frozen=True)
+class Reader:
+    """Reads one opened landing file of any format, with its columns renamed by `aliases`."""
 
+    source: Source
+    file: LandingInput
+    kind: str
+    reading: Reading
 
-def _columns_of(
-    text: ByteSource,
-    file: LandingInput,
-    kind: str,
-    reading: Reading,
-    known: pa.Schema | None,
-    text_columns: frozenset[str],
-) -> Columns:
-    """The file's columns, renamed by `aliases`."""
-    if not reading.aliases:
-        return _own_columns_of(text, file, kind, reading, known, text_columns)
-    if known is not None:
-        types = {field.name.lower(): field.type for field in known}
-        types |= {old.lower(): types.get(new.lower()) for old, new in reading.aliases.items()}
-        known = pa.schema([(name, type_) for name, type_ in types.items() if type_ is not None])
-    wanted = {name.lower() for name in text_columns}
-    text_columns |= {old for old, new in reading.aliases.items() if new.lower() in wanted}
-    return _aliased_columns(_own_columns_of(text, file, kind, reading, known, text_columns), file.path, reading)
+    @classmethod
+    def of(cls, source: Source, file: LandingInput, kind: str, reading: Reading) -> "Reader":
+        """Decompresses and decodes text, and reads Avro in few large parts."""
+        if kind in _TEXT:
+            source = open_text(source, file, reading.encoding)
+        return cls(ReadAhead.of(source) if kind == "avro" else source, file, kind, reading)
+
+    def columns(self, known: pa.Schema | None, text_columns: frozenset[str]) -> Columns:
+        """The columns of the file; the arguments are those of `survey`."""
+        aliases = self.reading.aliases
+        if aliases and known is not None:
+            types = {field.name.lower(): field.type for field in known}
+            types |= {old.lower(): types.get(new.lower()) for old, new in aliases.items()}
+            known = pa.schema([(name, type_) for name, type_ in types.items() if type_ is not None])
+        wanted = {name.lower() for name in text_columns}
+        text_columns |= {old for old, new in aliases.items() if new.lower() in wanted}
+        return _aliased_columns(self._own_columns(known, text_columns), self.file.path, self.reading)
+
+    def blocks(self, required: frozenset[str], only: Collection[str] | None = None) -> Opened:
+        """The rows of the file. ``required`` and ``only`` are names after the renaming."""
+        aliases = self.reading.aliases
+        if not aliases:
+            return self._own_blocks(required, only)
+        olds = {name: [old for old, new in aliases.items() if new.lower() == name.lower()] for name in required}
+        wanted = {name.lower() for name in only or ()}
+        more = [old for old, new in aliases.items() if new.lower() in wanted]
+        own = self._own_blocks(required.union(*olds.values()), None if only is None else [*only, *more])
+        missing = frozenset(name for name in required if own.missing.issuperset([name, *olds[name]]))
+        return Opened(missing, _aliased_blocks(own.blocks, self.file.path, self.reading))
+
+    def _own_columns(self, known: pa.Schema | None, text_columns: frozenset[str]) -> Columns:
+        source, file, kind, reading = self.source, self.file, self.kind, self.reading
+        if kind in _DIALECTS:
+            return records.schema_of(source, file, _DIALECTS[kind](reading), known, text_columns)
+        if kind == "jsonl":
+            return jsonlines.schema_of(source, file, reading, known, text_columns)
+        if kind == "avro":
+            return Columns(avrofile.schema_of(source, file, reading))
+        return Columns(orcfile.schema_of(source, file) if kind == "orc" else parquetfile.schema_of(source, file)[0])
+
+    def _own_blocks(self, required: frozenset[str], only: Collection[str] | None) -> Opened:
+        source, file, kind, reading = self.source, self.file, self.kind, self.reading
+        if kind in _DIALECTS:
+            return records.open_blocks(source, file, _DIALECTS[kind](reading), required, only)
+        if kind == "jsonl":
+            return jsonlines.open_blocks(source, file, reading, required, only)
+        if kind == "avro":
+            return avrofile.open_blocks(source, file, reading, required, only)
+        open_blocks = orcfile.open_blocks if kind == "orc" else parquetfile.open_blocks
+        return open_blocks(source, file, required, only)
 
 
 def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
@@ -222,41 +248,6 @@ def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, s
     return own
 
 
-def _own_columns_of(
-    text: ByteSource,
-    file: LandingInput,
-    kind: str,
-    reading: Reading,
-    known: pa.Schema | None,
-    text_columns: frozenset[str],
-) -> Columns:
-    if kind in _TEXT:
-        return _COLUMNS_OF_TEXT[kind](text, file, reading, known, text_columns)
-    if kind == "avro":
-        return Columns(avrofile.schema_of(text, file, reading))
-    return Columns(orcfile.schema_of(text, file) if kind == "orc" else parquetfile.schema_of(text, file)[0])
-
-
-def open_blocks(
-    text: ByteSource,
-    file: LandingInput,
-    kind: str,
-    reading: Reading,
-    required: frozenset[str],
-    only: Collection[str] | None = None,
-) -> Opened:
-    """The file's blocks, with columns renamed by `aliases`. ``required`` and ``only`` are names after the renaming."""
-    if not reading.aliases:
-        return _own_blocks(text, file, kind, reading, required, only)
-    olds = {name: [old for old, new in reading.aliases.items() if new.lower() == name.lower()] for name in required}
-    either = required.union(*olds.values())
-    wanted = {name.lower() for name in only or ()}
-    more = [old for old, new in reading.aliases.items() if new.lower() in wanted]
-    own = _own_blocks(text, file, kind, reading, either, None if only is None else [*only, *more])
-    missing = frozenset(name for name in required if own.missing.issuperset([name, *olds[name]]))
-    return Opened(missing, _aliased_blocks(own.blocks, file.path, reading))
-
-
 def _aliased_blocks(own_blocks: Iterator[Block], path: str, reading: Reading) -> Iterator[Block]:
     seen: dict[str, None] = {}
     for block in own_blocks:
@@ -270,19 +261,6 @@ def aliased(block: Block, path: str, reading: Reading) -> Block:
     """The block with its columns renamed by `aliases`. Raises UnreadableFileError if two become the same."""
     own = _own_names(path, block.names, reading) if reading.aliases else {}
     return Renamed(block, own) if any(map(operator.ne, own.keys(), own.values())) else block
-
-
-def _own_blocks(
-    text: ByteSource,
-    file: LandingInput,
-    kind: str,
-    reading: Reading,
-    required: frozenset[str],
-    only: Collection[str] | None,
-) -> Opened:
-    if kind in _OPEN:
-        return _OPEN[kind](text, file, reading, required, only)
-    return (orcfile.open_blocks if kind == "orc" else parquetfile.open_blocks)(text, file, required, only)
 
 
 def first_rows(
@@ -320,23 +298,24 @@ def beginning(
     """
     kind = kind_of(file, reading)
     with store.open(file.path) as source:
-        text = text_of(source, file, kind, reading)
+        reader = Reader.of(source, file, kind, reading)
         if kind in _TEXT:
-            head = _read_up_to(text, size)
+            head = _read_up_to(reader.source, size)
             # A record that is cut off would be malformed, or its last value would be too short.
-            text = pa.BufferReader(head if len(head) < size else head[: head.rfind(b"\n") + 1])
-        columns = _columns_of(text, file, kind, reading, known, text_columns)
+            head = head if len(head) < size else head[: head.rfind(b"\n") + 1]
+            reader = Reader(pa.BufferReader(head), file, kind, reading)
+        columns = reader.columns(known, text_columns)
         schema = columns.schema
-        text.seek(0)
+        reader.source.seek(0)
         tables, wanted = [schema.empty_table()], rows
-        for block in open_blocks(text, file, kind, reading, frozenset()).blocks if rows else ():
+        for block in reader.blocks(frozenset()).blocks if rows else ():
             values = [block.convert(f.name, f.type)[0] for f in schema]
             tables.append(pa.Table.from_arrays(values, schema=schema).slice(0, wanted))
             wanted -= len(tables[-1])
             if wanted <= 0:
                 break
-    found = Survey(file.path, schema, kind in TYPED, leanings=columns.leanings, own=columns.own)
-    return Beginning(pa.concat_tables(tables), found)
+    first = Survey(file.path, schema, kind in TYPED, leanings=columns.leanings, own=columns.own)
+    return Beginning(pa.concat_tables(tables), first)
 
 
 def line_of(store: ObjectStore, example: Example, reading: Reading) -> int | None:
@@ -345,7 +324,7 @@ def line_of(store: ObjectStore, example: Example, reading: Reading) -> int | Non
     distance, line = example.place, 1
     try:
         with store.open(example.path) as source:
-            text = text_of(source, file, kind_of(file, reading), reading)
+            text = Reader.of(source, file, kind_of(file, reading), reading).source
             while distance and (read := text.read(min(distance, blocks.BLOCK_BYTES))):
                 distance -= len(read)
                 line += read.count(b"\n")
@@ -354,7 +333,7 @@ def line_of(store: ObjectStore, example: Example, reading: Reading) -> int | Non
     return line
 
 
-def _read_up_to(text: ByteSource, size: int) -> bytes:
+def _read_up_to(text: Source, size: int) -> bytes:
     """``size`` bytes, or all if there are fewer."""
     data = b""
     while len(data) < size and (read := text.read(size - len(data))):
@@ -378,10 +357,11 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
             spread = sampled and kind in _TEXT and is_plain(file.path, reading.encoding)
             ahead = ReadAhead(source)
             if spread:
-                text, share = _pieces_of(source, file.size, size)
+                pieces, share = _pieces_of(source, file.size, size)
+                reader = Reader(pieces, file, kind, reading)
             else:
-                text = text_of(ahead if sampled else source, file, kind, reading)
-            opened = open_blocks(text, file, kind, reading, required_columns(spec), columns)
+                reader = Reader.of(ahead if sampled else source, file, kind, reading)
+            opened = reader.blocks(required_columns(spec), columns)
             for block in () if opened.missing else opened.blocks:
                 block = under_table_names(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
@@ -395,7 +375,7 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
     return Preview(file.path, {name: round(rows / share) for name, rows in partitions.items()}, share)
 
 
-def _pieces_of(source: pa.NativeFile, length: int, size: int) -> tuple[ByteSource, float]:
+def _pieces_of(source: pa.NativeFile, length: int, size: int) -> tuple[Source, float]:
     """Lines from places spread evenly over a text file, the header first, as one file; and their share of the file's bytes.
 
     A line end in quotes may count as the end of a record, which is good enough for an estimate.
@@ -429,7 +409,7 @@ class _Hashed:
         self._source.seek(place)
 
 
-def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: "Hash") -> ByteSource | None:
+def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: "Hash") -> Source | None:
     """``source``, hashing the whole file while it is read; None if the file must be read again for its hash."""
     if kind not in _SEEKABLE:
         return _Hashed(source, sha256)
@@ -437,7 +417,7 @@ def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: 
         return None
     whole = source.read_buffer()
     sha256.update(whole)
-    in_memory: ByteSource = pa.BufferReader(whole)
+    in_memory: Source = pa.BufferReader(whole)
     return in_memory
 
 
@@ -464,8 +444,8 @@ def hash_object(store: ObjectStore, path: str, etag: str | None, sha256: "Hash")
 
 
 def _is_unchanged(store: ObjectStore, path: str, etag: str) -> bool:
-    found = store.head(path)
-    return found is not None and found.etag == etag
+    now = store.head(path)
+    return now is not None and now.etag == etag
 
 
 def check_unchanged(store: ObjectStore, path: str, etag: str) -> None:

@@ -57,10 +57,10 @@ class Sample:
 
     def __init__(self, beginnings: Sequence[tuple[str, Beginning]]) -> None:
         self.leanings: dict[str, Leaning | None] = {}
-        for _, found in beginnings:
-            for column, more in found.survey.leanings.items():
+        for _, first in beginnings:
+            for column, more in first.survey.leanings.items():
                 self.leanings[column] = together(self.leanings.get(column), more)
-        tables = [(name, found.rows) for name, found in beginnings]
+        tables = [(name, first.rows) for name, first in beginnings]
         types: dict[str, pa.DataType] = {}
         for name, table in tables:
             typed = format_of(name, "auto") in TYPED

@@ -193,7 +193,7 @@ def test_record_of_another_number_of_fields_is_refused_at_its_place(
     ],
 )  # fmt: skip
 def test_pattern_that_means_one_character_is_read_as_csv_is(pattern: str, sign: str | None) -> None:
-    dialect = delimited._dialect(Reading(format="delimited", delimiter=pattern))
+    dialect = delimited.dialect_of(Reading(format="delimited", delimiter=pattern))
     assert (dialect.reading.delimiter if isinstance(dialect, csvfile.Csv) else None) == sign
 
 

@@ -24,10 +24,10 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
-    ByteSource,
     LandingInput,
     Malformed,
     Opened,
+    Source,
     absent,
     among,
     check_names,
@@ -84,23 +84,19 @@ class _Header:
     sync: bytes
 
 
-def schema_of(source: ByteSource, file: LandingInput, reading: Reading) -> pa.Schema:
+def schema_of(source: Source, file: LandingInput, reading: Reading) -> pa.Schema:
     """The columns; for envelopes those of the flattened rows."""
     return pa.schema([(name, column.type) for name, column in _read_header(source, file, reading).columns.items()])
 
 
 def open_blocks(
-    source: ByteSource,
-    file: LandingInput,
-    reading: Reading,
-    required: frozenset[str],
-    only: Collection[str] | None = None,
+    source: Source, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
 ) -> Opened:
     header = _read_header(source, file, reading)
     return Opened(absent(required, header.columns), _blocks(source, file, reading, header, only))
 
 
-def _read_header(source: ByteSource, file: LandingInput, reading: Reading) -> _Header:
+def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Header:
     with unreadable_if_damaged(file, "Avro", *_DAMAGED):
         header = _read_record(source, _HEADER, None)
         if header["magic"] != b"Obj\x01":
@@ -118,23 +114,26 @@ def _read_header(source: ByteSource, file: LandingInput, reading: Reading) -> _H
 
 
 def _blocks(
-    source: ByteSource, file: LandingInput, reading: Reading, header: _Header, only: Collection[str] | None
+    source: Source, file: LandingInput, reading: Reading, header: _Header, only: Collection[str] | None
 ) -> Iterator[ArrowBlock]:
     wanted = {name: header.columns[name] for name in among(header.columns, only)}
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
-    place, held = 0, 0
+    place, pending_bytes = 0, 0
     rows: list[Row] = []
     with unreadable_if_damaged(file, "Avro", *_DAMAGED):
         for count, data in _unpacked_blocks(source, header):
             text, begin = io.BytesIO(data), 0
             for _ in range(count):
                 rows.append(_read_record(text, header.schema, None))
-                if len(rows) >= blocks.BLOCK_ROWS or held + text.tell() - begin >= blocks.BLOCK_BYTES // _SHARE:
+                if (
+                    len(rows) >= blocks.BLOCK_ROWS
+                    or pending_bytes + text.tell() - begin >= blocks.BLOCK_BYTES // _SHARE
+                ):
                     yield _block(rows, place, wanted, unwrap)
-                    place, rows, held, begin = place + len(rows), [], 0, text.tell()
+                    place, rows, pending_bytes, begin = place + len(rows), [], 0, text.tell()
             if text.tell() < len(data):
                 raise ValueError("a block has more bytes than its records")
-            held += len(data) - begin
+            pending_bytes += len(data) - begin
         if rows:
             yield _block(rows, place, wanted, unwrap)
 
@@ -161,7 +160,7 @@ def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwra
 # -- blocks as they are stored
 
 
-def _unpacked_blocks(source: ByteSource, header: _Header) -> Iterator[tuple[int, bytes]]:
+def _unpacked_blocks(source: Source, header: _Header) -> Iterator[tuple[int, bytes]]:
     """The number of records in each block, and their bytes."""
     while (count := _number(source)) is not None:
         size = _number(source)
@@ -175,7 +174,7 @@ def _unpacked_blocks(source: ByteSource, header: _Header) -> Iterator[tuple[int,
         yield count, data
 
 
-def _number(source: ByteSource) -> int | None:
+def _number(source: Source) -> int | None:
     """A zigzag number of variable length; None at the end of the file."""
     value, shift = 0, 0
     while byte := source.read(1):
@@ -263,10 +262,10 @@ def _named(schema: Schema | None) -> Iterator[tuple[str, dict[str, Any]]]:
 def _record(schema: Schema | None, named: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The record's schema if ``schema`` is a record, or a union of null and one; else None."""
     if isinstance(schema, list):
-        found = [record for one in schema if (record := _record(one, named)) is not None]
-        if len(found) > 1:
+        records = [record for one in schema if (record := _record(one, named)) is not None]
+        if len(records) > 1:
             raise ValueError("a union of several records is not supported")
-        return found[0] if found else None
+        return records[0] if records else None
     if isinstance(schema, str):
         return _record(named[schema], named) if schema in named else None
     return schema if isinstance(schema, dict) and schema["type"] in ("record", "error") else None

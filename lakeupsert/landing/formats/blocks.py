@@ -50,7 +50,7 @@ class ChangedFileError(NotFoundError):
         self.path = path
 
 
-class ByteSource(Protocol):
+class Source(Protocol):
     """What a format's reader reads: an opened file (``pyarrow.NativeFile``), or one that is decompressed or hashed on the way."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -127,7 +127,7 @@ class Block(Protocol):
     def has(self, name: str) -> Mask:
         """Which rows have this column, even if it is null."""
 
-    def found(self, name: str, rows: Sequence[int]) -> list[object]:
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         """The values as they were in the file, for a reason that a person reads."""
 
     def raw(self, rows: Sequence[int]) -> list[str]:
@@ -177,13 +177,13 @@ class ArrowBlock:
 
     has = brings
 
-    def found(self, name: str, rows: Sequence[int]) -> list[object]:
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return plain(self.columns[name].take(pa.array(rows, pa.int64())))
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         if not self.columns:
             return ["{}"] * len(rows)
-        columns = [self.found(name, rows) for name in self.columns]
+        columns = [self.originals(name, rows) for name in self.columns]
         encode = msgspec.json.Encoder().encode
         return [encode(dict(zip(self.columns, row, strict=True))).decode() for row in zip(*columns, strict=True)]
 
@@ -231,8 +231,8 @@ class Renamed:
     def has(self, name: str) -> Mask:
         return self.block.has(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
 
-    def found(self, name: str, rows: Sequence[int]) -> list[object]:
-        return self.block.found(self.own[name], rows)
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
+        return self.block.originals(self.own[name], rows)
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         return self.block.raw(rows)
@@ -290,8 +290,8 @@ def given_types(known: pa.Schema | None, text_columns: frozenset[str]) -> Callab
 
 def absent(required: Iterable[str], names: Iterable[str]) -> frozenset[str]:
     """The required columns that a file lacks; case does not matter."""
-    found = set(map(str.lower, names))
-    return frozenset(name for name in required if name.lower() not in found)
+    own = set(map(str.lower, names))
+    return frozenset(name for name in required if name.lower() not in own)
 
 
 def among(names: Iterable[str], only: Collection[str] | None) -> list[str]:

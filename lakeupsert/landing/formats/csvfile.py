@@ -6,9 +6,9 @@ records here, by the same rules as its parser's.
 
 import csv
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,30 +16,11 @@ from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import records
-from lakeupsert.landing.formats.blocks import ByteSource, Columns, LandingInput, Opened
 from lakeupsert.landing.formats.records import Fields, HeaderError, line_ends, record_ends
 from lakeupsert.rows.arrays import Indices
 
 _BOM = b"\xef\xbb\xbf"
 _LF, _CR = b"\n\r"
-
-
-def schema_of(
-    source: ByteSource, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
-) -> Columns:
-    """See `records.schema_of`."""
-    return records.schema_of(source, file, Csv(reading), known, text_columns)
-
-
-def open_blocks(
-    source: ByteSource,
-    file: LandingInput,
-    reading: Reading,
-    required: frozenset[str],
-    only: Collection[str] | None = None,
-) -> Opened:
-    return records.open_blocks(source, file, Csv(reading), required, only)
 
 
 class Csv:
@@ -94,11 +75,15 @@ class Csv:
         return np.array(ends, np.int64), False
 
     def names(self, record: bytes) -> list[str]:
-        quoting: dict[str, Any] = (
-            {"quotechar": self.reading.quote} if self.reading.quote else {"quoting": csv.QUOTE_NONE}
-        )
+        quote = self.reading.quote or None
         try:
-            return next(csv.reader([record.decode()], delimiter=self.reading.delimiter, **quoting))
+            rows = csv.reader(
+                [record.decode()],
+                delimiter=self.reading.delimiter,
+                quotechar=quote,
+                quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+            )
+            return next(rows)
         except csv.Error as e:
             raise HeaderError(str(e)) from e
 

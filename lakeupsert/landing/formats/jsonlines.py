@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks, dominant
 from lakeupsert.landing.formats.blocks import (
-    ByteSource,
     Columns,
     LandingInput,
     Malformed,
     Opened,
+    Source,
     UnreadableFileError,
     absent,
     check_names,
@@ -84,7 +84,7 @@ class JsonBlock:
     def has(self, name: str) -> Mask:
         return np.fromiter((name in row for row in self.rows), bool, len(self.rows))
 
-    def found(self, name: str, rows: Sequence[int]) -> list[object]:
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return [self.rows[i].get(name) for i in rows]
 
     def raw(self, rows: Sequence[int]) -> list[str]:
@@ -97,7 +97,7 @@ class JsonBlock:
 
 
 def schema_of(
-    source: ByteSource, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
+    source: Source, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
 ) -> Columns:
     """The columns of all lines, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
@@ -121,11 +121,7 @@ def schema_of(
 
 
 def open_blocks(
-    source: ByteSource,
-    file: LandingInput,
-    reading: Reading,
-    required: frozenset[str],
-    only: Collection[str] | None = None,
+    source: Source, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
 ) -> Opened:
     """``only`` has no effect: whole lines are decoded, and columns are converted when a caller asks for them.
 
@@ -144,7 +140,7 @@ def open_blocks(
     return Opened(missing, _blocks(source, file, reading))
 
 
-def _blocks(source: ByteSource, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
+def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
     seen: dict[str, None] = {}
     for offset, text in _whole_lines(source, file):
@@ -200,7 +196,7 @@ def block_of_some(lines: Sequence[bytes], places: Indices, unwrap: Unwrap | None
     return JsonBlock(rows, None if unwrap else [lines[i] for i in numbers], places[numbers], malformed)
 
 
-def _whole_lines(source: ByteSource, file: LandingInput) -> Iterator[tuple[int, bytes]]:
+def _whole_lines(source: Source, file: LandingInput) -> Iterator[tuple[int, bytes]]:
     """Runs of whole lines without the last line end, each with the byte of the file at which it begins."""
     offset, data, final = 0, b"", False
     size = max(1, blocks.BLOCK_BYTES // _SHARE)

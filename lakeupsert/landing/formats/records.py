@@ -16,11 +16,11 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks, dominant
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
-    ByteSource,
     Columns,
     LandingInput,
     Malformed,
     Opened,
+    Source,
     UnreadableFileError,
     absent,
     among,
@@ -92,7 +92,7 @@ class _Records:
 
 
 def schema_of(
-    source: ByteSource, file: LandingInput, dialect: Dialect, known: pa.Schema | None, text_columns: frozenset[str]
+    source: Source, file: LandingInput, dialect: Dialect, known: pa.Schema | None, text_columns: frozenset[str]
 ) -> Columns:
     """The columns of a file. Types that are neither in ``known`` nor in ``text_columns`` are inferred from all values."""
     pieces = _pieces(source, file, dialect)
@@ -113,11 +113,7 @@ def schema_of(
 
 
 def open_blocks(
-    source: ByteSource,
-    file: LandingInput,
-    dialect: Dialect,
-    required: frozenset[str],
-    only: Collection[str] | None = None,
+    source: Source, file: LandingInput, dialect: Dialect, required: frozenset[str], only: Collection[str] | None = None
 ) -> Opened:
     pieces = _pieces(source, file, dialect)
     names, first = _columns(pieces, file, dialect)
@@ -211,7 +207,7 @@ def _block(
     return ArrowBlock(fields.columns, starts, malformed)
 
 
-def _pieces(source: ByteSource, file: LandingInput, dialect: Dialect) -> Iterator[_Records]:
+def _pieces(source: Source, file: LandingInput, dialect: Dialect) -> Iterator[_Records]:
     """The file's records, about a block at a time. The first piece is small, for callers that need only the header."""
     offset, data, size = 0, b"", min(_HEADER_BYTES, blocks.BLOCK_BYTES)
     final = False

@@ -11,7 +11,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from lakeupsert.landing.formats import blocks
-from lakeupsert.landing.formats.blocks import ByteSource, LandingInput, UnreadableFileError, unreadable_if_damaged
+from lakeupsert.landing.formats.blocks import LandingInput, Source, UnreadableFileError, unreadable_if_damaged
 
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
 _READ_BYTES = 1 << 16
@@ -30,12 +30,12 @@ class ReadAhead:
     The first parts are small, for callers that look only at the beginning. ``tell`` returns how far callers have read.
     """
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         self._begin()
 
     @classmethod
-    def of(cls, source: ByteSource) -> "ReadAhead":
+    def of(cls, source: Source) -> "ReadAhead":
         return source if isinstance(source, cls) else cls(source)
 
     def _begin(self) -> None:
@@ -44,7 +44,7 @@ class ReadAhead:
     def read(self, size: int) -> bytes:
         if size < 0:
             raise ValueError(f"a length of {size}")
-        found = []
+        parts = []
         while size:
             if self._at == len(self._held):
                 self._held, self._at = self._source.read(max(size, min(self._next, blocks.BLOCK_BYTES))), 0
@@ -55,8 +55,8 @@ class ReadAhead:
             self._at += len(part)
             self._place += len(part)
             size -= len(part)
-            found.append(part)
-        return found[0] if len(found) == 1 else b"".join(found)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def tell(self) -> int:
         return self._place
@@ -81,7 +81,7 @@ def is_plain(path: str, encoding: str) -> bool:
     return not _ending(path) and is_utf8(encoding)
 
 
-def open_text(source: ByteSource, file: LandingInput, encoding: str) -> ByteSource:
+def open_text(source: Source, file: LandingInput, encoding: str) -> Source:
     """The text of ``source``. `seek` only goes back to the beginning.
 
     A byte that is not valid in ``encoding`` becomes one that is not valid in UTF-8, in the same record.
@@ -108,7 +108,7 @@ class _Stream(Protocol):
 class _Decompressed:
     """Decompressed text. Several streams in one file, as `cat` and parallel compressors write them, are one text."""
 
-    def __init__(self, source: ByteSource, file: LandingInput, compression: str) -> None:
+    def __init__(self, source: Source, file: LandingInput, compression: str) -> None:
         self._source = source
         self._file = file
         self._compression = compression
@@ -133,7 +133,7 @@ class _KeptOpen:
 
     closed = False
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
 
     def read(self, size: int) -> bytes:
@@ -146,7 +146,7 @@ class _KeptOpen:
 class _Xz:
     """Decompresses xz, several streams in a row too."""
 
-    def __init__(self, source: ByteSource) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         self._one: lzma.LZMADecompressor | None = None
 
@@ -168,7 +168,7 @@ class _Xz:
 class _Decoded:
     """Text of another encoding, in UTF-8."""
 
-    def __init__(self, text: ByteSource, file: LandingInput, encoding: str) -> None:
+    def __init__(self, text: Source, file: LandingInput, encoding: str) -> None:
         self._text = text
         self._file = file
         self._encoding = encoding
@@ -178,11 +178,11 @@ class _Decoded:
         while True:
             read = self._text.read(size)
             try:
-                found = self._decoder.decode(read, final=not read).encode(errors="surrogateescape")
+                text = self._decoder.decode(read, final=not read).encode(errors="surrogateescape")
             except UnicodeError as e:  # for example UTF-16 without a byte order mark
                 raise UnreadableFileError(self._file.path, f"Not readable as {self._encoding}: {e}") from e
-            if found or not read:
-                return found
+            if text or not read:
+                return text
 
     def seek(self, place: int) -> None:
         self._text.seek(place)
