@@ -101,18 +101,18 @@ def read_rows(
     Raises:
         UnreadableFileError: the file can't be read, as a whole or from here on.
         UnplannedColumnError: the file has an accepted row, and a column that the spec lacks.
-        ChangedFileError: the file was deleted or changed before the last block was read.
+        ChangedFileError: the file was deleted or changed before or while it was read.
     """
     try:
         kind = kind_of(file, reading)
         with store.open(file.path, file.etag) as source:
             hashed = None if sha256 is None else hashed_source(source, file, kind, sha256)
-            opened = Reader.of(hashed or source, file, kind, reading).blocks(required_columns(rules.spec))
+            contents = Reader.of(hashed or source, file, kind, reading).blocks(required_columns(rules.spec))
             new: set[str] = set()
             has_accepted = False
-            for block in opened.blocks:
+            for block in contents.blocks:
                 if len(block.places) or block.malformed:
-                    rows = take(block, opened.missing, file.path, rules, surveyed=file.surveyed)
+                    rows = take(block, contents.missing, file.path, rules, surveyed=file.surveyed)
                     new |= new_columns(block, rules.spec)
                     has_accepted |= rows.accepted.num_rows > 0
                     if new and has_accepted:  # else the column's values would be lost; refused rows add no column
@@ -134,7 +134,8 @@ def read_rows(
 def _file_order(path: str, rules: RowRules) -> dict[str, pa.Array]:
     """The ordering column if it has one value for the whole file (an array of one): the receipt stamp, or the order in its name.
 
-    Raises UnreadableFileError if `order_in_name` finds no order in the name."""
+    Raises UnreadableFileError if `order_in_name` finds no order in the name.
+    """
     spec = rules.spec
     if spec.stamped:
         value = pa.array([rules.received_at], pa.int64()).view(pa.timestamp("us", "UTC"))
@@ -167,49 +168,40 @@ class _Refusals:
 
     def add(self, code: str, mask: Mask, reason: str) -> None:
         """Refuse these rows, all for the same reason."""
-        for row in self._fresh(mask):
+        for row in self._mark_refused(mask):
             self._reasons[row] = code, reason
 
     def add_values(self, code: str, mask: Mask, name: str, what: str) -> None:
         """Refuse these rows for the value that each has in one column."""
         if name not in set(self._block.names):  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")
-        elif rows := self._fresh(mask):
+        elif rows := self._mark_refused(mask):
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
-                self._reasons[row] = code, f"Column {name!r}: {_short(value)} {what}."
+                self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}."
 
-    def _fresh(self, mask: Mask) -> list[int]:
+    def _mark_refused(self, mask: Mask) -> list[int]:
         """Mark rows as refused, and return those that were not refused before."""
-        fresh = mask & ~self.refused
-        self.refused |= fresh
-        return np.flatnonzero(fresh).tolist()
+        new = mask & ~self.refused
+        self.refused |= new
+        return np.flatnonzero(new).tolist()
 
     def table(self) -> Rows:
+        """The refused rows and the malformed records, by their places."""
         rows = sorted(self._reasons)
-        raws = self._block.raw(rows) if rows else []
+        places = self._block.places[rows].tolist()
+        lines = self._block.raw(rows) if rows else []
         refused = [
-            self._quarantined(place, *self._reasons[row], raw, arrow)
-            for row, place, raw, arrow in zip(
-                rows, self._block.places[rows].tolist(), raws, self._block.arrow(rows), strict=True
-            )
+            (*self._reasons[row], place, line, arrow)
+            for row, place, line, arrow in zip(rows, places, lines, self._block.arrow(rows), strict=True)
         ]
         for one in self._block.malformed:
-            raw = one.raw.decode("utf-8", "backslashreplace")
-            refused.append(self._quarantined(one.place, "malformed", one.reason, raw, None))
-        refused.sort(key=operator.itemgetter("position"))
-        return pa.Table.from_pylist(refused, _QUARANTINED)
-
-    def _quarantined(self, place: int, code: str, reason: str, raw: str, arrow: bytes | None) -> dict[str, object]:
-        """One row as `_QUARANTINED` has it."""
-        reason = reason[:_LONGEST_REASON]
-        return {
-            "reason_code": code,
-            "reason": reason,
-            "file": self._path,
-            "position": place,
-            "raw": raw,
-            "arrow": arrow,
-        }
+            refused.append(("malformed", one.reason, one.place, one.raw.decode("utf-8", "backslashreplace"), None))
+        refused.sort(key=operator.itemgetter(2))
+        codes, reasons, positions, raws, arrows = zip(*refused, strict=True) if refused else [()] * 5
+        paths = [self._path] * len(refused)
+        columns = codes, [reason[:_LONGEST_REASON] for reason in reasons], paths, positions, raws, arrows
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, _QUARANTINED, strict=True)]
+        return pa.Table.from_arrays(arrays, schema=_QUARANTINED)
 
 
 def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, surveyed: bool = True) -> CheckedRows:
@@ -271,7 +263,7 @@ def _accepted_schema(spec: TableSpec) -> pa.Schema:
 
 
 @dataclass(frozen=True)
-class _Converted:
+class _ConvertedColumns:
     """A block in the table's types.
 
     Attributes:
@@ -285,7 +277,9 @@ class _Converted:
     unfit_nested: list[str]
 
 
-def _convert_columns(block: Block, refusals: _Refusals, rules: RowRules, given: Mapping[str, pa.Array]) -> _Converted:
+def _convert_columns(
+    block: Block, refusals: _Refusals, rules: RowRules, given: Mapping[str, pa.Array]
+) -> _ConvertedColumns:
     """Convert every column, and refuse rows that have a value for a column that is ``given`` or derived."""
     columns: dict[str, pa.Array] = {}
     partition_unfit: dict[str, Mask] = {}
@@ -309,7 +303,7 @@ def _convert_columns(block: Block, refusals: _Refusals, rules: RowRules, given: 
         else:
             refusals.add_values("bad_type", unfit, name, f"does not fit {type_}")
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
-    return _Converted(columns | derived_columns(rules.spec, columns), partition_unfit, unfit_nested)
+    return _ConvertedColumns(columns | derived_columns(rules.spec, columns), partition_unfit, unfit_nested)
 
 
 def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> Mask:
@@ -358,7 +352,7 @@ def _is_after(column: pa.Array, limit: int) -> Mask:
     return after
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     try:
         text = repr(value)
     except RecursionError:

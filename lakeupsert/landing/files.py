@@ -25,8 +25,8 @@ from lakeupsert.landing.formats.blocks import (
     Block,
     ChangedFileError,
     Columns,
+    Contents,
     LandingInput,
-    Opened,
     Renamed,
     Source,
     UnreadableFileError,
@@ -188,7 +188,7 @@ class Reader:
         text_columns |= {old for old, new in aliases.items() if new.lower() in wanted}
         return _aliased_columns(self._own_columns(known, text_columns), self.file.path, self.reading)
 
-    def blocks(self, required: frozenset[str], only: Collection[str] | None = None) -> Opened:
+    def blocks(self, required: frozenset[str], only: Collection[str] | None = None) -> Contents:
         """The rows of the file. ``required`` and ``only`` are names after the renaming."""
         aliases = self.reading.aliases
         if not aliases:
@@ -198,7 +198,7 @@ class Reader:
         more = [old for old, new in aliases.items() if new.lower() in wanted]
         own = self._own_blocks(required.union(*olds.values()), None if only is None else [*only, *more])
         missing = frozenset(name for name in required if own.missing.issuperset([name, *olds[name]]))
-        return Opened(missing, _aliased_blocks(own.blocks, self.file.path, self.reading))
+        return Contents(missing, _aliased_blocks(own.blocks, self.file.path, self.reading))
 
     def _own_columns(self, known: pa.Schema | None, text_columns: frozenset[str]) -> Columns:
         source, file, kind, reading = self.source, self.file, self.kind, self.reading
@@ -210,7 +210,7 @@ class Reader:
             return Columns(avrofile.schema_of(source, file, reading))
         return Columns(orcfile.schema_of(source, file) if kind == "orc" else parquetfile.schema_of(source, file)[0])
 
-    def _own_blocks(self, required: frozenset[str], only: Collection[str] | None) -> Opened:
+    def _own_blocks(self, required: frozenset[str], only: Collection[str] | None) -> Contents:
         source, file, kind, reading = self.source, self.file, self.kind, self.reading
         if kind in _DIALECTS:
             return records.open_blocks(source, file, _DIALECTS[kind](reading), required, only)
@@ -290,7 +290,7 @@ def beginning(
     """The first rows of a file, in the types that `survey` reports for the part that was read.
 
     At most ``rows`` rows. At most ``size`` bytes of text are read; of other formats the first blocks. A text column without
-    any value has the null type. Malformed records are left out.
+    any value has the null type. MalformedRecord records are left out.
 
     Raises:
         UnreadableFileError: the file can't be read, or its name has no known ending.
@@ -361,8 +361,8 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
                 reader = Reader(pieces, file, kind, reading)
             else:
                 reader = Reader.of(ahead if sampled else source, file, kind, reading)
-            opened = reader.blocks(required_columns(spec), columns)
-            for block in () if opened.missing else opened.blocks:
+            contents = reader.blocks(required_columns(spec), columns)
+            for block in () if contents.missing else contents.blocks:
                 block = under_table_names(block, spec)
                 values = {column: block.convert(column, spec.schema.field(column).type)[0] for column in columns}
                 counts = pc.value_counts(partition_names(spec, values | derived_columns(spec, values)).drop_null())
@@ -390,7 +390,7 @@ def _pieces_of(source: pa.NativeFile, length: int, size: int) -> tuple[Source, f
     return pa.BufferReader(some), max(len(some), 1) / length
 
 
-class _Hashed:
+class _HashedFile:
     """Hashes a file while it is read, each byte once even if it is read again from the beginning."""
 
     def __init__(self, source: pa.NativeFile, sha256: "Hash") -> None:
@@ -412,7 +412,7 @@ class _Hashed:
 def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: "Hash") -> Source | None:
     """``source``, hashing the whole file while it is read; None if the file must be read again for its hash."""
     if kind not in _SEEKABLE:
-        return _Hashed(source, sha256)
+        return _HashedFile(source, sha256)
     if file.size > WHOLE_BYTES:
         return None
     whole = source.read_buffer()

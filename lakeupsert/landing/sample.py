@@ -140,7 +140,7 @@ def _shorten(value: object) -> object:
 def read_sample(store: ObjectStore, files: Sequence[ObjectInfo]) -> tuple[Sample, list[str]]:
     """The first rows of some of ``files``, and why others of them can't be read."""
     beginnings, failures = [], []
-    chosen = _spread(files)
+    chosen = _choose_files(files)
     for file in chosen:
         given = LandingInput(file.name, file.size, file.etag, place=0)
         try:
@@ -153,14 +153,14 @@ def read_sample(store: ObjectStore, files: Sequence[ObjectInfo]) -> tuple[Sample
     return Sample(beginnings), failures[:3] + ([f"{more} more files can't be read"] if more > 0 else [])
 
 
-def _spread(files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+def _choose_files(files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """At most `FILES` files, several of a folder: files of one day or partition show most together."""
     folders: dict[str, list[ObjectInfo]] = {}
     for file in files:
         folders.setdefault(file.name.rpartition("/")[0], []).append(file)
-    few = _evenly(list(folders.values()), FILES // 2)
-    return [f for folder in few for f in _evenly(folder, FILES // len(few))]
+    few = _choose_evenly(list(folders.values()), FILES // 2)
+    return [f for folder in few for f in _choose_evenly(folder, FILES // len(few))]
 
 
-def _evenly(things: list[Item], count: int) -> list[Item]:
+def _choose_evenly(things: list[Item], count: int) -> list[Item]:
     return [things[i * len(things) // count] for i in range(count)] if count < len(things) else things

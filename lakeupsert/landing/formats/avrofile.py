@@ -24,17 +24,17 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
+    Contents,
     LandingInput,
-    Malformed,
-    Opened,
+    MalformedRecord,
     Source,
-    absent,
-    among,
     check_names,
+    find_missing,
+    select_names,
     unreadable_if_damaged,
 )
 from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
-from lakeupsert.landing.formats.nested import flat, nulls, offsets
+from lakeupsert.landing.formats.nested import flatten, nulls, offsets
 from lakeupsert.landing.formats.unpacked import XZ_MEMORY
 
 Schema = str | list[Any] | dict[str, Any]
@@ -91,9 +91,9 @@ def schema_of(source: Source, file: LandingInput, reading: Reading) -> pa.Schema
 
 def open_blocks(
     source: Source, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
+) -> Contents:
     header = _read_header(source, file, reading)
-    return Opened(absent(required, header.columns), _blocks(source, file, reading, header, only))
+    return Contents(find_missing(required, header.columns), _blocks(source, file, reading, header, only))
 
 
 def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Header:
@@ -116,7 +116,7 @@ def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Heade
 def _blocks(
     source: Source, file: LandingInput, reading: Reading, header: _Header, only: Collection[str] | None
 ) -> Iterator[ArrowBlock]:
-    wanted = {name: header.columns[name] for name in among(header.columns, only)}
+    wanted = {name: header.columns[name] for name in select_names(header.columns, only)}
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
     place, pending_bytes = 0, 0
     rows: list[Row] = []
@@ -147,7 +147,7 @@ def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwra
             try:
                 flattened = unwrap(row)
             except NoEnvelopeError as e:
-                malformed.append(Malformed(place + i, str(e), json.dumps(row, default=str).encode()))
+                malformed.append(MalformedRecord(place + i, str(e), json.dumps(row, default=str).encode()))
             else:
                 if flattened is not None:
                     flat_rows.append(flattened)
@@ -353,7 +353,7 @@ def _list(item: _Column) -> _Column:
     type_ = pa.list_(item.type)
 
     def array(values: Values) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets(values, pa.ListArray), item.array(flat(values)), type=type_)
+        return pa.ListArray.from_arrays(offsets(values, pa.ListArray), item.array(flatten(values)), type=type_)
 
     return _Column(type_, array)
 
@@ -362,8 +362,8 @@ def _map(item: _Column) -> _Column:
     type_ = pa.map_(pa.string(), item.type)
 
     def array(values: Values) -> pa.Array:
-        keys = pa.array(flat(values), pa.string())
-        items = item.array(flat([None if v is None else v.values() for v in values]))
+        keys = pa.array(flatten(values), pa.string())
+        items = item.array(flatten([None if v is None else v.values() for v in values]))
         return pa.MapArray.from_arrays(offsets(values, pa.ListArray), keys, items, type=type_)
 
     return _Column(type_, array)

@@ -92,7 +92,7 @@ def unreadable_if_damaged(file: LandingInput, kind: str, *errors: type[Exception
 
 
 @dataclass(frozen=True)
-class Malformed:
+class MalformedRecord:
     """A record that can't be split into columns."""
 
     place: int
@@ -108,7 +108,7 @@ class Block(Protocol):
         """The place of every row in the file, increasing."""
 
     @property
-    def malformed(self) -> Sequence[Malformed]:
+    def malformed(self) -> Sequence[MalformedRecord]:
         """Records between these rows that could not be split into columns."""
 
     @property
@@ -141,7 +141,7 @@ class Block(Protocol):
 
 
 @dataclass(frozen=True)
-class Opened:
+class Contents:
     """A file whose columns are known and whose blocks are yet to be read.
 
     Attributes:
@@ -158,7 +158,7 @@ class ArrowBlock:
 
     columns: dict[str, pa.Array]
     places: Indices
-    malformed: Sequence[Malformed] = field(default=())
+    malformed: Sequence[MalformedRecord] = field(default=())
 
     @property
     def names(self) -> Iterable[str]:
@@ -210,7 +210,7 @@ class Renamed:
         return self.block.places
 
     @property
-    def malformed(self) -> Sequence[Malformed]:
+    def malformed(self) -> Sequence[MalformedRecord]:
         return self.block.malformed
 
     @property
@@ -288,13 +288,13 @@ def given_types(known: pa.Schema | None, text_columns: frozenset[str]) -> Callab
     return lambda name: given.get(name.lower())
 
 
-def absent(required: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+def find_missing(required: Iterable[str], names: Iterable[str]) -> frozenset[str]:
     """The required columns that a file lacks; case does not matter."""
     own = set(map(str.lower, names))
     return frozenset(name for name in required if name.lower() not in own)
 
 
-def among(names: Iterable[str], only: Collection[str] | None) -> list[str]:
+def select_names(names: Iterable[str], only: Collection[str] | None) -> list[str]:
     """The columns of a file that are in ``only``, whatever their case; None selects all."""
     wanted = None if only is None else set(map(str.lower, only))
     return [name for name in names if wanted is None or name.lower() in wanted]

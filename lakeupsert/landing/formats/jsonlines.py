@@ -22,19 +22,19 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks, dominant
 from lakeupsert.landing.formats.blocks import (
     Columns,
+    Contents,
     LandingInput,
-    Malformed,
-    Opened,
+    MalformedRecord,
     Source,
     UnreadableFileError,
-    absent,
     check_names,
+    find_missing,
     given_types,
 )
 from lakeupsert.landing.formats.dominant import Example, Leaning
 from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
 from lakeupsert.landing.formats.inference import TEMPORAL, inferred, unify
-from lakeupsert.landing.formats.nested import flat, lengths, nulls, offsets
+from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import convert
 
@@ -63,7 +63,7 @@ class JsonBlock:
     rows: Sequence[Row]
     lines: Sequence[bytes] | None
     places: Indices
-    malformed: Sequence[Malformed]
+    malformed: Sequence[MalformedRecord]
 
     @cached_property
     def names(self) -> dict[str, None]:
@@ -122,22 +122,22 @@ def schema_of(
 
 def open_blocks(
     source: Source, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
+) -> Contents:
     """``only`` has no effect: whole lines are decoded, and columns are converted when a caller asks for them.
 
     A required column is missing if no line of the file has it, so lines are read ahead until all required columns were seen.
     """
     read = _blocks(source, file, reading)
     first = list(islice(read, 1))
-    missing = absent(required, chain.from_iterable(block.names for block in first))
+    missing = find_missing(required, chain.from_iterable(block.names for block in first))
     if not missing:
-        return Opened(missing, chain(first, read))
+        return Contents(missing, chain(first, read))
     for block in read:
-        missing = absent(missing, block.names)
+        missing = find_missing(missing, block.names)
         if not missing:
             break
     source.seek(0)
-    return Opened(missing, _blocks(source, file, reading))
+    return Contents(missing, _blocks(source, file, reading))
 
 
 def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
@@ -192,7 +192,7 @@ def block_of_some(lines: Sequence[bytes], places: Indices, unwrap: Unwrap | None
             rows.append(row)
             numbers.append(i)
         else:
-            malformed.append(Malformed(int(places[i]), reason, line.rstrip(b"\r")))
+            malformed.append(MalformedRecord(int(places[i]), reason, line.rstrip(b"\r")))
     return JsonBlock(rows, None if unwrap else [lines[i] for i in numbers], places[numbers], malformed)
 
 
@@ -266,7 +266,7 @@ def _from_number(values: Sequence[_Number | None], type_: pa.DataType) -> tuple[
 def _from_digits(values: Sequence[str | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     t = pa.types
     takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or _is_text(type_)
-    return convert(pa.array(values, pa.string()), type_) if takes else _bad(values, type_)
+    return convert(pa.array(values, pa.string()), type_) if takes else _all_bad(values, type_)
 
 
 def _from_object(values: Sequence[Row | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
@@ -296,7 +296,7 @@ _FROM: dict[type, Callable[[Sequence[Any], pa.DataType], tuple[pa.Array, Mask]]]
 
 def _json_text(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     if not _is_text(type_):
-        return _bad(values, type_)
+        return _all_bad(values, type_)
     texts = [None if v is None else _text_of(v) for v in values]
     return pa.array(texts, type_), nulls(texts) & ~nulls(values)
 
@@ -312,7 +312,7 @@ def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def _bad(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
+def _all_bad(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     return pa.nulls(len(values), type_), ~nulls(values)
 
 
@@ -334,20 +334,20 @@ def _list(values: Sequence[list[object] | None], type_: pa.DataType) -> tuple[pa
         wrong = np.fromiter((v is not None and len(v) != size for v in values), bool, len(values))
         filler = [None] * size
         filled = [filler if v is None or len(v) != size else v for v in values]
-        items, items_bad = _array(flat(filled), type_.value_type)
+        items, items_bad = _array(flatten(filled), type_.value_type)
         bad = wrong | items_bad.reshape(len(values), size).any(axis=1)
         return pa.FixedSizeListArray.from_arrays(items, type=type_, mask=pa.array(nulls(values) | wrong)), bad
-    items, items_bad = _array(flat(values), type_.value_type)
+    items, items_bad = _array(flatten(values), type_.value_type)
     kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
     return kind.from_arrays(offsets(values, kind), items, type=type_), _any_in(values, items_bad)
 
 
 def _map(values: Sequence[Row | None], type_: pa.MapType) -> tuple[pa.Array, Mask]:
-    _, keys_bad = _array(flat(values), type_.key_type)
+    _, keys_bad = _array(flatten(values), type_.key_type)
     bad = _any_in(values, keys_bad)
     values = [None if is_bad else v for v, is_bad in zip(values, bad, strict=True)]  # a map can't hold a null key
-    keys, _ = _array(flat(values), type_.key_type)
-    items, items_bad = _array(flat([None if v is None else v.values() for v in values]), type_.item_type)
+    keys, _ = _array(flatten(values), type_.key_type)
+    items, items_bad = _array(flatten([None if v is None else v.values() for v in values]), type_.item_type)
     return pa.MapArray.from_arrays(offsets(values, pa.ListArray), keys, items, type=type_), bad | _any_in(
         values, items_bad
     )
@@ -383,7 +383,7 @@ def _infer(values: Sequence[object], depth: int = 0) -> pa.DataType:
         ]
         return pa.struct(fields) if fields else pa.string()  # Parquet can't store a struct without fields
     if kinds == {list}:
-        return pa.list_(_infer(flat([v for v in values if type(v) is list]), depth + 1))
+        return pa.list_(_infer(flatten([v for v in values if type(v) is list]), depth + 1))
     return pa.string()
 
 
@@ -420,7 +420,7 @@ def _with_new_fields(values: Sequence[object], type_: pa.DataType) -> pa.DataTyp
         return pa.struct(list(types.items()))
     if t.is_list(type_) or t.is_large_list(type_):
         kind = pa.list_ if t.is_list(type_) else pa.large_list
-        return kind(_with_new_fields(flat([v for v in values if type(v) is list]), type_.value_type))
+        return kind(_with_new_fields(flatten([v for v in values if type(v) is list]), type_.value_type))
     if t.is_map(type_):
-        return pa.map_(type_.key_type, _with_new_fields(flat([v.values() for v in objects]), type_.item_type))
+        return pa.map_(type_.key_type, _with_new_fields(flatten([v.values() for v in objects]), type_.item_type))
     return type_

@@ -18,7 +18,7 @@ def nulls(values: Sequence[object]) -> Mask:
     return np.fromiter((v is None for v in values), bool, len(values))
 
 
-def flat(values: Iterable[Iterable[Item] | None]) -> list[Item]:
+def flatten(values: Iterable[Iterable[Item] | None]) -> list[Item]:
     """The items of all lists, one after another; for dicts the keys."""
     return list(chain.from_iterable(v for v in values if v is not None))
 

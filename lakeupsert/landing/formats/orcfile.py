@@ -9,12 +9,12 @@ from pyarrow import orc
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
+    Contents,
     LandingInput,
-    Opened,
     UnreadableFileError,
-    absent,
-    among,
     check_names,
+    find_missing,
+    select_names,
     unreadable_if_damaged,
 )
 from lakeupsert.rows.convert import decoded
@@ -28,9 +28,9 @@ def schema_of(source: pa.NativeFile, file: LandingInput) -> pa.Schema:
 
 def open_blocks(
     source: pa.NativeFile, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
+) -> Contents:
     stripes = _open(source, file)
-    return Opened(absent(required, stripes.schema.names), _blocks(stripes, file, only))
+    return Contents(find_missing(required, stripes.schema.names), _blocks(stripes, file, only))
 
 
 def _open(source: pa.NativeFile, file: LandingInput) -> orc.ORCFile:
@@ -45,7 +45,7 @@ def _open(source: pa.NativeFile, file: LandingInput) -> orc.ORCFile:
 
 def _blocks(stripes: orc.ORCFile, file: LandingInput, only: Collection[str] | None) -> Iterator[ArrowBlock]:
     place = 0
-    wanted = None if only is None else among(stripes.schema.names, only)
+    wanted = None if only is None else select_names(stripes.schema.names, only)
     for number in range(stripes.nstripes):
         with unreadable_if_damaged(file, "ORC"):
             stripe = stripes.read_stripe(number, columns=wanted)

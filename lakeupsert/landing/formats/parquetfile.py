@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
+    Contents,
     LandingInput,
-    Opened,
-    absent,
-    among,
     check_names,
+    find_missing,
+    select_names,
     unreadable_if_damaged,
 )
 from lakeupsert.rows.convert import decoded
@@ -31,9 +31,9 @@ def schema_of(source: pa.NativeFile, file: LandingInput) -> tuple[pa.Schema, pq.
 
 def open_blocks(
     source: pa.NativeFile, file: LandingInput, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
+) -> Contents:
     parquet = _open(source, file)
-    return Opened(absent(required, parquet.schema_arrow.names), _blocks(parquet, file, only))
+    return Contents(find_missing(required, parquet.schema_arrow.names), _blocks(parquet, file, only))
 
 
 def _open(source: pa.NativeFile, file: LandingInput) -> pq.ParquetFile:
@@ -61,7 +61,7 @@ def _blocks(parquet: pq.ParquetFile, file: LandingInput, only: Collection[str] |
     footer = parquet.metadata
     first, last = file.row_groups or (0, footer.num_row_groups)
     place = sum(footer.row_group(i).num_rows for i in range(first))
-    wanted = None if only is None else among(parquet.schema_arrow.names, only)
+    wanted = None if only is None else select_names(parquet.schema_arrow.names, only)
     for i in range(first, last):  # one at a time: the reader keeps the buffers of all row groups of a call
         group = footer.row_group(i)
         row_bytes = group.total_byte_size / max(group.num_rows, 1)

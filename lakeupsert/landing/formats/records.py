@@ -17,15 +17,15 @@ from lakeupsert.landing.formats import blocks, dominant
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
     Columns,
+    Contents,
     LandingInput,
-    Malformed,
-    Opened,
+    MalformedRecord,
     Source,
     UnreadableFileError,
-    absent,
-    among,
     check_names,
+    find_missing,
     given_types,
+    select_names,
 )
 from lakeupsert.landing.formats.dominant import Leaning
 from lakeupsert.landing.formats.inference import FROM_TEXT, inferred, unify
@@ -114,10 +114,12 @@ def schema_of(
 
 def open_blocks(
     source: Source, file: LandingInput, dialect: Dialect, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
+) -> Contents:
     pieces = _pieces(source, file, dialect)
     names, first = _columns(pieces, file, dialect)
-    return Opened(absent(required, names), _blocks(chain(first, pieces), names, among(names, only), file, dialect))
+    return Contents(
+        find_missing(required, names), _blocks(chain(first, pieces), names, select_names(names, only), file, dialect)
+    )
 
 
 def line_ends(data: bytes, *, final: bool) -> Indices:
@@ -181,14 +183,14 @@ def _block(
 ) -> ArrowBlock:
     reading = dialect.reading
     is_row = ~_blank(piece)
-    refused: dict[int, str] = {}
+    refused: list[tuple[int, str]] = []
     if piece.unclosed:
-        refused[len(is_row) - 1] = "A quote is opened and never closed."
+        refused.append((len(is_row) - 1, "A quote is opened and never closed."))
     text = piece.data[piece.starts[0] :]
     if not text.isascii() and not _is_utf8(text):
         what = f"Not {reading.encoding.upper()}."
-        refused |= {i: what for i in np.flatnonzero(is_row).tolist() if not _is_utf8(piece.text(i))}
-    is_row[list(refused)] = False
+        refused += [(i, what) for i in np.flatnonzero(is_row).tolist() if not _is_utf8(piece.text(i))]
+    is_row[[i for i, _ in refused]] = False
     records = np.flatnonzero(is_row)
     if not is_row.all():
         text = b"".join(piece.data[piece.starts[i] : piece.ends[i]] for i in records)
@@ -196,13 +198,13 @@ def _block(
     fields = dialect.split(text, names, wanted)
     where = "the header" if reading.has_header else "`columns`" if reading.columns else "the first record"
     what = f"fields, but {where} has {len(names)}."
-    refused |= {int(records[row]): f"{count} {what}" for row, count in fields.miscounted.items()}
-    is_row[list(refused)] = False
+    refused += [(int(records[row]), f"{count} {what}") for row, count in fields.miscounted.items()]
+    is_row[[i for i, _ in refused]] = False
     starts = piece.starts[is_row] + piece.offset
     if any(len(column) != len(starts) for column in fields.columns.values()):
         raise UnreadableFileError(file.path, f"Its records can't be told apart from byte {piece.offset} on.")
     malformed = [
-        Malformed(int(piece.starts[i]) + piece.offset, reason, piece.text(i)) for i, reason in sorted(refused.items())
+        MalformedRecord(int(piece.starts[i]) + piece.offset, reason, piece.text(i)) for i, reason in sorted(refused)
     ]
     return ArrowBlock(fields.columns, starts, malformed)
 

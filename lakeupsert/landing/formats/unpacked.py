@@ -15,9 +15,7 @@ from lakeupsert.landing.formats.blocks import LandingInput, Source, UnreadableFi
 
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
 _READ_BYTES = 1 << 16
-_STEP_BYTES = (
-    1 << 13
-)  # to a decompressor: few, because an estimate goes by places, and waiting bytes belong to no row yet
+_STEP_BYTES = 1 << 13  # read by a decompressor at once: an estimate counts them all as rows
 UNDECODABLE = "lakeupsert"
 """The name in `codecs` of our handler for bytes that an encoding does not have."""
 XZ_MEMORY = 1 << 28
@@ -89,8 +87,8 @@ def open_text(source: Source, file: LandingInput, encoding: str) -> Source:
     if is_plain(file.path, encoding):
         return source
     ahead, compression = ReadAhead.of(source), compression_of(file.path)
-    text = _Decompressed(ahead, file, compression) if compression else ahead
-    return text if is_utf8(encoding) else _Decoded(text, file, encoding)
+    text = _DecompressedText(ahead, file, compression) if compression else ahead
+    return text if is_utf8(encoding) else _DecodedText(text, file, encoding)
 
 
 def _ending(path: str) -> str:
@@ -105,7 +103,7 @@ class _Stream(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class _Decompressed:
+class _DecompressedText:
     """Decompressed text. Several streams in one file, as `cat` and parallel compressors write them, are one text."""
 
     def __init__(self, source: Source, file: LandingInput, compression: str) -> None:
@@ -116,7 +114,9 @@ class _Decompressed:
 
     def _begin(self) -> None:
         xz = self._compression == "xz"  # which Arrow does not have
-        stream = _Xz(self._source) if xz else pa.CompressedInputStream(_KeptOpen(self._source), self._compression)
+        stream = (
+            _Xz(self._source) if xz else pa.CompressedInputStream(_UnclosableSource(self._source), self._compression)
+        )
         self._stream: _Stream = stream
 
     def read(self, size: int) -> bytes:
@@ -128,7 +128,7 @@ class _Decompressed:
         self._begin()
 
 
-class _KeptOpen:
+class _UnclosableSource:
     """Keeps the file open when Arrow's stream, at its end, closes what it reads."""
 
     closed = False
@@ -165,7 +165,7 @@ class _Xz:
                 return text
 
 
-class _Decoded:
+class _DecodedText:
     """Text of another encoding, in UTF-8."""
 
     def __init__(self, text: Source, file: LandingInput, encoding: str) -> None:
