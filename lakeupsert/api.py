@@ -18,7 +18,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.local import LocalHost
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
-from lakeupsert.landing.accept import LandingInput
+from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.adopt import Adopted, adopt
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain

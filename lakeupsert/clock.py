@@ -1,4 +1,4 @@
-"""Time, ids and chance, the only way in: a test replaces `source` and a failure can be replayed from its seed."""
+"""The only source of time, ids and randomness. A test replaces it with `use`, so that a failure can be replayed from its seed."""
 
 import os
 import random
@@ -10,25 +10,25 @@ from datetime import UTC, datetime
 
 
 class Source:
-    """Where time, ids and chance come from; a subclass in tests makes them repeatable."""
+    """Time, ids and randomness. A subclass in tests makes them repeatable."""
 
     def now(self) -> datetime:
-        """Wall clock, UTC, microseconds."""
+        """The wall clock in UTC, with microseconds."""
         return datetime.now(UTC)
 
     def elapsed(self) -> float:
-        """Seconds on a clock that never goes back and goes on while the machine is suspended."""
+        """Seconds on a clock that never goes back, and that continues while the machine is suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
     def new_id(self) -> str:
-        """32 hexadecimal digits that no other process draws."""
+        """32 hexadecimal digits that are unique across processes."""
         return uuid.UUID(bytes=os.urandom(16), version=4).hex
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def jitter(self, seconds: float) -> float:
-        """A duration between 0 and ``seconds``."""
+        """A random duration between 0 and ``seconds``."""
         return random.uniform(0, seconds)
 
 

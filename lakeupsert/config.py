@@ -1,6 +1,6 @@
 """`lakeupsert.toml`, parsed once into frozen types. Flag > environment > file > default.
 
-Unknown keys are refused with a suggestion, since a typo must not become a default. Credentials are never read here.
+Unknown keys are refused with a suggestion, because a typo must not become a default. Credentials are never read here.
 """
 
 import codecs
@@ -9,11 +9,12 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Literal, NoReturn, get_args, get_type_hints
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -21,7 +22,7 @@ import msgspec
 from lakeupsert.errors import ConfigurationError
 
 FILE = "file"
-"""Where a setting comes from that no environment variable sets."""
+"""The origin of a setting that no environment variable sets."""
 FILE_NAME = "lakeupsert.toml"
 ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 
@@ -35,25 +36,25 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """``[tables.NAME.read]``: how the bytes of landing files become rows."""
 
     delimiter: str = ","
-    """Of CSV one ASCII character, of delimited text a regular expression."""
+    """For CSV one ASCII character, for delimited text a regular expression."""
     quote: str = '"'
-    """Of CSV; empty: no character is more than itself."""
+    """For CSV. Empty: no character quotes."""
     header: bool | None = None
-    """Whether the first record names the columns; by default that of CSV does, and that of delimited text does not."""
+    """Whether the first record names the columns. Default: yes for CSV, no for delimited text."""
     columns: tuple[str, ...] = ()
-    """Their names where there is no header; else they are called as Spark calls them, ``_c0``, ``_c1``, ..."""
+    """Column names if there is no header. Default: Spark's names, ``_c0``, ``_c1``, ..."""
     encoding: str = "utf-8"
-    """Of text, any that Python has."""
+    """Encoding of text, any that Python supports."""
     null: str | None = None
-    """Text that is null, as empty text is."""
+    """A text that means null, in addition to empty text."""
     envelope: Literal["debezium", "dms"] | None = None
-    """What wraps each row of JSON lines, and with Debezium of Avro."""
+    """The envelope around each row of JSON lines; Debezium's also in Avro."""
     aliases: dict[str, str] = {}
-    """Columns that landing files call by another name than the table: theirs, and the table's."""
+    """Columns with another name in landing files: the name there, and the table's name."""
 
 
 class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
-    """All that decides, with its name, which rows a landing file holds. Each batch keeps its own in the ledger."""
+    """Everything that, with a landing file's name, decides which rows the file has. Each batch keeps its own in the ledger."""
 
     format: Format = "auto"
 
@@ -62,83 +63,84 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
         return self.format != "delimited" if self.header is None else self.header
 
     def called(self, name: str) -> str:
-        """What the table calls a column of a landing file by `aliases`, whatever the case; itself where it has no alias."""
+        """The table's name for a column of a landing file by `aliases`, ignoring case; ``name`` itself if it has no alias."""
         own = name.lower()
         return next((column for alias, column in self.aliases.items() if alias.lower() == own), name)
 
 
 class DeleteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[tables.NAME.delete]``: which rows delete their key, by a column, by the names of their files, or by both."""
+    """``[tables.NAME.delete]``: which rows delete their key: by a column, by file names, or by both."""
 
     column: str | None = None
     values: tuple[str, ...] = ()
-    """Compared with the column's text; a number, boolean or date of TOML by the text that a column of its type has (`_text`)."""
+    """Compared with the column's text. A number, boolean or date of TOML stands for the text in a column of its type."""
     keep: bool = False
     """Keep the operation column in base rows."""
     upserts: Names | None = None
-    """The values of rows that are no deletes; where given, a row with any other value goes to quarantine."""
+    """The values of rows that are not deletes. If set, a row with any other value goes to quarantine."""
     file_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """How the names of files begin that hold nothing but deletes."""
+    """Name prefix of files that contain only deletes."""
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[tables.NAME.groups.GROUP]``, with mode columns: columns that another source brings, ordered by columns of its own."""
+    """``[tables.NAME.groups.GROUP]``, for mode columns: columns from another source, with ordering columns of their own."""
 
     order_by: Names
     columns: Names
 
 
 class LargeSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[tables.NAME.large]``: partitions whose merge reads more than ``bytes`` go to a queue of their own, for Spark."""
+    """``[tables.NAME.large]``: partitions whose merge reads more than ``bytes`` go to a separate queue, for Spark."""
 
     queue: str
     bytes: str | int
 
     @property
     def most_bytes(self) -> int:
-        """Compressed bytes, the stored files and those to be merged in, up to which engine arrow merges a partition."""
+        """Maximum compressed bytes, stored and incoming, of a partition that engine arrow merges."""
         return size_of(self.bytes) or 0
 
 
 class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[tables.NAME]``: four settings are required, the rest have the defaults that most tables want."""
+    """``[tables.NAME]``: four settings are required, the others have defaults that suit most tables."""
 
     landing: str
     processed: str
     key: Names
     partition_by: Names
     order_by: Names = ("record_timestamp",)
-    """As in the window's ORDER BY, ``desc nulls last`` by default; stamped on receipt where landing has no such column."""
+    """As in a window's ORDER BY, by default ``desc nulls last``. If landing files lack the column, it is stamped on receipt."""
     order_in_name: str | None = None
-    """Pattern whose group finds the ordering column's value in the names of landing files, such as ``_(\\d+)\\.``."""
+    """Pattern whose group finds the ordering column's value in the names of landing files, for example ``_(\\d+)\\.``."""
     ties: Literal["arrival", "content"] = "arrival"
-    """What decides between rows with equal ordering values: the later one, or their other columns, whatever came first."""
+    """What decides between rows with equal ordering values: the later arrival, or the content of their other columns."""
     mode: Literal["rows", "columns"] = "rows"
-    """``columns``: a record changes the columns that it brings, the others keep their values."""
+    """``columns``: a record changes the columns that it brings; the others keep their values."""
     nulls: Literal["overwrite", "keep"] = "overwrite"
-    """Whether a null that a record brings, with mode columns, takes the place of a value."""
+    """For mode columns: whether a null in a record replaces a value."""
     groups: dict[str, GroupSettings] = {}
     key_scope: Literal["partition", "table"] = "partition"
-    """Where a key has one row: in each partition, or in the whole table, where a record for another partition moves it."""
+    """Whether a key has one row per partition, or one in the table. In the latter case a record for another partition moves
+    it."""
     history: bool = False
-    """Keep superseded versions of rows: readers of the history see each with the times from which and until which it held."""
+    """Keep superseded versions of rows. Readers of the history see when each version was valid."""
     format: Format = "auto"
     read: ReadSettings = ReadSettings()
     landing_dates: str = ""
-    """strftime pattern of the first folders below landing, such as ``%m/%d/%Y``; empty: every file below."""
+    """strftime pattern of the first folders below landing, for example ``%m/%d/%Y``. Empty: all files below it."""
     queue: str = "auto"
     engine: Literal["arrow", "spark"] = "arrow"
     strategy: Literal["auto", "rewrite", "delta"] = "auto"
     bucket: str | int = "256MiB"
-    """Compressed bytes of base files from which a partition is split, so that each bucket is merged by itself, in memory
-    that goes with this."""
+    """Compressed bytes of base files above which a partition is split into buckets. Each bucket is merged separately, so memory
+    use follows this size."""
     on_failed_partition: Literal["hold", "skip"] = "hold"
-    """``hold`` publishes nothing newer while a partition fails; ``skip`` publishes and lists it as lagging."""
+    """``hold`` publishes nothing newer while a partition fails; ``skip`` publishes, and lists the partition as lagging."""
     quarantine_limit: str | int = "1%"
     keep_snapshots: Annotated[int, msgspec.Meta(ge=1)] = 7
     superseded_retention: str = "24h"
     tombstone_retention: str | None = None
-    """How long a deleted key is known; a row that comes even later goes to quarantine (`below_floor`). Not set: for ever."""
+    """How long deleted keys are known. A row that arrives even later goes to quarantine (`below_floor`). Not set: for ever."""
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
@@ -165,7 +167,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         return None if kept is None else _duration(kept) // timedelta(microseconds=1)
 
     def within_limit(self, refused: int, rows: int, *, is_first: bool) -> bool:
-        """Whether a batch, or the first one of a table, may have so many refused rows among all its ``rows`` (ADR 0024)."""
+        """Whether a batch (``is_first``: the table's first one) may have ``refused`` of its ``rows`` refused (ADR 0024)."""
         if isinstance(self.quarantine_limit, int):
             return refused <= self.quarantine_limit
         share = Decimal(self.quarantine_limit.rstrip("%"))
@@ -174,7 +176,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         return refused * 100 <= share * rows
 
     def limit_text(self, refused: int, rows: int, *, is_first: bool) -> str:
-        """How many refused rows `within_limit` allows, of a batch that has more."""
+        """The limit of `within_limit` in words, for a batch that exceeds it."""
         limit = self.quarantine_limit
         if isinstance(limit, int):
             return f"{limit} rows"
@@ -183,38 +185,39 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         if refused > QUARANTINE_FLOOR:
             return limit if is_first else f"{limit} of the rows, or {QUARANTINE_FLOOR} rows if that is more"
         why = "this is the table's first batch" if is_first else "these are all rows of the batch"
-        return f"{limit}. Up to {QUARANTINE_FLOOR} refused rows would pass otherwise, but {why}"
+        return f"{limit}. Up to {QUARANTINE_FLOOR} refused rows are usually allowed, but {why}"
 
 
 QUARANTINE_FLOOR = 10
-"""Refused rows up to which a share as `quarantine_limit` does not count, but in a table's first batch, or where all rows are."""
+"""Up to this many refused rows, a share in `quarantine_limit` does not apply. It does apply to a table's first batch, and if all
+rows are refused."""
 
 
 def toml_key(text: str) -> str:
-    """A name as TOML has it left of `=`."""
+    """A name as a TOML key, for the left side of `=`."""
     return text if re.fullmatch(r"[A-Za-z0-9_-]+", text) else json.dumps(text, ensure_ascii=False)
 
 
 def toml_aliases(aliases: Mapping[str, str]) -> str:
-    """The line that sets them."""
+    """The TOML line that sets aliases."""
     pairs = (f"{toml_key(alias)} = {json.dumps(column, ensure_ascii=False)}" for alias, column in aliases.items())
     return f"aliases = {{ {', '.join(pairs)} }}"
 
 
 def followed(aliases: Mapping[str, str], old: str, new: str) -> dict[str, str]:
-    """The aliases after a rename, with one for the old name: those of the column stand for its new name.
+    """The aliases after a rename: the column's aliases and its old name stand for its new name.
 
-    Names that differ by case alone are one column, which needs no alias for itself."""
+    Names that differ only by case are one column, which needs no alias for itself."""
     kept = {alias: column for alias, column in aliases.items() if alias.lower() not in (old.lower(), new.lower())}
     own = {} if old.lower() == new.lower() else {old: new}
     return {alias: new if column.lower() == old.lower() else column for alias, column in kept.items()} | own
 
 
 LONGEST = timedelta(days=36_500)
-"""The longest duration of a setting; what is to be for ever has none."""
+"""The longest duration of a setting. For ever is expressed by leaving the setting out."""
 LEAST_BUCKET = 1 << 10
-"""The least `bucket` in bytes. A bucket's file takes more than that beside its rows (`strategy.FILE_BYTES`), and no bucket is
-split for less, so a smaller one would change nothing."""
+"""Minimum of `bucket` in bytes. A bucket's file has more bytes than that besides its rows (`strategy.FILE_BYTES`), and no
+bucket is split for less, so a smaller value would have no effect."""
 
 
 def _duration(text: str) -> timedelta:
@@ -223,22 +226,22 @@ def _duration(text: str) -> timedelta:
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration file with the environment laid over it; relative local paths are made absolute."""
+    """A configuration file, with the environment's settings, and with absolute local paths."""
 
     path: str
     tables: dict[str, TableSettings]
     origins: dict[str, dict[str, str]]
-    """By table and setting: ``file``, or the environment variables; a setting that is not here has its default."""
+    """By table and setting: ``file``, or environment variables. A setting that is not listed has its default."""
 
     def table(self, name: str | None) -> tuple[str, TableSettings]:
-        """One table by name; by None the only one there is."""
+        """A table by name; None: the only table."""
         if name is None:
             if len(self.tables) == 1:
                 return next(iter(self.tables.items()))
             raise ConfigurationError(
                 "which-table",
                 f"{self.path} has {len(self.tables)} tables: {', '.join(self.tables)}.",
-                next="say which one with --table NAME",
+                next="choose one with --table NAME",
             )
         if name not in self.tables:
             raise ConfigurationError(
@@ -251,68 +254,63 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Config:
-    """Read ``path``, which may be an address such as `s3://lake/lakeupsert.toml`; by default the first `lakeupsert.toml`
-    upward from the working directory."""
+    """Read ``path``, which may be a URL like `s3://lake/lakeupsert.toml`. By default, search `lakeupsert.toml` from the working
+    directory upwards."""
     if path and "://" in path:
-        found, content = path, _remote(path)
+        where, content = path, _remote(path)
     else:
         file = Path(path).expanduser().absolute() if path else _search()
-        found, content = str(file), _local(file)
-    return parse(found, content, environment)
+        where, content = str(file), _local(file)
+    return parse(where, content, environment)
 
 
-def parse(found: str, content: bytes, environment: Mapping[str, str] = os.environ) -> Config:
-    """The configuration that a file has, or would have with this content; ``found`` is where it is."""
+def parse(path: str, content: bytes, environment: Mapping[str, str] = os.environ) -> Config:
+    """Parse the ``content`` of a configuration file; ``path`` is its path or URL."""
     try:
         document = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigurationError(
-            "unreadable-configuration", f"{found} is not TOML: {e}.", next="correct that line"
+            "unreadable-configuration", f"{path} is not TOML: {e}.", next="correct that line"
         ) from e
     for key in document:
         if key != "tables":
-            raise _unknown(found, "", key, {"tables"})
+            raise _unknown(path, "", key, {"tables"})
     tables: dict[str, TableSettings] = {}
     origins: dict[str, dict[str, str]] = {}
     listed = document.get("tables", {})
     if not isinstance(listed, dict):
         raise ConfigurationError(
-            "bad-setting", f"{found}: `tables` is {listed!r}; it is a table of tables.", next="write [tables.NAME]"
+            "bad-setting", f"{path}: `tables` is {listed!r}; expected a table of tables.", next="write [tables.NAME]"
         )
-    for name, given in listed.items():
-        if not isinstance(given, dict):
+    for name, raw in listed.items():
+        if not isinstance(raw, dict):
             raise ConfigurationError(
-                "bad-setting", f"{found}: [tables] holds {name!r}, which is no table.", next="write [tables.NAME]"
+                "bad-setting", f"{path}: [tables] contains {name!r}, which is not a table.", next="write [tables.NAME]"
             )
         try:
-            merged, variables, tables[name] = _table(found, name, given, environment)
+            merged, variables = _overlay(path, raw, name, environment)
+            tables[name] = _settings(path, name, merged)
         except ConfigurationError as e:
-            raise _blamed(e, found, name, given, environment) from e
+            raise _with_variables(e, path, name, raw, environment) from e
         origins[name] = {setting: ", ".join(sorted(variables.get(setting, [FILE]))) for setting in merged}
     if not tables:
         raise ConfigurationError(
-            "no-table", f"{found} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"
+            "no-table", f"{path} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"
         )
-    _refuse_overlaps(found, tables)
-    return Config(path=found, tables=tables, origins=origins)
+    _refuse_overlaps(path, tables)
+    return Config(path=path, tables=tables, origins=origins)
 
 
-def _table(
-    path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, list[str]], TableSettings]:
-    """What `_overlay` returns, and the settings that it makes."""
-    merged, variables = _overlay(path, given, name, environment)
-    return merged, variables, _settings(path, name, merged)
-
-
-def _blamed(
-    error: ConfigurationError, path: str, name: str, given: dict[str, Any], environment: Mapping[str, str]
+def _with_variables(
+    error: ConfigurationError, path: str, name: str, raw: dict[str, object], environment: Mapping[str, str]
 ) -> ConfigurationError:
-    """The error, about the environment variables without which it would not be there; without any it is the file's."""
+    """The error as one of the environment variables that cause it. If none does, the file is at fault, and the error stays."""
 
     def differs(variable: str) -> bool:
         try:
-            _table(path, name, given, {v: text for v, text in environment.items() if v != variable})
+            others = {v: text for v, text in environment.items() if v != variable}
+            merged, _ = _overlay(path, raw, name, others)
+            _settings(path, name, merged)
         except ConfigurationError as other:
             return other.message != error.message
         return True
@@ -324,12 +322,12 @@ def _blamed(
     return ConfigurationError(
         error.code,
         f"Environment variable {named}{error.message.removeprefix(path)}",
-        next=f"correct {named} or unset it: it replaces what {path} says",
+        next=f"correct {named} or unset it: it overrides {path}",
     )
 
 
 def _prefix(name: str) -> str:
-    """How the environment variables of a table begin, in capitals."""
+    """The prefix of a table's environment variables, in upper case."""
     return f"{ENVIRONMENT_PREFIX}{re.sub(r'[^A-Za-z0-9]', '_', name).upper()}__"
 
 
@@ -337,28 +335,30 @@ def _local(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except FileNotFoundError as e:
-        raise ConfigurationError("no-configuration", f"There is no {file}.", next="give the file with --config") from e
+        raise ConfigurationError("no-configuration", f"There is no {file}.", next="pass the file with --config") from e
     except OSError as e:
         raise ConfigurationError(
             "unreadable-configuration",
             f"{file} can't be read: {e.strerror}.",
-            next="give a readable file with --config",
+            next="pass a readable file with --config",
         ) from e
 
 
 def _remote(address: str) -> bytes:
-    from lakeupsert.storage import NotFoundError, open_store  # brings Arrow, which local files need not wait for
+    from lakeupsert.storage import NotFoundError, open_store  # imports Arrow, which a local file does not need
 
     folder, _, name = address.rpartition("/")
     if not name or folder.endswith("/"):
         raise ConfigurationError(
-            "no-configuration", f"{address} names no file.", next=f"write such as {address.rstrip('/')}/{FILE_NAME}"
+            "no-configuration",
+            f"{address} does not name a file.",
+            next=f"write for example {address.rstrip('/')}/{FILE_NAME}",
         )
     try:
         return open_store(f"{folder}/").get(name)
     except NotFoundError as e:
         raise ConfigurationError(
-            "no-configuration", f"There is no {address}.", next="put it there, or correct its address"
+            "no-configuration", f"There is no {address}.", next="create it, or correct the URL"
         ) from e
 
 
@@ -371,18 +371,18 @@ def _search() -> Path:
         "no-configuration",
         f"There is no {FILE_NAME} in {here} or above it.",
         next=f"write one (`lakeupsert init` with the folder of your files, or `lakeupsert config --example > {FILE_NAME}`), "
-        "or give one with --config",
+        "or pass one with --config",
     )
 
 
 def _overlay(
-    path: str, given: dict[str, Any], name: str, environment: Mapping[str, str]
-) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Settings with ``LAKEUPSERT__TABLES__<NAME>__<SETTING>[__<PART>]`` laid over, and the variables behind each.
+    path: str, raw: dict[str, object], name: str, environment: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, list[str]]]:
+    """The settings after ``LAKEUPSERT__TABLES__<NAME>__<SETTING>[__<PART>]``, and the variables that set each.
 
     Values are TOML, or plain text.
     """
-    merged = dict(given)
+    merged = dict(raw)
     variables: dict[str, list[str]] = {}
     prefix = _prefix(name)
     for variable, text in environment.items():
@@ -397,41 +397,41 @@ def _overlay(
     return merged, variables
 
 
-def _part(path: str, name: str, given: dict[str, Any], part: str) -> dict[str, Any]:
-    """``[tables.NAME.PART]``, empty where it is not there."""
-    found = given.get(part, {})
-    if not isinstance(found, dict):
+def _part(path: str, name: str, raw: dict[str, object], part: str) -> dict[str, object]:
+    """``[tables.NAME.PART]``; empty if it is missing."""
+    content = raw.get(part, {})
+    if not isinstance(content, dict):
         raise ConfigurationError(
             "bad-setting",
-            f"{path}: [tables.{name}]: {part} is {found!r}; it is a table of its own.",
+            f"{path}: [tables.{name}]: {part} is {content!r}; expected a table.",
             next=f"write [tables.{name}.{part}] above its settings",
         )
-    return found
+    return content
 
 
-def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
+def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
     where = f"[tables.{name}]"
     parts = ("", TableSettings), ("delete", DeleteSettings), ("read", ReadSettings), ("large", LargeSettings)
     for part, type_ in parts:
         known = {f.name for f in msgspec.structs.fields(type_)}
-        for key in _part(path, name, given, part) if part else given:
+        for key in _part(path, name, raw, part) if part else raw:
             if key not in known:
                 raise _unknown(path, f"[tables.{name}{'.' + part if part else ''}]", key, known)
     known = {f.name for f in msgspec.structs.fields(GroupSettings)}
-    for group, of_it in _part(path, name, given, "groups").items():
-        for key in of_it if isinstance(of_it, dict) else ():
+    for group, content in _part(path, name, raw, "groups").items():
+        for key in content if isinstance(content, dict) else ():
             if key not in known:
                 raise _unknown(path, f"[tables.{name}.groups.{group}]", key, known)
-    missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in given]
+    missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in raw]
     if missing:
         raise ConfigurationError(
             "missing-setting", f"{path}: {where} lacks {', '.join(missing)}.", next=f"add it to {where}"
         )
     try:
-        settings = msgspec.convert(_with_texts(given), TableSettings)
+        settings = msgspec.convert(_with_texts(raw), TableSettings)
     except msgspec.ValidationError as e:
         setting = re.search(r"\$\.(\w+)", str(e))
-        value = f" (found {given[setting[1]]!r})" if setting and setting[1] in given else ""
+        value = f" (found {raw[setting[1]]!r})" if setting and setting[1] in raw else ""
         choices = get_args(get_type_hints(TableSettings).get(setting[1])) if setting else ()
         if "enum" in str(e) and choices:
             value += f"; expected {', '.join(map(repr, choices))}"
@@ -449,33 +449,72 @@ def _settings(path: str, name: str, given: dict[str, Any]) -> TableSettings:
     )
 
 
-def _with_texts(given: dict[str, Any]) -> dict[str, Any]:
-    """The settings with the text of each value that is compared as text."""
-    if "delete" not in given:
-        return given
-    delete = dict(given["delete"])
-    for setting in ("values", "upserts"):
-        if isinstance(delete.get(setting), list):
-            delete[setting] = [_text(value) for value in delete[setting]]
-    return {**given, "delete": delete}
+def _with_texts(raw: dict[str, object]) -> dict[str, object]:
+    """The settings with all values that are compared as text converted to text."""
+    delete = raw.get("delete")
+    if not isinstance(delete, dict):
+        return raw
+    lists = {setting: delete[setting] for setting in ("values", "upserts") if isinstance(delete.get(setting), list)}
+    texts = {setting: list(map(_column_text, values)) for setting, values in lists.items()}
+    return {**raw, "delete": {**delete, **texts}}
 
 
-def _text(value: object) -> object:
-    """A scalar of TOML as the text of a column of its type: true, 1, 0.5, 2020-01-31. Lists and tables stay as they are."""
+def _column_text(value: object) -> object:
+    """A TOML scalar as the text in a column of its type: true, 1, 0.5, 2020-01-31. Lists and tables are returned unchanged."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
     if not isinstance(value, float | date | time):
         return value
-    import pyarrow as pa  # slow to import, and such values are rare
+    import pyarrow as pa  # slow to import, and rarely needed
 
     moment = value.astimezone(UTC) if isinstance(value, datetime) and value.tzinfo else value
     return pa.scalar(moment).cast(pa.string()).as_py()
 
 
+@dataclass(frozen=True)
+class _Refusal:
+    """Raises the error for a setting; ``where`` is its table in the file ``path``."""
+
+    path: str
+    where: str
+
+    def __call__(self, setting: str, found: object, expected: str) -> NoReturn:
+        raise ConfigurationError(
+            "bad-setting",
+            f"{self.path}: {self.where}: {setting} is {found!r}; {expected}.",
+            next=f"correct {setting} in {self.where}",
+        )
+
+
 def _check_values(path: str, where: str, settings: TableSettings) -> None:
-    """Refuse what no type shows. Addresses are checked first, so that no credential gets into a later message."""
+    """Check what types can't express. Addresses come first, so that no credential gets into a later message."""
+    _check_credentials(path, where, settings)
+    refuse = _Refusal(path, where)
+    _check_sizes(settings, refuse)
+    _check_retention(settings, refuse)
+    _check_order_in_name(settings, refuse)
+    names: dict[str, str] = {}
+    for name in settings.schema:
+        if (other := names.setdefault(name.lower(), name)) != name:
+            refuse("schema", [other, name], "names that differ only by case are one column")
+    if settings.key_scope == "table":
+        alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
+        _check_alone(settings, alone, 'not supported with key_scope = "table"', refuse)
+    _check_delete(settings, refuse)
+    for setting in ("key", "order_by", "partition_by"):
+        columns = getattr(settings, setting)
+        if len(set(columns)) < len(columns):
+            refuse(setting, list(columns), "a column is named twice")
+    if settings.history:
+        alone = {"mode": "rows", "key_scope": "partition"}
+        _check_alone(settings, alone, "not supported yet with history", refuse)
+    _check_mode(settings, refuse)
+    _check_read(settings.reading, refuse)
+
+
+def _check_credentials(path: str, where: str, settings: TableSettings) -> None:
     addresses = {setting: getattr(settings, setting) for setting in ("landing", "processed", "queue")}
     if settings.large:
         addresses["large.queue"] = settings.large.queue
@@ -484,83 +523,74 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         if parts and (parts.password is not None or _SECRET.search(parts.query)):
             raise ConfigurationError(
                 "credential-in-configuration",
-                f"{path}: {where}: {setting} holds a credential, and no setting may hold one.",
-                next="remove it there; credentials come from the default chains of boto3 and DefaultAzureCredential",
+                f"{path}: {where}: {setting} contains a credential, which no setting may.",
+                next="remove it; credentials come from the default chains of boto3 and DefaultAzureCredential",
             )
 
-    def refuse(setting: str, found: object, expected: str) -> None:
-        raise ConfigurationError(
-            "bad-setting", f"{path}: {where}: {setting} is {found!r}; {expected}.", next=f"correct {setting} in {where}"
-        )
 
+def _check_sizes(settings: TableSettings, refuse: _Refusal) -> None:
+    """Queue, sizes and the quarantine limit."""
     if settings.queue == "auto" and is_remote(settings.processed):
-        refuse("queue", "auto", "`processed` is not on this machine, and such a table must name its queue")
+        refuse("queue", "auto", "`processed` is not on this machine, so the table must name its queue")
     if settings.bucket_bytes < LEAST_BUCKET:
         expected = f'expected a size of at least {LEAST_BUCKET} bytes, for example "256MiB"'
         refuse("bucket", settings.bucket, expected)
     if settings.large:
         if not size_of(settings.large.bytes):
-            refuse("large.bytes", settings.large.bytes, 'expected a size such as "2GB"')
+            refuse("large.bytes", settings.large.bytes, 'expected a size, for example "2GB"')
         if settings.engine == "spark":
-            refuse("engine", "spark", "with `large` it is Arrow that merges all partitions but the large ones")
+            refuse("engine", "spark", "with `large`, Arrow merges all partitions except the large ones")
     if isinstance(settings.quarantine_limit, str) and not re.fullmatch(r"\d+(\.\d+)?%", settings.quarantine_limit):
-        refuse("quarantine_limit", settings.quarantine_limit, 'expected a share such as "1%" or a number of rows')
+        refuse("quarantine_limit", settings.quarantine_limit, 'expected a share, for example "1%", or a number of rows')
+
+
+def _check_retention(settings: TableSettings, refuse: _Refusal) -> None:
     for setting, example in (("superseded_retention", '"24h" or "0s"'), ("tombstone_retention", '"90d"')):
         duration = getattr(settings, setting)
         if duration is not None and not re.fullmatch(r"\d{1,9}(s|m|h|d)", duration):
-            refuse(setting, duration, f"expected a duration such as {example}")
+            refuse(setting, duration, f"expected a duration, for example {example}")
         if duration is not None and _duration(duration) > LONGEST:
             refuse(setting, duration, f"expected {LONGEST.days}d at most")
     if not settings.retention and settings.keep_snapshots > 1:
-        expected = 'with superseded_retention = "0s" no older snapshot could be read; expected 1'
+        expected = 'with superseded_retention = "0s", older snapshots could not be read; expected 1'
         refuse("keep_snapshots", settings.keep_snapshots, expected)
-    _check_order_in_name(settings, refuse)
-    names: dict[str, str] = {}
-    for name in settings.schema:
-        if (other := names.setdefault(name.lower(), name)) != name:
-            refuse("schema", [other, name], "names that differ by case alone are one column")
-    if settings.key_scope == "table":
-        alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
-        for setting, only in alone.items():
-            if getattr(settings, setting) != only:
-                expected = "leave it out" if only is None else f"expected {only!r}"
-                refuse(
-                    setting, getattr(settings, setting), f'with key_scope = "table" that is not to be had; {expected}'
-                )
-    if settings.delete:
-        if not (settings.delete.column and settings.delete.values) and not settings.delete.file_prefix:
-            refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three")
-        if settings.delete.column is None and (settings.delete.values or settings.delete.upserts):
-            refuse("delete", {"values": list(settings.delete.values)}, "`column` does not say where they are found")
-        if both := set(settings.delete.values) & set(settings.delete.upserts or ()):
-            refuse("delete.upserts", list(settings.delete.upserts or ()), f"{min(both)!r} is in `delete.values`, too")
-    for setting in ("key", "order_by", "partition_by"):
-        names = getattr(settings, setting)
-        if len(set(names)) < len(names):
-            refuse(setting, list(names), "a column is named twice")
-    if settings.history:
-        for setting, only in {"mode": "rows", "key_scope": "partition"}.items():
-            if getattr(settings, setting) != only:
-                refuse(
-                    setting, getattr(settings, setting), f"with history that is not to be had yet; expected {only!r}"
-                )
-    _check_mode(settings, refuse)
-    _check_read(settings.reading, refuse)
 
 
-def _check_mode(settings: TableSettings, refuse: Callable[[str, object, str], None]) -> None:
+def _check_alone(settings: TableSettings, alone: Mapping[str, str | None], why: str, refuse: _Refusal) -> None:
+    """Refuse all other values of these settings."""
+    for setting, only in alone.items():
+        value = getattr(settings, setting)
+        if value != only:
+            refuse(setting, value, f"{why}; {'leave it out' if only is None else f'expected {only!r}'}")
+
+
+def _check_delete(settings: TableSettings, refuse: _Refusal) -> None:
+    delete = settings.delete
+    if delete is None:
+        return
+    if not (delete.column and delete.values) and not delete.file_prefix:
+        refuse("delete", {}, "expected `column` and `values`, or `file_prefix`, or all three")
+    if delete.column is None and (delete.values or delete.upserts):
+        refuse("delete", {"values": list(delete.values)}, "`column` must say where these values are")
+    if both := set(delete.values) & set(delete.upserts or ()):
+        refuse("delete.upserts", list(delete.upserts or ()), f"{min(both)!r} is also in `delete.values`")
+
+
+def _check_mode(settings: TableSettings, refuse: _Refusal) -> None:
     if settings.mode == "rows":
         for setting, value in (("nulls", settings.nulls), ("groups", list(settings.groups))):
             if value not in ("overwrite", []):
-                refuse(setting, value, 'it is for mode = "columns"')
+                refuse(setting, value, 'only supported with mode = "columns"')
         return
     for setting in ("ties", "tombstone_retention"):
         value = getattr(settings, setting)
         if value not in ("arrival", None):
-            refuse(setting, value, 'with mode = "columns" that is not to be had yet; leave it out')
+            refuse(setting, value, 'not supported yet with mode = "columns"; leave it out')
     if settings.groups and settings.delete:
         refuse(
-            "groups", list(settings.groups), "a table with [delete] can't have them: the order of a delete is the row's"
+            "groups",
+            list(settings.groups),
+            "not supported with [delete], because a delete has the order of the whole row",
         )
 
 
@@ -575,80 +605,86 @@ _MEANT_FOR: dict[str, tuple[Format, ...]] = {
 }
 
 
-def _check_read(reading: Reading, refuse: Callable[[str, object, str], None]) -> None:
+def _check_read(reading: Reading, refuse: _Refusal) -> None:
     defaults = ReadSettings()
     for setting, formats in _MEANT_FOR.items():
         value = getattr(reading, setting)
         if reading.format not in ("auto", *formats) and value != getattr(defaults, setting):
             refuse(
-                f"read.{setting}", value, f"it is for format {' and '.join(formats)}, and `format` is {reading.format}"
+                f"read.{setting}",
+                value,
+                f"only supported for format {' and '.join(formats)}, but `format` is {reading.format}",
             )
     if reading.format == "delimited":
         try:
             pattern = re.compile(reading.delimiter)
         except re.error as e:
-            refuse("read.delimiter", reading.delimiter, f"it is no regular expression: {e}")
+            refuse("read.delimiter", reading.delimiter, f"not a regular expression: {e}")
         else:
             if pattern.groups or pattern.search(""):
                 refuse(
-                    "read.delimiter", reading.delimiter, "expected a pattern without groups that matches no empty text"
+                    "read.delimiter",
+                    reading.delimiter,
+                    "expected a pattern without groups that does not match empty text",
                 )
     elif not _is_sign(reading.delimiter):
-        refuse("read.delimiter", reading.delimiter, 'expected one ASCII character; others are for format = "delimited"')
+        refuse("read.delimiter", reading.delimiter, 'expected one ASCII character; for others use format = "delimited"')
     if reading.quote and (not _is_sign(reading.quote) or reading.quote == reading.delimiter):
         refuse("read.quote", reading.quote, 'expected one ASCII character other than the delimiter, or "" for none')
     if reading.columns and reading.has_header:
-        refuse(
-            "read.columns", list(reading.columns), "with a header the columns are called as it says; set header = false"
-        )
+        refuse("read.columns", list(reading.columns), "the header already names the columns; set header = false")
     names = {name.lower() for name in reading.columns}
     if len(names) < len(reading.columns) or not all(name.strip() for name in names):
-        refuse("read.columns", list(reading.columns), "expected a name of its own for each column")
+        refuse("read.columns", list(reading.columns), "expected a different name for each column")
     if reading.null == "":
-        refuse("read.null", "", "empty text is null in any case")
+        refuse("read.null", "", "empty text is always null")
     aliases = {alias.lower(): column for alias, column in reading.aliases.items()}
     for alias, column in reading.aliases.items():
         expected = None
         if not alias.strip() or not column.strip():
             expected = 'expected names, as in { price = "unit_price" }'
         elif column.lower() in aliases:
-            expected = f"{column!r} is an alias itself; give each old name the name that the table has now"
+            expected = f"{column!r} is itself an alias; map each old name to the current name in the table"
         elif len(aliases) < len(reading.aliases):
-            expected = "names that differ by case alone are one column; name each alias once"
+            expected = "names that differ only by case are one column; name each alias once"
         if expected:
             refuse("read.aliases", {alias: column}, expected)
     if reading.envelope == "dms" and reading.format == "avro":
-        refuse("read.envelope", "dms", "the messages of AWS DMS are JSON")
+        refuse("read.envelope", "dms", "messages of AWS DMS are JSON")
     try:
         codecs.getincrementaldecoder(reading.encoding)().decode(b"")
         "".encode(reading.encoding)
-    except (LookupError, TypeError, ValueError):  # also UnicodeError; others are codecs, but not of text
-        refuse("read.encoding", reading.encoding, 'expected an encoding of text that Python has, such as "latin-1"')
+    except (LookupError, TypeError, ValueError):  # also UnicodeError; some codecs are not text encodings
+        refuse(
+            "read.encoding", reading.encoding, 'expected a text encoding that Python supports, for example "latin-1"'
+        )
 
 
 def _is_sign(text: str) -> bool:
     return len(text) == 1 and text.isascii() and text not in "\r\n\0"
 
 
-def _check_order_in_name(settings: TableSettings, refuse: Callable[[str, object, str], None]) -> None:
+def _check_order_in_name(settings: TableSettings, refuse: _Refusal) -> None:
     pattern = settings.order_in_name
     if pattern is None:
         return
     try:
         groups = re.compile(pattern).groups
     except re.error as e:
-        refuse("order_in_name", pattern, f"it is no regular expression: {e}")
+        refuse("order_in_name", pattern, f"not a regular expression: {e}")
     else:
         if groups != 1:
-            refuse("order_in_name", pattern, f"it has {groups} groups; expected one, which is the order")
+            refuse("order_in_name", pattern, f"it has {groups} groups; expected one, for the order")
     if len(settings.order_by) != 1:
         refuse(
-            "order_by", list(settings.order_by), "with `order_in_name` it is one column, which the files do not have"
+            "order_by",
+            list(settings.order_by),
+            "with `order_in_name`, expected one column, which the files do not have",
         )
 
 
 def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:
-    """Two tables in one place would merge each other's rows; a table inside its landing zone would append itself."""
+    """Two tables in one place would merge each other's rows. A table inside its landing zone would load its own files."""
     queue_by: dict[str, str] = {}
     for name, settings in tables.items():
         landing, processed = place(settings.landing), place(settings.processed)
@@ -660,41 +696,41 @@ def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:
             if _overlap(landing, elsewhere):
                 raise ConfigurationError(
                     "overlapping-zones",
-                    f"{path}: one of landing of [tables.{name}], {settings.landing}, and processed of [tables.{other}], "
-                    f"{others.processed}, lies in the other.",
-                    next="give landing and processed folders side by side",
+                    f"{path}: landing of [tables.{name}], {settings.landing}, and processed of [tables.{other}], "
+                    f"{others.processed}, overlap: one is inside the other.",
+                    next="put landing and processed into separate folders",
                 )
             if other != name and _overlap(processed, elsewhere):
                 raise ConfigurationError(
                     "shared-processed",
-                    f"{path}: the processed paths of tables {name!r} and {other!r} are one, or lie in each other: "
+                    f"{path}: the processed paths of tables {name!r} and {other!r} are equal, or one is inside the other: "
                     f"{settings.processed} and {others.processed}.",
-                    next="give each table a processed path of its own",
+                    next="give each table its own processed path",
                 )
         if len(set(queues)) < len(queues):
             raise ConfigurationError(
                 "shared-queue",
-                f"{path}: table {name!r} has one queue for all its partitions, {queues[0].rstrip('/')}; what a worker hands "
-                "on for Spark would come back to it.",
-                next=f"give [tables.{name}.large] a queue of its own",
+                f"{path}: table {name!r} has one queue for all partitions, {queues[0].rstrip('/')}; the messages that a worker "
+                "passes on to Spark would come back to it.",
+                next=f"give [tables.{name}.large] its own queue",
             )
         for queue in queues:
             other = queue_by.setdefault(queue, name)
             if other != name:
                 raise ConfigurationError(
                     "shared-queue",
-                    f"{path}: tables {other!r} and {name!r} have one queue, {queue.rstrip('/')}; the workers of one would "
+                    f"{path}: tables {other!r} and {name!r} have the same queue, {queue.rstrip('/')}; the workers of one would "
                     "bury the messages of the other.",
-                    next="give each table queues of its own, or leave out `queue`",
+                    next="give each table its own queues, or leave out `queue`",
                 )
 
 
 def size_of(text: str | int) -> int | None:
-    """Bytes: 1000000, 50GB or 1.5TiB; None where it is no size."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", str(text).strip().lower())
-    if found is None:
+    """The bytes of a size like 1000000, 50GB or 1.5TiB; None if it is not a size."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", str(text).strip().lower())
+    if match is None:
         return None
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     return int(Decimal(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
 
 
@@ -703,21 +739,21 @@ def _overlap(place: str, other: str) -> bool:
 
 
 def place(address: str) -> str:
-    """What is compared to tell places apart: where links lead, one name for each scheme, and a slash at the end."""
+    """A canonical address, for comparisons: links resolved, one name per scheme, a slash at the end."""
     scheme, _, rest = address.rpartition("://")
     if scheme in ("", "file", "sqlite"):
         address = os.path.realpath(unquote(urlsplit(address).path) if scheme else address)
     elif scheme == "s3a":
         address = f"s3://{rest}"
     elif scheme in ("abfss", "abfs", "az"):
-        from lakeupsert.storage import azureaccount  # brings pyarrow
+        from lakeupsert.storage import azureaccount  # imports pyarrow
 
         address = azureaccount.place(address)
     return address.rstrip("/") + "/"
 
 
 def is_remote(address: str) -> bool:
-    """Whether it is on no file system of this machine."""
+    """Whether the address is not on a file system of this machine."""
     return "://" in address and not address.startswith("file:")
 
 
@@ -728,8 +764,8 @@ def _absolute(path: str, address: str) -> str:
     if "://" in path and not local.is_absolute():
         raise ConfigurationError(
             "relative-path",
-            f"{path} says {address!r}, and a path relative to an address leads nowhere.",
-            next="write such as s3://bucket/prefix, or an absolute path",
+            f"{path} contains the relative path {address!r}, but a configuration read from a URL must use absolute paths.",
+            next="write an absolute path, or a URL like s3://bucket/prefix",
         )
     return os.path.normpath(Path(path).parent / local)
 
@@ -738,10 +774,10 @@ def _unknown(path: str, where: str, key: str, known: set[str]) -> ConfigurationE
     return ConfigurationError(
         "unknown-setting",
         f"{path}: {where or 'the file'} has an unknown key {key!r}.{_did_you_mean(key, known)}",
-        next=f"correct or remove it; known are {', '.join(sorted(known))}",
+        next=f"correct or remove it; known keys: {', '.join(sorted(known))}",
     )
 
 
-def _did_you_mean(found: str, known: Any) -> str:
-    close = difflib.get_close_matches(found, list(known), n=1)
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

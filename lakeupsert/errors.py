@@ -1,23 +1,24 @@
-"""The errors of lakeupsert, one class for each thing that an operator does next.
+"""The errors of lakeupsert: one class for each thing that an operator does next.
 
-Classes and `code` are API; wording is not. A message has four parts: what failed and where, what was found against what
-was expected, what is committed and what readers see, and (in `next`) the command to run now.
+Classes and `code` are API; wording is not. A message has four parts: what failed and where; what was found and what was expected;
+what is committed and what readers see; and, in `next`, the command to run now.
 """
 
 import re
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a table stands after a call that failed.
+    """The state of a table after a failed call.
 
     Attributes:
-        committed: the last batch that this call committed; None: none. (Merges commit no batch; what they do is told apart.)
+        committed: the last batch that this call committed; None: none. (Merges commit no batch.)
         readers_see: the newest snapshot; None: there is none, or it can't be read.
-        certain: whether ``committed`` is known; else a store that does not answer may have committed a batch.
-        table: which one, if the call was about several.
-        published: whether this call published what readers see.
+        certain: whether ``committed`` is known. If not, a store that did not answer may have committed a batch.
+        table: its name, if the call was about several tables.
+        published: whether this call published ``readers_see``.
     """
 
     committed: int | None
@@ -39,11 +40,11 @@ class LakeupsertError(Exception):
     """Base of all errors that lakeupsert raises on purpose.
 
     Attributes:
-        code: a stable word for programs, such as ``unknown-setting``.
-        data_changed: whether the failed call left a change behind that readers can see.
-        next: the command or act that mends it; never empty.
-        partition: the partition it is about, as ``transaction_date=2020-01-01``, or None.
-        standing: where the table stands; None as long as no call of `Table` has ended with this error.
+        code: a stable word for programs, for example ``unknown-setting``.
+        data_changed: whether the failed call left a change that readers can see.
+        next: the command or action that resolves the error; never empty.
+        partition: the affected partition, for example ``transaction_date=2020-01-01``, or None.
+        standing: the state of the table; None until a call of `Table` ends with this error.
     """
 
     exit_code = 1
@@ -64,23 +65,17 @@ class LakeupsertError(Exception):
         return f"{self.message}\n{standing}Next: {self.next}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions cross process borders (workers, Spark tasks); the default would call __init__ with the message alone.
-        given = (type(self), self.code, self.message, self.next, self.data_changed, self.partition)
-        return _rebuild, given, {"standing": self.standing}
+        # Exceptions are pickled (by workers, Spark tasks). The default would call __init__ with the message alone.
+        kind = partial(type(self), next=self.next, data_changed=self.data_changed, partition=self.partition)
+        return kind, (self.code, self.message), {"standing": self.standing}
 
 
-def _rebuild(
-    cls: type[LakeupsertError], code: str, message: str, next: str, data_changed: bool, partition: str | None
-) -> LakeupsertError:
-    return cls(code, message, next=next, data_changed=data_changed, partition=partition)
+def parts(text: str) -> tuple[str, str]:
+    """Split an error's text, as in a failed mark or a dead letter, into message and next command ("" if it has none).
 
-
-def parts(told: str) -> tuple[str, str]:
-    """The message and the next command of an error's text, as a mark or a dead letter keeps it; "" where it has none.
-
-    Also of one that an earlier lakeupsert wrote, with ``Data changed: no.`` before the command.
+    Also splits texts of an earlier lakeupsert, which have ``Data changed: no.`` before the command.
     """
-    reason, *advice = re.split(r"\n(?:Data changed: no\. |Committed: [^\n]* · )?Next: ", told, maxsplit=1)
+    reason, *advice = re.split(r"\n(?:Data changed: no\. |Committed: [^\n]* · )?Next: ", text, maxsplit=1)
     return reason, advice[0] if advice else ""
 
 
@@ -91,7 +86,7 @@ class ConfigurationError(LakeupsertError):
 
 
 class RefusedError(LakeupsertError):
-    """The data were refused or held back: look at them, then decide."""
+    """Data were refused or held back: look at them, then decide."""
 
     exit_code = 1
 
@@ -103,6 +98,6 @@ class TryAgainError(LakeupsertError):
 
 
 class DamagedTableError(LakeupsertError):
-    """An object of the table is missing or not what its manifest says: nothing is written until that is mended."""
+    """An object of the table is missing or damaged: nothing is written until that is repaired."""
 
     exit_code = 1

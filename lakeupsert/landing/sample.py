@@ -1,66 +1,71 @@
-"""A sample of the rows of many files: one type a column, and which values and combinations of them are equal.
+"""A sample of the rows of many files: one type a column, and which values and combinations of values are equal.
 
-Reads     at most `FILES` files, of each its first rows: at most `ROWS`, and of text `BYTES`, of all of them together
+Reads     the first rows of at most `FILES` files: at most `ROWS` rows, and `BYTES` bytes of text, of all files together
 Writes    nothing
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from lakeupsert.landing.accept import TYPED, Beginning, LandingInput, UnreadableFileError, beginning, format_of
+from lakeupsert.landing.files import TYPED, Beginning, beginning, format_of
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.formats.dominant import Leaning, together
 from lakeupsert.landing.formats.inference import unify, without_nulls
-from lakeupsert.landing.formats.leaning import Leaning, together
+from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import convert, plain, true
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 
+Item = TypeVar("Item")
+
 FILES = 32
-"""Most files that are looked at, spread evenly over the folders."""
+"""Most files that are read, spread evenly over the folders."""
 ROWS = 200_000
-"""Most rows that are looked at, of all files together."""
+"""Most rows that are read, of all files together."""
 BYTES = 1 << 25
 """Most bytes of text files that are read, of all files together."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as the sample has it; ``low`` and ``high`` as JSON has them, None where the type has no order."""
+    """A column in the sample; ``low`` and ``high`` are JSON values, None if the type has no order."""
 
     name: str
     type: str
     nulls: int
     distinct: int
-    low: Any
-    high: Any
+    low: object
+    high: object
 
 
 class Sample:
-    """The rows that are looked at.
+    """The rows that were read.
 
     Attributes:
         paths: the files.
-        file: of each row the index of its file.
-        values: by column a ``pyarrow.Array`` of one value a row; what a file lacks is null.
-        leanings: of text columns whose types were inferred what most of their values are.
-        fresh: a mask of the rows that repeat no other in every column: for no key are those two records.
+        file: the index of each row's file.
+        values: the values of each column, one a row; null if the row's file lacks the column.
+        leanings: the type of most values of each text column whose type was inferred.
+        fresh: which rows are not an exact copy of an earlier row. Under any key, an exact copy is not another record.
     """
 
     def __init__(self, beginnings: Sequence[tuple[str, Beginning]]) -> None:
         self.leanings: dict[str, Leaning | None] = {}
-        for _, found in beginnings:
-            for column, more in found.survey.leanings.items():
+        for _, first in beginnings:
+            for column, more in first.survey.leanings.items():
                 self.leanings[column] = together(self.leanings.get(column), more)
-        tables = [(name, found.rows) for name, found in beginnings]
-        types: dict[str, Any] = {}
+        tables = [(name, first.rows) for name, first in beginnings]
+        types: dict[str, pa.DataType] = {}
         for name, table in tables:
             typed = format_of(name, "auto") in TYPED
             for field in table.schema:
-                types[field.name] = unify(types.get(field.name, pa.null()), field.type, typed)
+                types[field.name] = unify(types.get(field.name, pa.null()), field.type, typed=typed)
         self.values = {
             name: pa.concat_arrays(
                 [
@@ -73,10 +78,10 @@ class Sample:
         self.paths = [path for path, _ in tables]
         self.file = np.repeat(np.arange(len(tables)), np.array([len(t) for _, t in tables], np.int64))
         self.count = len(self.file)
-        self._codes: dict[str, Any] = {}
+        self._codes: dict[str, NDArray[np.int64]] = {}
 
-    def codes(self, name: str) -> Any:
-        """Numbers that are equal where the values are; a null is a value."""
+    def codes(self, name: str) -> NDArray[np.int64]:
+        """One number for each row, equal if the values are equal. A null counts as a value."""
         if name not in self._codes:
             values = self.values[name]
             if pa.types.is_nested(values.type):
@@ -85,8 +90,8 @@ class Sample:
             self._codes[name] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
         return self._codes[name]
 
-    def group(self, names: Iterable[str], start: Any = None) -> Any:
-        """Numbers that are equal where all these columns (and ``start``) are."""
+    def group(self, names: Iterable[str], start: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """One number for each row, equal if all these columns (and ``start``) are equal."""
         ids = np.zeros(self.count, np.int64) if start is None else start
         for name in names:
             codes = self.codes(name)
@@ -94,15 +99,18 @@ class Sample:
         return ids
 
     @cached_property
-    def fresh(self) -> Any:
+    def fresh(self) -> Mask:
         _, firsts = np.unique(self.group(self.values), return_index=True)
         mask = np.zeros(self.count, bool)
         mask[firsts] = True
         return mask
 
-    def present(self, names: Iterable[str]) -> Any:
-        """A mask of the rows that have a value in each of these columns."""
-        return np.logical_and.reduce([np.full(self.count, True), *(true(self.values[n].is_valid()) for n in names)])
+    def present(self, names: Iterable[str]) -> Mask:
+        """Which rows have a value in each of these columns."""
+        valid: Mask = np.logical_and.reduce(
+            [np.full(self.count, True), *(true(self.values[n].is_valid()) for n in names)]
+        )
+        return valid
 
     def nulls(self, name: str) -> float:
         return float(self.values[name].null_count / self.count)
@@ -110,7 +118,7 @@ class Sample:
     def distinct(self, name: str) -> int:
         return len(np.unique(self.codes(name)[self.present([name])]))
 
-    def range(self, name: str) -> tuple[Any, Any]:
+    def range(self, name: str) -> tuple[object, object]:
         try:
             ends = pc.min_max(self.values[name])
         except pa.ArrowNotImplementedError:
@@ -121,38 +129,38 @@ class Sample:
     def columns(self) -> Iterator[Column]:
         for name, values in self.values.items():
             yield Column(
-                name, str(values.type), values.null_count, self.distinct(name), *map(_shortened, self.range(name))
+                name, str(values.type), values.null_count, self.distinct(name), *map(_shorten, self.range(name))
             )
 
 
-def _shortened(value: Any) -> Any:
+def _shorten(value: object) -> object:
     return f"{value[:37]}..." if isinstance(value, str) and len(value) > 40 else value
 
 
 def read_sample(store: ObjectStore, files: Sequence[ObjectInfo]) -> tuple[Sample, list[str]]:
-    """First rows of some of ``files``, and what is wrong with those that can't be read."""
-    tables, failed = [], []
-    chosen = _spread(files)
+    """The first rows of some of ``files``, and why others of them can't be read."""
+    beginnings, failures = [], []
+    chosen = _choose_files(files)
     for file in chosen:
         given = LandingInput(file.name, file.size, file.etag, place=0)
         try:
-            tables.append((file.name, beginning(store, given, ROWS // len(chosen), BYTES // len(chosen))))
+            beginnings.append((file.name, beginning(store, given, ROWS // len(chosen), BYTES // len(chosen))))
         except UnreadableFileError as e:
-            failed.append(f"{file.name!r} can't be read: {e.reason.rstrip('.')}")
+            failures.append(f"{file.name!r} can't be read: {e.reason.rstrip('.')}")
         except NotFoundError:
-            failed.append(f"{file.name!r} vanished while it was looked at")
-    more = len(failed) - 3
-    return Sample(tables), failed[:3] + ([f"{more} more files can't be read"] if more > 0 else [])
+            failures.append(f"{file.name!r} was deleted while the sample was read")
+    more = len(failures) - 3
+    return Sample(beginnings), failures[:3] + ([f"{more} more files can't be read"] if more > 0 else [])
 
 
-def _spread(files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
-    """`FILES` of them: several of a folder, since files of one day or partition tell most together."""
+def _choose_files(files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """At most `FILES` files, several of a folder: files of one day or partition show most together."""
     folders: dict[str, list[ObjectInfo]] = {}
     for file in files:
         folders.setdefault(file.name.rpartition("/")[0], []).append(file)
-    few = _evenly(list(folders.values()), FILES // 2)
-    return [f for folder in few for f in _evenly(folder, FILES // len(few))]
+    few = _choose_evenly(list(folders.values()), FILES // 2)
+    return [f for folder in few for f in _choose_evenly(folder, FILES // len(few))]
 
 
-def _evenly(things: list[Any], count: int) -> list[Any]:
+def _choose_evenly(things: list[Item], count: int) -> list[Item]:
     return [things[i * len(things) // count] for i in range(count)] if count < len(things) else things

@@ -23,10 +23,9 @@ import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading
 from lakeupsert.errors import RefusedError
-from lakeupsert.landing.accept import (
+from lakeupsert.landing.files import (
     TYPED,
     WHOLE_BYTES,
-    LandingInput,
     Preview,
     Survey,
     beginning,
@@ -35,7 +34,8 @@ from lakeupsert.landing.accept import (
     preview,
     survey,
 )
-from lakeupsert.landing.accept import UnreadableFileError as Unreadable
+from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.blocks import UnreadableFileError as Unreadable
 from lakeupsert.operations.prices import Prices, load_prices
 from lakeupsert.pipeline.append import (
     AppendResult,

@@ -25,8 +25,8 @@ from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string,
 
 from lakeupsert.config import Reading, toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.landing.accept import format_of, without_nulls
-from lakeupsert.landing.formats.inference import inferred
+from lakeupsert.landing.files import format_of
+from lakeupsert.landing.formats.inference import inferred, without_nulls
 from lakeupsert.landing.sample import Column, Sample, read_sample
 from lakeupsert.pipeline.append import almost_all, is_landing_file
 from lakeupsert.pipeline.landing_dates import received_on

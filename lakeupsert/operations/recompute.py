@@ -35,8 +35,9 @@ import pyarrow.parquet as pq
 from lakeupsert.config import Reading, is_remote
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.accept import LandingInput, content_hash, format_of
+from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats import avrofile, orcfile
+from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.envelopes import UNWRAP
 from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 from lakeupsert.pipeline.opened import OpenTable

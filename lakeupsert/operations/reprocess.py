@@ -19,7 +19,9 @@ from typing import Any, Literal
 from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Report, touched_by
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import RefusedError, TryAgainError
-from lakeupsert.landing.accept import ChangedFileError, LandingInput, RowRules, content_hash, format_of
+from lakeupsert.landing.accept import RowRules
+from lakeupsert.landing.files import content_hash, format_of
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.operations.replay import renames_of
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message

@@ -39,18 +39,11 @@ from lakeupsert.engine.batch import (
     touched_by,
 )
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.landing.accept import (
-    ChangedFileError,
-    LandingInput,
-    RowRules,
-    Survey,
-    content_hash,
-    format_of,
-    line_of,
-    unify,
-    without_nulls,
-)
-from lakeupsert.landing.formats.leaning import Leaning, together
+from lakeupsert.landing.accept import RowRules
+from lakeupsert.landing.files import Survey, content_hash, format_of, line_of
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
+from lakeupsert.landing.formats.dominant import Leaning, together
+from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.pipeline.key_places import placed
 from lakeupsert.pipeline.landing_dates import Skipped, is_stray, received_on, skipped
 from lakeupsert.pipeline.opened import OpenTable
@@ -618,7 +611,7 @@ def plan_spec(
             if stored is not None and not survey.typed and not pa.types.is_nested(stored):
                 continue  # text has no types of its own: what does not convert is quarantined
             before = observed.get(name)
-            observed[name] = field.type if before is None else unify(before, field.type, survey.typed)
+            observed[name] = field.type if before is None else unify(before, field.type, typed=survey.typed)
     fields = []
     for name, type_ in observed.items():
         if known is None or name not in known.schema.names:

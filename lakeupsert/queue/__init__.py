@@ -1,4 +1,4 @@
-"""Work queues; `open_queue` finds the backend of an address."""
+"""Work queues. `open_queue` chooses the backend for an address."""
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -35,11 +35,11 @@ def open_queue(address: str) -> WorkQueue:
         return SqsQueue(named["name"], named["account"])
     if named := azure.ADDRESS.fullmatch(address):
         return AzureQueue(named["account"], named["name"])
-    # the address itself stays out of the message: accounts and keys get pasted into addresses
+    # The message does not contain the address, because people paste accounts and keys into addresses.
     raise ConfigurationError(
         "unknown-queue",
-        f"This {parts.scheme}:// address names no queue that this version of lakeupsert can use. Expected sqs://QUEUE or "
-        "sqs://ACCOUNT/QUEUE (a standard queue, not .fifo, by its name; AWS_DEFAULT_REGION says where), azqueue://ACCOUNT/QUEUE "
-        "(small letters, digits, single hyphens), or sqlite:///absolute/path or a plain path. No queue was opened.",
+        f"This {parts.scheme}:// address is not a queue that this version of lakeupsert supports. Expected sqs://QUEUE or "
+        "sqs://ACCOUNT/QUEUE (the name of a standard queue, not .fifo, in AWS_DEFAULT_REGION), azqueue://ACCOUNT/QUEUE "
+        "(lower-case letters, digits, single hyphens), sqlite:///absolute/path, or a plain path. No queue was opened.",
         next="correct `queue`",
     )

@@ -1,8 +1,8 @@
 """The queue between the phases: one small message per partition that a batch touched.
 
-A queue is a hint. What is dirty is the ledger less the manifests' `merged`, so a message that is lost, repeated or late
-changes when a partition is merged, never what it becomes; `lakeupsert run` sends what is missing again. What a backend
-must keep is `lakeupsert.testing.queue_contract.WorkQueueContract`.
+A queue is a hint. Ledger and manifests alone say which partitions are dirty. So a lost, repeated or late message changes when a
+partition is merged, never its rows, and `lakeupsert run` sends missing messages again. Every backend must pass
+`lakeupsert.testing.queue_contract.WorkQueueContract`.
 
     send -> visible -- receive --> leased -- ack --> gone
                ^                     |
@@ -19,14 +19,15 @@ from lakeupsert.errors import ConfigurationError
 
 
 class MessageError(ConfigurationError):
-    """What lies on a queue is no message that this version can read."""
+    """A queue contains something that is not a message that this version can read."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """Bring ``partition`` of ``table`` up to ``batch``. It tells where to look, never where data are stored.
+    """Merge ``partition`` of ``table`` up to ``batch``. A message says where to look, never where data are stored.
 
-    With ``work``, the name of an object of the table: do what that says of the partition, which was at ``batch`` then.
-    With ``unit``, a number: of what is next to do there, merge that unit alone.
+    Attributes:
+        work: a work object of the table: do what it says about the partition, which was at ``batch`` when it was written.
+        unit: merge only this unit of the partition's next step.
     """
 
     table: str
@@ -37,7 +38,7 @@ class Message(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.table or not self.partition or self.batch < 0:
-            raise ValueError("a message names a table, a partition and a batch number from 0 on")
+            raise ValueError("a message needs a table, a partition and a batch number from 0 on")
 
     def encode(self) -> str:
         fields = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
@@ -45,18 +46,18 @@ class Message(msgspec.Struct, frozen=True):
 
     @staticmethod
     def decode(body: str | bytes) -> "Message":
-        """Raises MessageError where the body is damaged, or comes from a later version; unknown fields are ignored."""
+        """Raises MessageError if the body is damaged or from a later version. Unknown fields are ignored."""
         try:
-            found = msgspec.json.decode(body, type=_Body)
+            content = msgspec.json.decode(body, type=_Body)
         except msgspec.MsgspecError as e:
             raise MessageError(
                 "unreadable-message",
                 f"A message on the queue can't be read: {e}. Expected version 1 (`v`) with `table`, `partition` and "
                 "`batch`.",
-                next="upgrade lakeupsert here if a later version sends to this queue; `lakeupsert run` sends again what "
-                "is still to merge",
+                next="if a later version sends to this queue, upgrade lakeupsert here; `lakeupsert run` sends the messages of "
+                "all dirty partitions again",
             ) from e
-        return Message(found.table, found.partition, found.batch, found.work, found.unit)
+        return Message(content.table, content.partition, content.batch, content.work, content.unit)
 
 
 class _Body(Message, frozen=True, kw_only=True):
@@ -67,8 +68,8 @@ class Lease(msgspec.Struct, frozen=True):
     """One receive of one message.
 
     Attributes:
-        receives: how often the message was received, this time included; 1 is the first.
-        token: what the backend knows this receive by; nobody else reads it.
+        receives: how often the message was received, including this time.
+        token: the backend's id for this receive; nobody else reads it.
     """
 
     message: Message
@@ -77,7 +78,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class QueueStats(msgspec.Struct, frozen=True):
-    """How many messages a receive would find, how many are hidden (leased, or released with a delay), how many dead."""
+    """How many messages are visible to a receive, hidden (leased, or released with a delay), and dead."""
 
     visible: int
     leased: int
@@ -85,40 +86,42 @@ class QueueStats(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """``message`` is None where it can't be read; the reason then says why."""
+    """``message`` is None if it can't be read; the reason then says why."""
 
     message: Message | None
     reason: str
     receives: int
 
 
+NOTHING_DONE = "This call sent, received and acknowledged no message."
+"""For errors of calls that changed nothing."""
 ALONE_FROM = 3
-"""The receive from which on a message comes alone."""
+"""From this receive on, a message is delivered alone."""
 
 
 class WorkQueue(Protocol):
-    """Messages are delivered at least once, roughly in the order of sending; equal messages are each kept.
+    """Messages are delivered at least once, roughly in the order of sending. Equal messages are all kept.
 
-    A lease is stale once its message was received again. The calls that take a lease return whether it still counted;
-    a stale one changes nothing. (SQS answers yes to a stale ack as well, so True is no proof that the message is gone.)
+    A lease is stale once its message is received again. Calls with a lease return whether it was still valid; a stale lease
+    changes nothing. (SQS also confirms a stale ack, so True does not prove that the message is gone.)
     """
 
     @property
     def max_receives(self) -> int:
-        """Who receives a message more often than this does not try it, but buries it (`dedupe`). Higher: a message that
-        kills its worker kills more of them. Too low: a few restarts bury good work until the next `run`."""
+        """A worker that receives a message more often than this buries it without a try (`dedupe`). Higher: a message that kills
+        its worker kills more of them. Too low: a few restarts bury good messages until the next `run`."""
 
     def send(self, messages: Iterable[Message]) -> None:
-        """Durable as far as the backend goes when it returns; after an error some may have been sent."""
+        """Send messages, as durably as the backend can. After an error, some may have been sent."""
 
     def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
-        """Up to ``limit`` visible messages, oldest first, hidden from everybody for ``lease_seconds``.
+        """Receive up to ``limit`` visible messages, oldest first, and hide them from everybody for ``lease_seconds``.
 
-        Where none is visible, a backend whose server can wait for one may do so for ``wait_seconds`` (and must not answer
-        too early that there is none, which takes SQS a second).
+        If no message is visible, a backend whose server supports it may wait for ``wait_seconds``. It must not report too early
+        that there is none, which takes SQS a second.
 
-        One that can't be read goes to the dead letters, so that it keeps nobody from those behind it. One that was received
-        twice before comes alone, where the backend can: it may kill its worker, and take the others along.
+        A message that can't be read goes to the dead letters, so that it does not block those behind it. A message that was
+        received twice before is delivered alone if the backend can do that, because it may kill its worker.
         """
 
     def extend(self, lease: Lease, lease_seconds: float) -> bool:
@@ -128,23 +131,23 @@ class WorkQueue(Protocol):
         """The work is done: delete the message."""
 
     def release(self, lease: Lease, delay_seconds: float = 0.0) -> bool:
-        """Give the message back, visible after ``delay_seconds``; the receive stays counted and the lease is over."""
+        """Return the message, visible after ``delay_seconds``. The receive stays counted, and the lease ends."""
 
     def bury(self, lease: Lease, reason: str) -> bool:
-        """Put the message with the dead letters: another try would fail the same way."""
+        """Move the message to the dead letters, because another try would fail the same way."""
 
     def stats(self) -> QueueStats:
-        """Exact where the backend can count, otherwise its estimate."""
+        """Exact if the backend can count, otherwise its estimate."""
 
     def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
-        """Up to ``limit`` dead letters, or all; they stay."""
+        """Up to ``limit`` dead letters, or all. They stay."""
 
     def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
-        """Make the dead letters of ``again`` visible at once, as if never received, and delete those of ``drop``.
+        """Make the dead letters in ``again`` visible now, as if never received, and delete those in ``drop``.
 
-        How many it were of each. All others stay, and so do those that can't be read. Of several that redrive a dead
-        letter at once, one brings it back.
+        Returns how many of each there were. All others stay, also those that can't be read. If several callers redrive a dead
+        letter at the same time, it returns once.
         """
 
     def close(self) -> None:
-        """Let go of connections; leases stay."""
+        """Close connections. Leases stay."""

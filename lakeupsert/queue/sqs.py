@@ -2,11 +2,11 @@
 
 Reads     the queue and the dead-letter queue that its redrive policy names; region, endpoint and credentials from boto3's
           chain (AWS_DEFAULT_REGION, AWS_ENDPOINT_URL_SQS, profile, role)
-Writes    both queues; it makes none and changes no settings of theirs
+Writes    both queues; it creates none and does not change their settings
 Repeat    safe: a message that is sent or received twice finds its partition merged
 
-What SQS does by itself: a message that was received `maxReceiveCount` times and comes once more goes to the dead letters,
-without a reason. `max_receives` is one less, so that a worker can bury it before, and mark its partition failed.
+SQS itself moves a message to the dead letters, without a reason, when it would be received more than `maxReceiveCount` times.
+`max_receives` is one less, so that a worker can bury the message before that, and mark its partition failed.
 """
 
 import os
@@ -15,34 +15,40 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
-from lakeupsert.queue.base import ALONE_FROM, DeadLetter, Lease, Message, MessageError, QueueStats
+from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from botocore.exceptions import ClientError
+
+Record = Mapping[str, Any]
+"""A record of an SQS source's event, as JSON."""
 
 ADDRESS = re.compile(r"sqs://(?:(?P<account>\d{12})/)?(?P<name>[A-Za-z0-9_-]{1,80})")
 TOGETHER = 10
-"""How many messages SQS takes or gives in one request."""
+"""Maximum messages that SQS accepts or returns in one request."""
 ATTEMPTS = 5
-"""How often a request is sent before it has failed, and how often the messages that SQS refused from a batch are."""
+"""Attempts of a request, and of messages that SQS rejects from a batch."""
 BACKOFF_SECONDS = 0.5
 LEAST_WAIT_SECONDS = 1
-"""How long a receive that finds nothing takes. 0 asks some of SQS's servers only, and says "empty" where messages are."""
+"""How long a receive that finds nothing takes. 0 asks only some of SQS's servers, and may miss messages."""
 MOST_WAIT_SECONDS = 20
 LONGEST_LEASE_SECONDS = 43_200
 PEEK_SECONDS = 120
-"""How long dead letters are hidden from others while one looks at them. Too short for very many: they may come back
-twice, which is harmless. Longer: those that a killed process looked at can't be seen until then."""
+"""How long a caller that lists dead letters hides them from others. Too short for very many letters: some appear twice, which is
+harmless. Longer: after a killed process, they stay hidden for that time."""
 REASON_CHARACTERS = 4_000
 BODY_CHARACTERS = 60_000
-"""With the reason below SQS's 256 KiB, whatever the characters; only a message that is not ours can be longer."""
+"""Body and reason together stay below SQS's 256 KiB, with any characters. Only messages of other programs are longer."""
 
-_NOTHING = "This call sent, received and answered nothing."
 _STALE = {"ReceiptHandleIsInvalid", "MessageNotInflight", "InvalidParameterValue"}
-"""How SQS says that a receipt is over; it has no other word for a visibility that would pass its 12 hours in all."""
+"""SQS's codes for an invalid receipt. It uses the same for a visibility that would exceed 12 hours in total."""
 _MISSING = {"QueueDoesNotExist", "NonExistentQueue"}
 _CREDENTIALS = {
     "ExpiredToken",
@@ -58,13 +64,13 @@ _CREDENTIALS = {
 _LATER = {"RequestThrottled", "ThrottlingException", "Throttling", "TooManyRequestsException", "OverLimit"}
 _NOT_IN_SQS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _POLICY = (
-    "set a redrive policy on it: `deadLetterTargetArn`, a second standard queue, and `maxReceiveCount`, such as 6 for five "
-    "tries"
+    "set a redrive policy on it: `deadLetterTargetArn`, a second standard queue, and `maxReceiveCount`, for example 6 for "
+    "five tries"
 )
 
 
 class _DeadLetters(msgspec.Struct, frozen=True):
-    """Where the redrive policy sends a message that is received once more than ``max_receive_count`` times."""
+    """The redrive policy: where SQS moves a message after ``max_receive_count`` receives."""
 
     url: str
     max_receive_count: int
@@ -73,15 +79,15 @@ class _DeadLetters(msgspec.Struct, frozen=True):
 class SqsQueue:
     """See `lakeupsert.queue.base.WorkQueue` for what each method promises.
 
-    Messages are received one by one, since SQS counts a receive for each that it gives: giving back those that came along
-    with one that must come alone would use up their tries. A process that ends keeps its messages hidden until their time
-    is up. Dead letters that another process looks at just then are neither listed nor redriven.
+    Messages are received one by one, because SQS counts a receive for each: returning the companions of a message that must be
+    delivered alone would use up their tries. If a process ends, its messages stay hidden until their time is up. Dead letters
+    that another process is listing are neither listed nor redriven.
     """
 
     def __init__(self, name: str, account: str | None = None) -> None:
         self.name = name
         self.account = account
-        self._connection: tuple[int, Any] | None = None
+        self._connection: tuple[int, BaseClient] | None = None
 
     def __repr__(self) -> str:
         return f"SqsQueue({self.name!r}, {self.account!r})"
@@ -95,22 +101,22 @@ class SqsQueue:
 
     def send(self, messages: Iterable[Message]) -> None:
         entries = [{"MessageBody": _body(message)} for message in messages]
-        self._in_tens("SendMessageBatch", self._url, entries, "sent")
+        self._send_batches("SendMessageBatch", self._url, entries, "sent")
 
     def receive(self, limit: int, lease_seconds: float, wait_seconds: float = 0.0) -> list[Lease]:
-        dead = self._dead  # a queue without them is refused before anything is received
+        dead = self._dead  # a queue without dead letters is refused before anything is received
         leases: list[Lease] = []
         while len(leases) < limit:
             wait = 0 if leases else max(LEAST_WAIT_SECONDS, wait_seconds)
             try:
-                found = self._receive(self._url, 1, lease_seconds, wait)
+                letters = self._receive(self._url, 1, lease_seconds, wait)
             except LakeupsertError:
                 if leases:
-                    break  # these are worked on; the next call tells what is wrong
+                    break  # the caller works on these; the next call reports the error
                 raise
-            if not found:
+            if not letters:
                 break
-            [letter] = found
+            [letter] = letters
             token, receives = letter["ReceiptHandle"], _receives(letter["Attributes"])
             try:
                 lease = Lease(Message.decode(letter["Body"]), receives, token)
@@ -118,20 +124,20 @@ class SqsQueue:
                 self._bury(dead, letter["Body"], token, receives, e.message)
                 continue
             if receives >= ALONE_FROM:
-                for other in leases:  # was received less often, so it can't be out of tries by this
+                for other in leases:  # was received less often, so it still has tries left
                     self.release(other)
                 return [lease]
             leases.append(lease)
         return leases
 
     @contextmanager
-    def received(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[Lease, Mapping[str, Any]]]:
-        """Leases of messages that AWS Lambda received for us, each with its own of ``records``, those of an SQS source's event.
+    def received(self, records: Iterable[Record]) -> Iterator[dict[Lease, Record]]:
+        """Leases of messages that AWS Lambda received for us, each with its record.
 
-        Those that can't be read go to the dead letters when the block ends, so that they keep nobody from the others.
+        Unreadable messages go to the dead letters when the block ends, so that they do not block the others.
         """
         dead = self._dead
-        leases: dict[Lease, Mapping[str, Any]] = {}
+        leases: dict[Lease, Record] = {}
         unreadable: list[tuple[str, str, int, str]] = []
         for record in records:
             body, token, receives = record["body"], record["receiptHandle"], _receives(record["attributes"])
@@ -160,24 +166,24 @@ class SqsQueue:
         return QueueStats(visible, leased, sum(self._counts(self._dead.url)))
 
     def dead_letters(self, limit: int | None = None) -> list[DeadLetter]:
-        with self._looking_at_dead_letters(limit) as held:
+        with self._held_dead_letters(limit) as held:
             return [self._dead_letter(letter) for letter in held.values()]
 
     def redrive(self, again: Collection[Message], drop: Collection[Message] = ()) -> tuple[int, int]:
         again, drop = frozenset(again), frozenset(drop)
         if not again | drop:
             return 0, 0
-        with self._looking_at_dead_letters() as held:
+        with self._held_dead_letters() as held:
             messages = {id_: self._dead_letter(letter).message for id_, letter in held.items()}
-            back = {id_: message for id_, message in messages.items() if message in again}
-            gone = [id_ for id_, message in messages.items() if message in drop]
-            self.send(message for message in back.values() if message)
-            answered = [{"ReceiptHandle": held.pop(id_)["ReceiptHandle"]} for id_ in (*back, *gone)]
-            self._in_tens("DeleteMessageBatch", self._dead.url, answered, "deleted from the dead letters")
-        return len(back), len(gone)
+            again_ids = {id_: message for id_, message in messages.items() if message in again}
+            dropped_ids = [id_ for id_, message in messages.items() if message in drop]
+            self.send(message for message in again_ids.values() if message)
+            handles = [{"ReceiptHandle": held.pop(id_)["ReceiptHandle"]} for id_ in (*again_ids, *dropped_ids)]
+            self._send_batches("DeleteMessageBatch", self._dead.url, handles, "deleted from the dead letters")
+        return len(again_ids), len(dropped_ids)
 
     def visibility_seconds(self) -> int:
-        """How long the queue itself hides a message that a Lambda event source received; our receives say it themselves."""
+        """The queue's own visibility timeout, which applies to a Lambda event source. Our receives set their own."""
         return int(self._attributes(self._url, "VisibilityTimeout")["VisibilityTimeout"])
 
     def close(self) -> None:
@@ -197,24 +203,24 @@ class SqsQueue:
         if policy is None:
             raise ConfigurationError(
                 "no-dead-letter-queue",
-                f"The queue {self.name!r} has no redrive policy, and lakeupsert keeps messages that fail at every try in "
-                f"a dead-letter queue. {_NOTHING}",
+                f"The queue {self.name!r} has no redrive policy, but lakeupsert needs a dead-letter queue for messages that fail "
+                f"at every try. {NOTHING_DONE}",
                 next=_POLICY,
             )
-        found = msgspec.json.decode(policy)
-        *_, account, name = found["deadLetterTargetArn"].split(":")
-        return _DeadLetters(self._url_of(name, account), int(found["maxReceiveCount"]))
+        target = msgspec.json.decode(policy)
+        *_, account, name = target["deadLetterTargetArn"].split(":")
+        return _DeadLetters(self._url_of(name, account), int(target["maxReceiveCount"]))
 
     def _url_of(self, name: str, account: str | None) -> str:
         owner = {"QueueOwnerAWSAccountId": account} if account else {}
         return str(self._field("GetQueueUrl", "QueueUrl", QueueName=name, **owner))
 
     def _attributes(self, url: str, *names: str) -> dict[str, str]:
-        answer = self._call("GetQueueAttributes", QueueUrl=url, AttributeNames=list(names))
-        return dict(answer.get("Attributes", {}))  # which is absent where all of them are
+        answer = self._call("GetQueueAttributes", {"QueueUrl": url, "AttributeNames": list(names)})
+        return dict(answer.get("Attributes", {}))  # absent if the queue has none of them
 
     def _counts(self, url: str) -> tuple[int, int]:
-        """About how many messages are visible, and how many hidden."""
+        """SQS's estimate of visible and of hidden messages."""
         about = "ApproximateNumberOfMessages"
         names = [about, f"{about}NotVisible", f"{about}Delayed"]
         visible, leased, delayed = map(int, map(self._attributes(url, *names).__getitem__, names))
@@ -223,123 +229,133 @@ class SqsQueue:
     def _receive(self, url: str, number: int, lease_seconds: float, wait_seconds: float) -> list[dict[str, Any]]:
         answer = self._call(
             "ReceiveMessage",
-            QueueUrl=url,
-            MaxNumberOfMessages=number,
-            VisibilityTimeout=_visibility(lease_seconds),
-            WaitTimeSeconds=min(MOST_WAIT_SECONDS, int(wait_seconds)),
-            MessageSystemAttributeNames=["ApproximateReceiveCount"],
-            MessageAttributeNames=["reason", "receives"],
+            {
+                "QueueUrl": url,
+                "MaxNumberOfMessages": number,
+                "VisibilityTimeout": _visibility(lease_seconds),
+                "WaitTimeSeconds": min(MOST_WAIT_SECONDS, int(wait_seconds)),
+                "MessageSystemAttributeNames": ["ApproximateReceiveCount"],
+                "MessageAttributeNames": ["reason", "receives"],
+            },
         )
         return list(answer.get("Messages", ()))
 
     def _hide(self, token: str, seconds: float) -> bool:
         return self._answer("ChangeMessageVisibility", token, VisibilityTimeout=_visibility(seconds))
 
-    def _answer(self, operation: str, token: str, **parameters: Any) -> bool:
-        """Whether the receipt still counted. SQS itself may say yes to one that doesn't, and then changes nothing."""
-        return self._call(operation, stale=None, QueueUrl=self._url, ReceiptHandle=token, **parameters) is not None
+    def _answer(self, operation: str, token: str, **parameters: object) -> bool:
+        """Returns whether the receipt was still valid. SQS may also accept an invalid one, and then changes nothing."""
+        return (
+            self._call(operation, {"QueueUrl": self._url, "ReceiptHandle": token, **parameters}, stale=None) is not None
+        )
 
     def _bury(self, dead: _DeadLetters, body: str, token: str, receives: int, reason: str) -> bool:
-        # Two queues, two requests: a process that dies between them leaves a letter of a message that still lives.
+        # Two queues need two requests: a process that dies in between leaves a letter and the message.
         if not self._hide(token, PEEK_SECONDS):
             return False
-        reason = _NOT_IN_SQS.sub("\ufffd", reason[:REASON_CHARACTERS]) or "none was given"
+        reason = _NOT_IN_SQS.sub("\ufffd", reason[:REASON_CHARACTERS]) or "no reason was given"
         self._call(
             "SendMessage",
-            QueueUrl=dead.url,
-            MessageBody=body[:BODY_CHARACTERS],
-            MessageAttributes={
-                "reason": {"DataType": "String", "StringValue": reason},
-                "receives": {"DataType": "Number", "StringValue": str(receives)},
+            {
+                "QueueUrl": dead.url,
+                "MessageBody": body[:BODY_CHARACTERS],
+                "MessageAttributes": {
+                    "reason": {"DataType": "String", "StringValue": reason},
+                    "receives": {"DataType": "Number", "StringValue": str(receives)},
+                },
             },
         )
         return self._answer("DeleteMessage", token)
 
     @contextmanager
-    def _looking_at_dead_letters(self, limit: int | None = None) -> Iterator[dict[str, dict[str, Any]]]:
-        """Up to ``limit`` dead letters by their ids, hidden from others; those that the block leaves there come back."""
+    def _held_dead_letters(self, limit: int | None = None) -> Iterator[dict[str, dict[str, Any]]]:
+        """Up to ``limit`` dead letters by id, hidden from others. Those that the block does not remove become visible again."""
         url = self._dead.url
         held: dict[str, dict[str, Any]] = {}
         try:
             while (number := min(TOGETHER, TOGETHER if limit is None else limit - len(held))) > 0:
                 before = len(held)
-                found = self._receive(url, number, PEEK_SECONDS, LEAST_WAIT_SECONDS)
-                held.update({letter["MessageId"]: letter for letter in found})
-                if len(held) == before:  # no more, or the first ones again, as this took longer than they are hidden
+                letters = self._receive(url, number, PEEK_SECONDS, LEAST_WAIT_SECONDS)
+                held.update({letter["MessageId"]: letter for letter in letters})
+                if len(held) == before:  # no more, or the first ones again because this took longer than `PEEK_SECONDS`
                     break
             yield held
         finally:
             visible = [{"ReceiptHandle": x["ReceiptHandle"], "VisibilityTimeout": 0} for x in held.values()]
-            self._in_tens("ChangeMessageVisibilityBatch", url, visible, "given back to the dead letters")
+            self._send_batches("ChangeMessageVisibilityBatch", url, visible, "returned to the dead letters")
 
     def _dead_letter(self, letter: Mapping[str, Any]) -> DeadLetter:
-        # anybody may have written them
-        said = {name: value.get("StringValue", "") for name, value in letter.get("MessageAttributes", {}).items()}
-        counted = said.get("receives", "")
-        receives = int(counted) if counted.isdecimal() else self._dead.max_receive_count
-        reason = said.get("reason", f"SQS gave it up after {receives} receives, to none of which a worker answered")
+        # Another program may have written these attributes.
+        attributes = {name: value.get("StringValue", "") for name, value in letter.get("MessageAttributes", {}).items()}
+        count = attributes.get("receives", "")
+        receives = int(count) if count.isdecimal() else self._dead.max_receive_count
+        reason = attributes.get(
+            "reason", f"SQS gave it up after {receives} receives, none of which a worker acknowledged"
+        )
         try:
             return DeadLetter(Message.decode(letter["Body"]), reason, receives)
         except MessageError as e:
-            return DeadLetter(None, said.get("reason", e.message), receives)
+            return DeadLetter(None, attributes.get("reason", e.message), receives)
 
     # -- requests
 
-    def _in_tens(self, operation: str, url: str, entries: Sequence[Mapping[str, Any]], done: str) -> None:
-        """Ten entries a request; those that SQS did not take again, a few times. A stale receipt needs no more."""
+    def _send_batches(self, operation: str, url: str, entries: Sequence[Mapping[str, object]], done: str) -> None:
+        """Send ten entries per request, and rejected ones again a few times. Entries with an invalid receipt count as done."""
         stale = set() if operation == "SendMessageBatch" else _STALE
-        taken = 0
+        accepted = 0
         for first in range(0, len(entries), TOGETHER):
-            left = {str(i): entry for i, entry in enumerate(entries[first : first + TOGETHER])}
+            pending = {str(i): entry for i, entry in enumerate(entries[first : first + TOGETHER])}
             for attempt in range(ATTEMPTS):
                 if attempt:
                     clock.sleep(clock.jitter(BACKOFF_SECONDS * 2**attempt))
                 answer = self._call(
                     operation,
-                    told=f"At least {taken} of {len(entries)} messages were {done}.",
-                    QueueUrl=url,
-                    Entries=[{"Id": id_, **entry} for id_, entry in left.items()],
+                    {"QueueUrl": url, "Entries": [{"Id": id_, **entry} for id_, entry in pending.items()]},
+                    f"At least {accepted} of {len(entries)} messages were {done}.",
                 )
                 failed = answer.get("Failed", ())
-                over = [x for x in failed if x["Code"].rpartition(".")[2] in stale]
-                refused = [x for x in failed if x not in over]
-                taken += sum(left.pop(x["Id"], None) is not None for x in (*answer.get("Successful", ()), *over))
-                if not left or any(x["SenderFault"] for x in refused):
+                outdated = [x for x in failed if x["Code"].rpartition(".")[2] in stale]
+                refused = [x for x in failed if x not in outdated]
+                done_now = (*answer.get("Successful", ()), *outdated)
+                accepted += sum(pending.pop(x["Id"], None) is not None for x in done_now)
+                if not pending or any(x["SenderFault"] for x in refused):
                     break
-            if left:
-                raise self._not_taken(operation, f"{taken} of {len(entries)} messages were {done}.", refused)
+            if pending:
+                raise self._not_taken(operation, f"{accepted} of {len(entries)} messages were {done}.", refused)
 
-    def _not_taken(self, operation: str, told: str, entries: Sequence[Mapping[str, Any]]) -> LakeupsertError:
+    def _not_taken(self, operation: str, progress: str, entries: Sequence[Mapping[str, Any]]) -> LakeupsertError:
         for refused in entries:
             if refused["SenderFault"]:
                 return ConfigurationError(
                     "queue-unusable",
                     f"The queue {self.name!r} refuses a message in {operation}: {refused['Code']}: "
-                    f"{refused.get('Message', 'no reason given')}. {told}",
-                    next="correct the queue's settings, such as its maximum message size, then run the same command again",
+                    f"{refused.get('Message', 'no reason given')}. {progress}",
+                    next="correct the queue's settings, for example its maximum message size, then run the same command again",
                 )
-        codes = ", ".join(sorted({x["Code"] for x in entries})) or "no answer about them"
+        codes = ", ".join(sorted({x["Code"] for x in entries})) or "no answer"
         return TryAgainError(
             "queue-busy",
-            f"The queue {self.name!r} did not take the other messages of {operation} in {ATTEMPTS} attempts: {codes}. "
-            f"{told}",
-            next="run the same command again; `lakeupsert run` sends what is missing",
+            f"The queue {self.name!r} did not accept the other messages of {operation} in {ATTEMPTS} attempts: {codes}. "
+            f"{progress}",
+            next="run the same command again; `lakeupsert run` sends missing messages",
         )
 
-    def _field(self, operation: str, name: str, **parameters: Any) -> Any:
-        """One field of the answer, which SQS always gives."""
-        answer = self._call(operation, **parameters)
+    def _field(self, operation: str, name: str, **parameters: object) -> object:
+        """One field of the answer that SQS always gives."""
+        answer = self._call(operation, parameters)
         if name not in answer:
             raise ConfigurationError(
                 "queue-unusable",
-                f"What answers at {self._client.meta.endpoint_url} is not SQS: its answer to {operation} has no {name}. "
-                f"{_NOTHING}",
+                f"The server at {self._client.meta.endpoint_url} is not SQS: its answer to {operation} has no {name}. "
+                f"{NOTHING_DONE}",
                 next="correct AWS_ENDPOINT_URL_SQS (or AWS_ENDPOINT_URL), or unset it",
             )
         return answer[name]
 
-    def _call(self, operation: str, told: str = _NOTHING, stale: Any = ..., **parameters: Any) -> Any:
-        """SQS's answer; ``stale`` instead, where that is given and SQS says that the receipt is over."""
+    def _call(
+        self, operation: str, parameters: Mapping[str, object], progress: str = NOTHING_DONE, stale: object = ...
+    ) -> Any:
+        """SQS's answer (Any: each operation has its own); ``stale`` if given and if SQS reports an invalid receipt."""
         client = self._client
         from botocore import xform_name
         from botocore.exceptions import BotoCoreError, ClientError
@@ -349,13 +365,13 @@ class SqsQueue:
         except ClientError as e:
             if stale is not ... and _code(e) in _STALE:
                 return stale
-            raise self._refused(operation, e, told) from e
+            raise self._refusal(operation, e, progress) from e
         except BotoCoreError as e:
-            raise self._failed(e, told) from e
+            raise self._failure(e, progress) from e
 
     @property
-    def _client(self) -> Any:
-        """Of this process: a connection that is shared with a parent would mix their answers."""
+    def _client(self) -> "BaseClient":
+        """A client of this process. A connection shared with a parent process would mix their answers."""
         if self._connection is None or self._connection[0] != os.getpid():
             try:
                 import boto3
@@ -364,66 +380,64 @@ class SqsQueue:
             except ImportError as e:
                 raise ConfigurationError(
                     "extra-missing",
-                    f"The queue {self.name!r} is in SQS, and boto3 is not installed. {_NOTHING}",
+                    f"The queue {self.name!r} is in SQS, but boto3 is not installed. {NOTHING_DONE}",
                     next="pip install 'lakeupsert[aws]'",
                 ) from e
             config = Config(
                 connect_timeout=5,
                 read_timeout=MOST_WAIT_SECONDS + 10,
-                # a message that is sent twice is harmless, and one that is received twice waits for its time
+                # A message that is sent twice is harmless. If a receive is repeated, its first message stays hidden for a while.
                 retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
             )
             try:
-                # a session of its own: the default one is not made for threads
+                # its own session, because the default one is not thread-safe
                 client = boto3.session.Session().client("sqs", config=config)
             except (BotoCoreError, ValueError) as e:
-                raise self._failed(e, _NOTHING) from e
+                raise self._failure(e, NOTHING_DONE) from e
             self._connection = (os.getpid(), client)
         return self._connection[1]
 
-    def _refused(self, operation: str, e: Any, told: str) -> LakeupsertError:
-        """SQS's word, as what the operator does next."""
+    def _refusal(self, operation: str, e: "ClientError", progress: str) -> LakeupsertError:
+        """The error for SQS's answer, by what the operator does next."""
         code = _code(e)
-        what = (
-            f"SQS refused {operation} for the queue {self.name!r}: {code}: {e.response['Error'].get('Message')}. {told}"
-        )
+        what = f"SQS refused {operation} for the queue {self.name!r}: {code}: {e.response['Error'].get('Message')}. {progress}"
         if code in _MISSING:
             where = f"region {self._client.meta.region_name}, {self._client.meta.endpoint_url}"
             return ConfigurationError(
                 "no-such-queue",
-                f"There is no queue {self.name!r} in {where}, or these credentials may not see it. {told}",
+                f"There is no queue {self.name!r} in {where}, or these credentials have no access to it. {progress}",
                 next="create it with its dead-letter queue, or correct `queue`, AWS_DEFAULT_REGION or the credentials",
             )
         if code in _CREDENTIALS:
             return ConfigurationError(
                 "bad-credentials",
                 what,
-                next="renew the credentials of this machine (`aws sts get-caller-identity` shows whose they are)",
+                next="renew this machine's credentials (`aws sts get-caller-identity` shows whose they are)",
             )
         if "AccessDenied" in code:
             action = operation.removesuffix("Batch")
             return ConfigurationError(
                 "queue-not-permitted",
                 what,
-                next=f"allow these credentials `sqs:{action}` on it and its dead-letter queue",
+                next=f"grant these credentials `sqs:{action}` on it and its dead-letter queue",
             )
         status = e.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in _LATER or status >= 500:
             return TryAgainError("queue-busy", what, next="run the same command again")
         return ConfigurationError(
-            "queue-unusable", what, next="correct what that says of the queue, or AWS_ENDPOINT_URL_SQS"
+            "queue-unusable", what, next="correct what the message says about the queue, or AWS_ENDPOINT_URL_SQS"
         )
 
-    def _failed(self, e: Exception, told: str) -> LakeupsertError:
-        """A request that got no answer, or could not even be made."""
+    def _failure(self, e: Exception, progress: str) -> LakeupsertError:
+        """The error for a request that got no answer, or could not be sent."""
         from botocore import exceptions
 
-        what = f"The queue {self.name!r} in SQS: {e}. {told}"
+        what = f"The queue {self.name!r} in SQS: {e}. {progress}"
         if isinstance(e, exceptions.ConnectionError | exceptions.HTTPClientError):
             return TryAgainError(
                 "queue-unreachable",
                 what,
-                next="see that the network leads there (AWS_ENDPOINT_URL_SQS, AWS_DEFAULT_REGION), then run the same "
+                next="check the network connection to it (AWS_ENDPOINT_URL_SQS, AWS_DEFAULT_REGION), then run the same "
                 "command again",
             )
         if isinstance(
@@ -438,12 +452,12 @@ class SqsQueue:
 
 
 def _body(message: Message) -> str:
-    """JSON without U+FFFE and U+FFFF, which SQS does not take; a reader finds the same text."""
+    """JSON that escapes U+FFFE and U+FFFF, which SQS does not accept. A reader decodes the same text."""
     return _NOT_IN_SQS.sub(lambda c: f"\\u{ord(c[0]):04x}", message.encode())
 
 
-def _code(e: Any) -> str:
-    """Without the prefix that the older protocol gives it."""
+def _code(e: "ClientError") -> str:
+    """The error's code without the prefix of the older protocol."""
     return str(e.response["Error"].get("Code", "")).rpartition(".")[2]
 
 

@@ -1,21 +1,24 @@
-"""Buckets: ranges of the hashes of keys, which every host, engine and release has to compute alike.
+"""Buckets: ranges of key hashes, which every host, engine and release must compute alike.
 
-The hash is XXH64 over a key's canonical bytes (docs/FORMAT.md, "Buckets"), and our own: those of Spark, Arrow and Polars
-differ by type or release. A change here puts stored rows into other buckets than incoming ones, and a key would be there twice.
+The hash is XXH64 over a key's canonical bytes (docs/FORMAT.md, "Buckets"). It is our own, because the hashes of Spark, Arrow and
+Polars differ by type or release. A change here would put stored and incoming rows of one key into different buckets, and the key
+would be stored twice.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from lakeupsert.rows.words import byte_words, extents, is_bytes, number_words, values
+from lakeupsert.rows.arrays import Hashes, Indices, Rows
+from lakeupsert.rows.words import Texts, Words, byte_words, is_bytes, number_words, texts_of, values
 from lakeupsert.table.manifest import Bucketed, share
 from lakeupsert.table.spec import TableSpec
 
 BLOCK_ROWS = 1 << 13
-"""Rows hashed at once: the dozen arrays of a step stay in the processor's cache, and numpy's calls cost little a row."""
+"""Rows hashed at once: few enough that a step's dozen arrays stay in the processor's cache, enough that numpy's calls cost
+little per row."""
 
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(prime)
@@ -24,11 +27,11 @@ _P1, _P2, _P3, _P4, _P5 = (
 _STARTS = tuple(np.uint64(x % 2**64) for x in (int(_P1) + int(_P2), int(_P2), 0, -int(_P1)))
 
 
-def key_hashes(rows: Any, spec: TableSpec) -> Any:
-    """The hash of the key of every row of a table that has the key columns (numpy, uint64).
+def key_hashes(rows: Rows, spec: TableSpec) -> Hashes:
+    """The hash of the key of every row.
 
     Raises:
-        ValueError: a key is null, or a column has another type than the spec and a value that the spec's can't hold exactly.
+        ValueError: a key is null, or a key column has a value that the spec's type can't hold exactly.
     """
     fields = [spec.schema.field(name).remove_metadata().with_nullable(False) for name in spec.stored_key]
     keys = rows.select(spec.stored_key).cast(pa.schema(fields)).combine_chunks()
@@ -36,78 +39,83 @@ def key_hashes(rows: Any, spec: TableSpec) -> Any:
     return np.concatenate([np.empty(0, np.uint64), *blocks])
 
 
-def buckets(hashes: Any, bits: int) -> Any:
-    """The bucket of each hash, of 2^``bits`` (numpy, int64)."""
+def buckets(hashes: Hashes, bits: int) -> Indices:
+    """The bucket of each hash, of 2^``bits`` buckets."""
     return (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(hashes), np.int64)
 
 
-def in_bucket(rows: Any, of: Bucketed, within: Bucketed, spec: TableSpec) -> Any:
-    """Those of a file's rows whose keys are in a bucket that is part of the file's."""
+def in_bucket(rows: Rows, of: Bucketed, within: Bucketed, spec: TableSpec) -> Rows:
+    """The rows of a file (bucket ``of``) whose keys are in ``within``, a part of that bucket."""
     if share(of, within) == 1:
         return rows
     return rows.filter(pa.array(buckets(key_hashes(rows, spec), within.bits) == within.bucket))
 
 
-def _hashes(columns: Sequence[Any]) -> Any:
-    """The hash of each of n > 0 rows of some arrays."""
+def _hashes(columns: Sequence[pa.Array]) -> Hashes:
+    """The hash of each of n > 0 rows of some columns."""
     n = len(columns[0])
     fixed = [[] if is_bytes(column.type) else _fixed_words(column) for column in columns]
-    texts = [extents(column) if is_bytes(column.type) else None for column in columns]
+    texts = [texts_of(column) if is_bytes(column.type) else None for column in columns]
     sizes = np.full(n, sum(map(len, fixed)))
     for text in texts:
         if text is not None:
-            sizes += 1 + _word_count(text[2])
+            sizes += 1 + _word_count(text.lengths)
     longest = sizes.max()
     if sizes.min() == longest:
         return _xxh64(_lanes(fixed, texts, sizes), sizes)
-    # Longest first: the rows that have a j-th word are then those at the front. (numpy sorts small integers by radix.)
+    # Longest first, so that the rows that have a j-th word are at the front. (numpy sorts small integers by radix.)
     order = np.argsort((longest - sizes).astype(np.min_scalar_type(longest)), kind="stable")
     fixed = [[words[order] for words in of_column] for of_column in fixed]
-    texts = [text and (text[0], text[1][order], text[2][order]) for text in texts]
+    texts = [text and text.take(order) for text in texts]
     hashes = np.empty(n, np.uint64)
     sizes = sizes[order]
     hashes[order] = _xxh64(_lanes(fixed, texts, sizes), sizes)
     return hashes
 
 
-def _lanes(fixed: Sequence[Sequence[Any]], texts: Sequence[Any], sizes: Any) -> list[Any]:
-    """The j-th words of all rows that have one, for each j; rows have ``sizes`` words, never more than the row before."""
+def _lanes(fixed: Sequence[Sequence[Words]], texts: Sequence[Texts | None], sizes: Indices) -> list[Words]:
+    """The j-th words of all rows that have one, for each j. ``sizes``: words per row, in descending order."""
     n = len(sizes)
     ends = np.cumsum(n - np.cumsum(np.bincount(sizes))[:-1])
-    begins = np.append(0, ends)
-    words = np.empty(begins[-1], np.uint64)
-    rows = np.arange(n)
-
-    def put(place: Any, here: Any, found: Any) -> None:
-        """Words into the rows ``here``, at a place that is one number, or one for each row."""
-        if isinstance(place, np.ndarray):
-            words[begins[place[here]] + rows[here]] = found
-        elif isinstance(here, slice):
-            words[begins[place] : begins[place] + here.stop] = found
-        else:
-            words[begins[place] + here] = found
-
-    place: Any = 0
+    lanes = _Lanes(np.append(0, ends), np.empty(ends[-1], np.uint64), np.arange(n))
+    place: int | Indices = 0
     for numbers, text in zip(fixed, texts, strict=True):
-        for found in numbers:
-            put(place, slice(n), found)
+        for words in numbers:
+            lanes.put(place, slice(n), words)
             place = place + 1
         if text is not None:
-            data, at, lengths = text
-            put(place, slice(n), lengths.astype(np.uint64))
-            for i, (here, found) in enumerate(byte_words(data, at, lengths), start=1):
-                put(place + i, here, found)
-            counts = 1 + _word_count(lengths)
+            lanes.put(place, slice(n), text.lengths.astype(np.uint64))
+            for i, (here, words) in enumerate(byte_words(text), start=1):
+                lanes.put(place + i, here, words)
+            counts = 1 + _word_count(text.lengths)
             place = place + (counts[0] if counts.min() == counts.max() else counts)
-    return np.split(words, ends[:-1])
+    return np.split(lanes.words, ends[:-1])
 
 
-def _word_count(lengths: Any) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The lanes of `_lanes` one behind the other in ``words``; lane j begins at ``begins[j]``. ``rows``: 0, 1, … n - 1."""
+
+    begins: Indices
+    words: Words
+    rows: Indices
+
+    def put(self, place: int | Indices, here: slice | Indices, words: Words) -> None:
+        """Write words of the rows ``here`` into the lane ``place``, which is one number or one per row."""
+        if isinstance(place, np.ndarray):
+            self.words[self.begins[place[here]] + self.rows[here]] = words
+        elif isinstance(here, slice):
+            self.words[self.begins[place] : self.begins[place] + here.stop] = words
+        else:
+            self.words[self.begins[place] + here] = words
+
+
+def _word_count(lengths: Indices) -> Indices:
     return (lengths + 7) >> 3
 
 
-def _fixed_words(array: Any) -> list[Any]:
-    """The canonical bytes of a column that is no text or binary, as one array for each word."""
+def _fixed_words(array: pa.Array) -> list[Words]:
+    """The canonical bytes of a column that is neither text nor binary: one array per word."""
     t, type_ = pa.types, array.type
     if t.is_date64(type_):
         array = array.cast(pa.date32())
@@ -119,13 +127,13 @@ def _fixed_words(array: Any) -> list[Any]:
     return [limbs[:, i] for i in range(2 if type_.precision <= 38 else 4)]
 
 
-def _xxh64(lanes: Sequence[Any], sizes: Any) -> Any:
-    """XXH64 of messages of 8-byte words: the j-th words of all that have one, for each j; ``sizes`` never grow.
+def _xxh64(lanes: Sequence[Words], sizes: Indices) -> Hashes:
+    """XXH64 of messages of 8-byte words, given as in `_lanes`.
 
-    https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md: step by step, on all messages at once.
+    https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, each step on all messages at once.
     """
     hashes = np.full(len(sizes), _P5)
-    # Four words are a stripe. Of each word, how many messages have the whole stripe: the first ones, as they are the longest.
+    # Four words are a stripe. For each word, how many messages have its whole stripe; these come first, as they are the longest.
     whole = [len(lanes[j | 3]) if j | 3 < len(lanes) else 0 for j in range(len(lanes))]
     if many := whole[0]:
         sums = [_round(lane[:many], start) for lane, start in zip(lanes, _STARTS, strict=False)]
@@ -146,7 +154,7 @@ def _xxh64(lanes: Sequence[Any], sizes: Any) -> Any:
         if done < len(lane):
             rest = hashes[done : len(lane)]
             rest ^= _round(lane[done:])
-            rest[:] = _rotated(rest, 27)
+            rest[:] = _rotate(rest, 27)
             rest *= _P1
             rest += _P4
     hashes ^= hashes >> np.uint64(33)
@@ -157,17 +165,17 @@ def _xxh64(lanes: Sequence[Any], sizes: Any) -> Any:
     return hashes
 
 
-def _round(words: Any, total: Any = None) -> Any:
+def _round(words: Words, total: Words | np.uint64 | None = None) -> Words:
     words = words * _P2
     if total is not None:
         words += total
-    words = _rotated(words, 31)
+    words = _rotate(words, 31)
     words *= _P1
     return words
 
 
-def _rotated(words: Any, bits: int) -> Any:
-    """To the left; ``words`` is used up."""
+def _rotate(words: Words, bits: int) -> Words:
+    """``words`` rotated to the left by ``bits``; overwrites ``words``."""
     high = words << np.uint64(bits)
     words >>= np.uint64(64 - bits)
     high |= words

@@ -1,24 +1,26 @@
-"""What a merge did to the table's keys: inserted, updated, deleted, unchanged, late (docs/SEMANTICS.md, "What a batch changed").
+"""Counts what a merge does to keys: inserted, updated, deleted, unchanged, late (docs/SEMANTICS.md, "What a batch changed").
 
-A key that records came for is counted once, by what is stored of it before and after. The two engines bring their rows in
-their own ways, and both are counted here.
+Each key with incoming records is counted once, by its stored row before and after the merge. Both engines count here.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.rank import equal_rows
 from lakeupsert.table.manifest import NO_CHANGES, Changes
 from lakeupsert.table.spec import TableSpec
 
+Equal = Callable[[Indices, Indices], Mask]
+"""For n pairs of rows, given by index, whether both have equal values."""
+
 
 class Tally:
-    """Adds up what happens to keys as their incoming rows meet what is stored; each key is in one call of `meet` at a time.
+    """Counts what happens to keys as their incoming rows meet the stored ones. All rows of a key belong in one call of `meet`.
 
-    A key of which nothing is stored is new, until a later call meets it with what is.
+    A key without a stored row counts as new, until a later call brings a stored row for it.
     """
 
     def __init__(self) -> None:
@@ -27,26 +29,30 @@ class Tally:
 
     def meet(
         self,
-        wins: Any,
-        ages: Any,
-        deleted: Any,
-        same: Callable[[Any, Any], Any] | None = None,
-        uses: Any = None,
+        wins: Mask,
+        ages: Indices,
+        deleted: Mask,
+        same: Equal | None = None,
+        uses: Mask | None = None,
         *,
         again: bool = False,
     ) -> None:
-        """n rows sorted by key, greatest rank first; ``wins`` marks the first of each key.
+        """Count n rows, sorted by key, greatest rank first.
 
-        ``ages``: 0 for a stored row; ``deleted``: it is a delete or tombstone (all numpy, n). ``same`` tells for pairs of places
-        whether their rows have equal values; None: arrival decides, and what comes is another row. ``uses`` marks rows that are
-        in what their key comes to; None: those that win. ``again``: the incoming rows are winners of an earlier call.
+        Args:
+            wins: the first row of each key.
+            ages: 0 for a stored row.
+            deleted: deletes and tombstones.
+            same: compares rows; None if arrival decides ties, so that an incoming row never repeats the stored one.
+            uses: the rows that contribute to their key's result; None: those in ``wins``.
+            again: the incoming rows are the winners of an earlier call.
         """
         is_stored = ages == 0
         if not is_stored.any():
             if not again:
                 self._new(deleted[wins], 1)
             return
-        # Of each key that rows came for, the place of the greatest of these, and of the greatest that is stored.
+        # For each key with incoming rows: the greatest incoming row and the greatest stored row, as indices.
         came, stored, begins = np.flatnonzero(~is_stored), np.flatnonzero(is_stored), np.flatnonzero(wins)
         keys = np.cumsum(wins)[came] - 1
         first = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
@@ -76,15 +82,15 @@ class Tally:
             late=int(np.sum(late)),
         )
 
-    def lacking(self, ages: Any, deleted: Any) -> None:
-        """Rows that die as a full extract lacks them."""
+    def lacking(self, ages: Indices, deleted: Mask) -> None:
+        """Count rows that are deleted because a full extract lacks them."""
         self._met += Changes(deleted=int(np.sum((ages == 0) & ~deleted)))
 
-    def refused(self, deleted: Any) -> None:
-        """New rows that are not merged."""
+    def refused(self, deleted: Mask) -> None:
+        """Take back new rows that the merge refuses."""
         self._new(deleted, -1)
 
-    def _new(self, deleted: Any, sign: int) -> None:
+    def _new(self, deleted: Mask, sign: int) -> None:
         dead = int(np.sum(deleted))
         self._new_dead += sign * dead
         self._new_live += sign * (len(deleted) - dead)
@@ -93,14 +99,13 @@ class Tally:
         return self._met + Changes(inserted=self._new_live, unchanged=self._new_dead)
 
 
-def of_keys(wins: Any, marked: Any) -> Any:
-    """For each key whether one of its rows is marked; n rows sorted by key, ``wins`` marks the first of each (all numpy)."""
+def of_keys(wins: Mask, marked: Mask) -> Mask:
+    """For each key, whether one of its rows is marked. Rows are sorted by key; ``wins`` marks the first row of each key."""
     return np.logical_or.reduceat(marked, np.flatnonzero(wins))
 
 
-def same_content(rows: Any, spec: TableSpec) -> Callable[[Any, Any], Any] | None:
-    """For `Tally.meet`, of rows (a table of what decides) in its order; None where arrival decides."""
+def same_content(rows: Rows, spec: TableSpec) -> Equal | None:
+    """The argument ``same`` of `Tally.meet` for these rows."""
     if spec.ties == "arrival":
         return None
-
     return partial(equal_rows, rows, (*spec.order_by, *spec.content))

@@ -1,42 +1,36 @@
 """Checksums of data files: a damaged byte is an error with an address, never another value.
 
-Parquet has a checksum of each page, which covers its values and neither the header of the page nor the file's footer: one
-wrong bit there makes other rows of right bytes. So the footer of a file of ours has a CRC-32 of every `BLOCK_BYTES` before
-it, and one of itself (docs/FORMAT.md, "Checksums of data files"). The pages keep theirs, for readers that know nothing of us.
+Parquet's own page checksums cover the values of a page, but not its header and not the file's footer. One wrong bit there turns
+correct bytes into other rows. So the footer of our files holds a CRC-32 of every `BLOCK_BYTES` before it, and one of itself
+(docs/FORMAT.md, "Checksums of data files"). Pages keep Parquet's checksums too, for other readers.
 """
 
 import base64
 import io
 import re
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from isal.isal_zlib import crc32  # zlib's own takes eight times as long, on some machines forty (ADR 0025)
 from numpy.typing import NDArray
 
+from lakeupsert.storage.base import Sink
 from lakeupsert.storage.remote import PlacedReader
 
 BLOCK_BYTES = 16 << 10
-"""What one checksum covers, and so what a read is rounded up to. Less: footers grow. More: who needs one column reads more."""
+"""Bytes that one checksum covers; reads are rounded up to it. Smaller: footers grow. Larger: reading one column reads more."""
 TAIL_BYTES = 64 << 10
-"""Read from the end of a file to find its footer; all of a file that is no larger."""
+"""Bytes to read from the end of a file to find its footer. A file that is not larger is read as a whole."""
 BLOCKS, OWN = "lakeupsert.blocks", "lakeupsert.crc"
 _NO_CRC = "0" * 8
-# As Thrift writes them: a key, then in a field of its own the length of the value, then the value.
+# As Thrift writes them: the key, then a field with the length of the value, then the value.
 _BLOCKS = re.compile(re.escape(BLOCKS.encode()) + rb"\x18[\x80-\xff]*[\x00-\x7f](\d+) ([A-Za-z0-9+/=]*)")
 _OWN = re.compile(re.escape(OWN.encode()) + rb"\x18\x08([0-9a-f]{8})")
 _MAGIC = b"PAR1"
 
 
-class Sink(Protocol):
-    """Where bytes of a file go to."""
-
-    def write(self, data: bytes) -> object: ...
-
-
 class ChecksumSink(io.RawIOBase):
-    """Passes the bytes of one Parquet file on, counts their checksums, and puts these into its footer.
+    """Passes on the bytes of one Parquet file, computes their checksums, and puts these into its footer.
 
     The caller flushes the row groups, adds `keys` to the footer, closes Arrow's writer, and calls `finish`.
     """
@@ -44,7 +38,7 @@ class ChecksumSink(io.RawIOBase):
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._crcs: list[int] = []
-        self._crc, self._left = 0, BLOCK_BYTES  # of the block that is not full, and how much it still takes
+        self._crc, self._left = 0, BLOCK_BYTES  # of the block that is not full, and the bytes it still takes
         self._end: bytearray | None = None  # what follows the row groups
         self.bytes = 0
 
@@ -68,7 +62,7 @@ class ChecksumSink(io.RawIOBase):
         return len(data)
 
     def keys(self) -> dict[str, str]:
-        """What to add to the footer, once all row groups were written."""
+        """The keys to add to the footer, after all row groups were written."""
         if self._left < BLOCK_BYTES:
             self._crcs.append(self._crc)
         self._end = bytearray()
@@ -76,7 +70,7 @@ class ChecksumSink(io.RawIOBase):
         return {BLOCKS: f"{self.bytes} {packed}", OWN: _NO_CRC}
 
     def finish(self) -> None:
-        """Pass on what follows the row groups, with the footer's own checksum in it."""
+        """Pass on the end of the file, behind the row groups, with the footer's own checksum filled in."""
         end = self._end or bytearray()
         begin = len(end) - 8 - int.from_bytes(end[-8:-4], "little")
         place = _OWN.search(end, begin)
@@ -87,33 +81,33 @@ class ChecksumSink(io.RawIOBase):
 
 
 class CheckedBytes(pa.BufferReader):  # type: ignore[misc] # pyarrow has no types
-    """A file in memory whose bytes were compared."""
+    """A file in memory whose bytes are verified."""
 
 
 class CheckedFile(PlacedReader):
-    """A file of which every block that is read is compared with its checksum; the footer was. ``source`` is the file itself."""
+    """A file that verifies every block as it is read; its footer is verified already. ``source`` is the underlying file."""
 
     def __init__(self, source: pa.NativeFile, size: int, end: int, crcs: NDArray[np.uint32], tail: bytes) -> None:
         super().__init__(size)
         self.source = source
         self._end, self._crcs = end, crcs  # of the row groups
         self._tail = memoryview(tail)
-        self._held, self._held_at = memoryview(b""), 0  # the blocks that the last read compared
+        self._held, self._held_at = memoryview(b""), 0  # the blocks that the last read verified
 
     def read(self, size: int = -1) -> bytes | memoryview:
         begin, end = self._go_on(size)
         if end <= self._end:
             return self._blocks(begin, end)
-        # Arrow guesses where the footer begins and reads more than that. It uses nothing before it, so nothing is read for it.
+        # Arrow guesses where the footer begins and reads too much. It does not use the bytes in front, so they are not read.
         tail_at = self._size - len(self._tail)
         return bytes(max(0, min(end, tail_at) - begin)) + self._tail[max(0, begin - tail_at) : max(0, end - tail_at)]
 
     def _blocks(self, begin: int, end: int) -> memoryview:
-        """Bytes of the row groups. Of small columns several share a block, which is then read and compared once."""
+        """Bytes of the row groups. Several small columns share a block, which is then read and verified once."""
         if not self._held_at <= begin <= end <= self._held_at + len(self._held):
             at = begin // BLOCK_BYTES * BLOCK_BYTES
             self.source.seek(at)
-            # Into Arrow's memory: large `bytes` cost a young process a page fault every 4 KiB.
+            # Into Arrow's memory: large `bytes` objects cost a young process a page fault every 4 KiB.
             data = self.source.read_buffer(min(self._end, -(-end // BLOCK_BYTES) * BLOCK_BYTES) - at)
             compare(memoryview(data), self._crcs[at // BLOCK_BYTES :], at)
             self._held, self._held_at = memoryview(data), at
@@ -121,7 +115,7 @@ class CheckedFile(PlacedReader):
 
 
 def compare(data: memoryview, crcs: NDArray[np.uint32], at: int) -> None:
-    """Raises ``pyarrow.ArrowInvalid`` where a block of ``data``, which begins at byte ``at`` of its file, is not what it was."""
+    """Raise ``pyarrow.ArrowInvalid`` if a block of ``data``, which begins at byte ``at`` of its file, has another checksum."""
     begins = range(0, len(data), BLOCK_BYTES)
     for begin, crc in zip(begins, crcs[: len(begins)].tolist(), strict=True):
         if crc32(data[begin : begin + BLOCK_BYTES]) != crc:
@@ -130,17 +124,17 @@ def compare(data: memoryview, crcs: NDArray[np.uint32], at: int) -> None:
 
 
 def checked(source: pa.NativeFile, name: str) -> pa.NativeFile | CheckedBytes | CheckedFile:
-    """The same file, whose reads raise ``pyarrow.ArrowInvalid`` where a byte is not what was written.
+    """The same file, with reads that raise ``pyarrow.ArrowInvalid`` if a byte was changed.
 
-    ``source`` itself if it has no checksums, as adopted files and those of an earlier lakeupsert. A small file is in memory, and
-    compared as a whole. Whoever writes our rows into a file of his own may take all keys of the footer along: they count in the
-    file alone that is called ``name`` there.
+    Returns ``source`` itself if it has no checksums: an adopted file, or one from an earlier lakeupsert. A small file is held in
+    memory and verified as a whole. Other programs may copy all footer keys into their own files, so checksums only count in a
+    file whose footer has ``name`` as its name.
     """
     size = source.size()
     tail = source.read_at(min(size, TAIL_BYTES), max(0, size - TAIL_BYTES))
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if tail[-4:] != _MAGIC or length > size:
-        return source  # no Parquet: Arrow says what is wrong
+        return source  # not Parquet: Arrow reports what is wrong
     if length > len(tail):
         tail = source.read_at(length, size - length)
     blocks, own = _BLOCKS.search(tail, len(tail) - length), _OWN.search(tail, len(tail) - length)

@@ -1,63 +1,83 @@
-"""Rows of which each column has the value of the record of greatest rank that brings it (`mode = "columns"`).
+"""Mode columns: each column of a row has the value of the record of greatest rank that brings that column.
 
-What a record contributes to its row is a part: the columns that it brings, and its order. Of a key's parts, sorted by rank,
-each column takes the first that brings it; a delete brings every column, without a value. A group of columns is ordered by
-itself, so a record has a rank in each group that it brings. A stored row is the values, and of which parts they are: in `HAS`
-those of the row's own order, in `OLDER` the others, with their orders. No two parts of a row have a column in common, so
-which arrived first matters no more, and a record that comes late finds whom it has to beat.
+A record contributes one part to its row: the columns that it brings, and its order. The parts of a key are sorted by rank, and
+each column takes its value from the first part that brings it. A delete brings every column, without a value. A group of columns
+has an ordering of its own, so a record has one rank in each group that it brings.
+
+A stored row holds the values and the parts that they come from: `HAS` lists the columns of the part with the row's own order,
+`OLDER` lists the other parts with their orders. No two parts of a row share a column. So their order of arrival no longer
+matters, and a late record can be compared with exactly the part that it would replace.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import true
-from lakeupsert.rows.rank import sortable
+from lakeupsert.rows.rank import sort_key, sortable
 from lakeupsert.table.spec import DELETE_FLAG, HAS, OLDER, Ordering, TableSpec
 
 
-def brought(columns: Mapping[str, Any], has: Callable[[str], Any], spec: TableSpec) -> tuple[Any, dict[str, Any]]:
-    """`HAS` of n records with these columns, and for each reason why some can't be taken, which these are (numpy, n).
+class Combined(NamedTuple):
+    """The rows that all keys come to.
 
-    ``has`` tells for a column which records have it (numpy, n). A group without an order is not brought; where there are no
-    groups, null is an order as any.
+    Attributes:
+        rows: the rows that were combined, with the new rows that several of them make appended.
+        chosen: indices of the resulting rows in ``rows``, in key order.
+        uses: which of the n combined rows contribute to a result.
+    """
+
+    rows: Rows
+    chosen: pa.Array
+    uses: Mask
+
+
+def brought(
+    columns: Mapping[str, Column], has: Callable[[str], Mask], spec: TableSpec
+) -> tuple[pa.Array, dict[str, Mask]]:
+    """`HAS` of n records, and the records that must be refused, by reason.
+
+    ``has`` returns which records have a column. A record does not bring a group in which its ordering columns are null. In a
+    table without groups, null is an order like any other.
     """
     n = len(next(iter(columns.values())))
     bits = np.zeros((n, spec.last_field_id + 1), bool)
-    refused: dict[str, Any] = {}
+    refused: dict[str, Mask] = {}
     for ordering, ids in spec.columns_of:
         orders = [o.column for o in ordering]
-        ordered = np.ones(n, bool)
+        ordered: Mask = np.ones(n, bool)
         if spec.groups:
-            ordered = np.logical_or.reduce([true(columns[name].is_valid()) for name in orders])
+            ordered = np.any([true(columns[name].is_valid()) for name in orders], axis=0)
             has_value = [true(columns[name].is_valid()) for name in ids if name not in orders]
-            reason = f"It has values that are ordered by {', '.join(orders)}, and none there."
-            refused[reason] = ~ordered & np.logical_or.reduce([np.zeros(n, bool), *has_value])
+            reason = f"It has values that are ordered by {', '.join(orders)}, and no value in these."
+            refused[reason] = ~ordered & np.any([np.zeros(n, bool), *has_value], axis=0)
         for name, id_ in ids.items():
             here = np.ones(n, bool) if name in orders else has(name)
             if spec.nulls == "keep" and name not in orders:
                 here = here & true(columns[name].is_valid())
             bits[:, id_] = ordered & here
     if spec.groups:
-        refused[f"It has no value in any of {', '.join(spec.all_orders)}."] = ~bits.any(axis=1)
-    return _packed(bits), refused
+        refused[f"It has no value in any of {', '.join(spec.all_orders)}."] = ~np.any(bits, axis=1)
+    return _pack(bits), refused
 
 
-def with_brought(rows: Any, spec: TableSpec, names: Sequence[str]) -> Any:
-    """Rows (the spec's `base_schema`) of a file that has these columns and does not say what they bring, with `HAS`."""
+def with_brought(rows: Rows, spec: TableSpec, names: Sequence[str]) -> Rows:
+    """Fill in `HAS` for rows (of the spec's `base_schema`) from a file that has the columns ``names`` and no `HAS` of its own."""
     columns = {name: rows[name].combine_chunks() for name in spec.stored_schema.names}
     has, _ = brought(columns, lambda name: np.full(rows.num_rows, name in names), spec)
     return rows.set_column(rows.schema.get_field_index(HAS), HAS, has)
 
 
-def combined(rows: Any, spec: TableSpec, order: Any, wins: Any, ties: Sequence[str]) -> tuple[Any, Any, Any]:
-    """What every key comes to: a table, indices of these rows in key order, and which of n rows are in it (numpy, n).
+def combined(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array, ties: Sequence[str]) -> Combined:
+    """Combine the rows of each key into one row.
 
-    ``rows``: the columns of the spec's `base_schema`, `DELETE_FLAG` and ``ties``; ``order`` and ``wins`` are what `rank.latest`
-    says of them. A row has all other columns of the record of greatest rank; where that is a delete, the key is a tombstone.
+    ``rows`` have the columns of the spec's `base_schema`, `DELETE_FLAG` and ``ties``; ``order`` and ``wins`` are what
+    `rank.latest` returns for them. All other columns of a result come from the record of greatest rank. If that is a delete,
+    the key becomes a tombstone.
     """
     places, first = order.to_numpy().astype(np.int64), true(wins)
     tops = places[first]
@@ -68,50 +88,50 @@ def combined(rows: Any, spec: TableSpec, order: Any, wins: Any, ties: Sequence[s
     uses = np.zeros(rows.num_rows, bool)
     uses[tops] = True
     if not meet.any():
-        return rows, pa.array(tops), uses
+        return Combined(rows, pa.array(tops), uses)
     some = np.flatnonzero(meet[key_of])
     number = np.cumsum(meet) - 1
-    merged, of_some = _merged(rows.take(some), spec, number[key_of[some]], ties)
+    merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
     uses[some] |= of_some
-    found = np.where(meet, rows.num_rows + number, tops)
-    return pa.concat_tables([rows, merged]), pa.array(found), uses
+    chosen = np.where(meet, rows.num_rows + number, tops)
+    return Combined(pa.concat_tables([rows, merged]), pa.array(chosen), uses)
 
 
-def given(rows: Any, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
-    """Which columns of what they come to each of these records of one key, as in `combined`, has given."""
+def given(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
+    """For each of these records of one key, the columns whose value in the combined row comes from it (see `combined`)."""
     parts = _Parts(rows, spec, np.zeros(rows.num_rows, np.int64))
-    found: list[list[str]] = [[] for _ in range(rows.num_rows)]
+    columns: list[list[str]] = [[] for _ in range(rows.num_rows)]
     for number, (ordering, ids) in enumerate(spec.columns_of):
-        ranked = parts.ranked(number, ordering, ids, ties)
+        ranked = parts.rank(number, ordering, ids, ties)
         if number == 0 and parts.deletes[ranked[0]]:
             break
         for name, id_ in ids.items():
-            [won] = parts.giving(id_, ranked)
+            [won] = parts.find_source(id_, ranked)
             if won >= 0:
-                found[parts.row[won]].append(name)
-    return found
+                columns[parts.row[won]].append(name)
+    return columns
 
 
-def _merged(rows: Any, spec: TableSpec, keys: Any, ties: Sequence[str]) -> tuple[Any, Any]:
-    """`combined` of rows with keys 0, 1, …, each of several rows, the greatest of them no delete."""
+def _merge_parts(rows: Rows, spec: TableSpec, keys: Indices, ties: Sequence[str]) -> tuple[Rows, Mask]:
+    """One combined row per key, and which rows contribute. Keys are 0, 1, …; each has several rows, the greatest not a delete."""
     parts = _Parts(rows, spec, keys)
     count = int(keys.max()) + 1
     bits = np.zeros((count, spec.last_field_id + 1), bool)
     older = np.zeros((len(parts.row), spec.last_field_id + 1), bool)
     kept_delete = np.zeros(len(parts.row), bool)
     uses = np.zeros(rows.num_rows, bool)
-    values: dict[str, Any] = {}
+    values: dict[str, Column] = {}
     newest = np.zeros(len(parts.row), np.int64)
     tops = np.zeros(count, np.int64)
     for number, (ordering, ids) in enumerate(spec.columns_of):
-        ranked = parts.ranked(number, ordering, ids, ties)
+        ranked = parts.rank(number, ordering, ids, ties)
         top = parts.first(ranked, np.ones(len(ranked), bool))
         if number == 0:
             tops, newest[ranked] = top, np.arange(len(ranked))
             deletes = parts.first(ranked, parts.deletes[ranked])
             kept_delete[deletes[deletes >= 0]] = True
         for name, id_ in ids.items():
-            won = parts.giving(id_, ranked)
+            won = parts.find_source(id_, ranked)
             alive = won >= 0
             values[name] = rows[name].take(pa.array(np.where(alive, parts.row[won], 0), mask=~alive))
             bits[:, id_] = alive & (won == top)
@@ -120,18 +140,22 @@ def _merged(rows: Any, spec: TableSpec, keys: Any, ties: Sequence[str]) -> tuple
     uses[parts.row[tops]] = True
     uses[parts.row[kept_delete]] = True
     merged = rows.take(parts.row[tops])
-    values |= {HAS: _packed(bits), OLDER: parts.older(older, kept_delete, newest)}
+    values |= {HAS: _pack(bits), OLDER: parts.older(older, kept_delete, newest)}
     names = merged.schema.names
     return pa.table([values.get(name, merged[name]) for name in names], schema=merged.schema), uses
 
 
 class _Parts:
-    """The parts of some rows: each row's own, then the older ones of all. ``row`` is each part's, ``deletes`` tells of deletes.
+    """The parts of some rows: each row's own part, then the older parts of all rows.
 
-    ``keys`` has a number for each row's key, from 0 on.
+    Attributes:
+        row: the row of each part.
+        deletes: which parts are deletes.
+
+    ``keys`` numbers the key of each row, from 0 on.
     """
 
-    def __init__(self, rows: Any, spec: TableSpec, keys: Any) -> None:
+    def __init__(self, rows: Rows, spec: TableSpec, keys: Indices) -> None:
         lists = rows[OLDER].combine_chunks()
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
         within = lists.flatten()
@@ -149,47 +173,49 @@ class _Parts:
             for i, name in enumerate(spec.all_orders)
         }
         encoded = pc.fill_null(has, b"").dictionary_encode()
-        self._bits = _unpacked(encoded.dictionary, spec.last_field_id + 1)
+        self._bits = _unpack(encoded.dictionary, spec.last_field_id + 1)
         self._codes = encoded.indices.to_numpy()
 
-    def giving(self, id_: int, ranked: Any) -> Any:
-        """For each key which part gives it the column with this field id; -1: none, or a delete, which gives no value."""
+    def find_source(self, id_: int, ranked: Indices) -> Indices:
+        """For each key, the part that supplies the column with this field id; -1 if there is none or if it is a delete."""
         won = self.first(ranked, (self._bits[:, id_][self._codes] | self.deletes)[ranked])
         return np.where(self.deletes[won], -1, won)
 
-    def first(self, ranked: Any, which: Any) -> Any:
-        """For each key the first of parts, in the order of `ranked`, of which ``which`` (numpy) holds; -1: none."""
-        found = np.full(self._count, -1)
+    def first(self, ranked: Indices, which: Mask) -> Indices:
+        """For each key, the first of the ``ranked`` parts that is in ``which``; -1 if there is none."""
+        places = np.full(self._count, -1)
         some = ranked[which]
         keys = self._keys[some]
         begins = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
-        found[keys[begins]] = some[begins]
-        return found
+        places[keys[begins]] = some[begins]
+        return places
 
-    def ranked(self, number: int, ordering: Sequence[Ordering], ids: Mapping[str, int], ties: Sequence[str]) -> Any:
-        """The parts with a rank in a group, by their keys, the greatest rank first; each record has one in the row's order."""
-        has = self._bits[:, list(ids.values())].any(axis=1)[self._codes] | self.deletes
+    def rank(self, number: int, ordering: Sequence[Ordering], ids: Mapping[str, int], ties: Sequence[str]) -> Indices:
+        """The parts that have a rank in group ``number``, by key, greatest rank first. In group 0, the row's own order, every
+        record has a rank."""
+        brings_one: Mask = np.any(self._bits[:, list(ids.values())], axis=1)
+        has = brings_one[self._codes] | self.deletes
         some = np.flatnonzero(has | (self._depth == 0)) if number == 0 else np.flatnonzero(has)
         columns = {"key": pa.array(self._keys[some])}
         sort_keys = [("key", "ascending", "at_end")]
         for i, o in enumerate(ordering):
             columns[f"o{i}"] = sortable(self._orders[o.column].take(some))
-            direction = "ascending" if o.ascending else "descending"
-            sort_keys.append((f"o{i}", direction, "at_start" if o.nulls_first else "at_end"))
+            sort_keys.append(sort_key(f"o{i}", o))
         for name in ties:
             columns[name] = self._rows[name].take(self.row[some])
             sort_keys.append((name, "descending", "at_end"))
         columns["depth"] = pa.array(self._depth[some])
         sort_keys.append(("depth", "ascending", "at_end"))
-        return some[pc.sort_indices(pa.table(columns), sort_keys=sort_keys).to_numpy()]
+        order: Indices = pc.sort_indices(pa.table(columns), sort_keys=sort_keys).to_numpy()
+        return some[order]
 
-    def older(self, bits: Any, deletes: Any, newest: Any) -> Any:
-        """`OLDER` of each key: of these parts their columns, newest first, and those that are deletes."""
+    def older(self, bits: Mask, deletes: Mask, newest: Indices) -> pa.Array:
+        """`OLDER` of each key: the parts with a column in ``bits`` and the parts in ``deletes``, in the order of ``newest``."""
         stay = np.flatnonzero(bits.any(axis=1) | deletes)
         of_key = self._keys[stay]
         stay = stay[np.lexsort((newest[stay], of_key))]
         type_ = self._spec.base_schema.field(OLDER).type
-        has = _packed(bits[stay])
+        has = _pack(bits[stay])
         has = pc.if_else(pa.array(deletes[stay]), pa.scalar(None, pa.binary()), has)
         orders = [self._orders[name].take(stay) for name in self._spec.all_orders]
         within = pa.StructArray.from_arrays([has, *orders], fields=list(type_.value_type))
@@ -198,18 +224,18 @@ class _Parts:
         return pa.ListArray.from_arrays(pa.array(ends), within, type=type_, mask=pa.array(lengths == 0))
 
 
-def _packed(bits: Any) -> Any:
-    """A bitmap for each row of a matrix, bit n its column n, as a binary array."""
+def _pack(bits: Mask) -> pa.Array:
+    """One bitmap per row of a matrix, as a binary array; bit n is column n."""
     data = np.packbits(bits, axis=1, bitorder="little")
     ends = np.arange(len(data) + 1, dtype=np.int32) * np.int32(data.shape[1])
     buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(data))]
     return pa.Array.from_buffers(pa.binary(), len(data), buffers)
 
 
-def _unpacked(bitmaps: Any, width: int) -> Any:
-    """The matrix of `_packed`, so wide."""
-    found = np.zeros((len(bitmaps), width), bool)
-    for row, bitmap in zip(found, bitmaps.to_pylist(), strict=True):
+def _unpack(bitmaps: pa.Array, width: int) -> Mask:
+    """The matrix of `_pack`, with ``width`` columns."""
+    matrix = np.zeros((len(bitmaps), width), bool)
+    for row, bitmap in zip(matrix, bitmaps.to_pylist(), strict=True):
         bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:width]
         row[: len(bits)] = bits.astype(bool)
-    return found
+    return matrix

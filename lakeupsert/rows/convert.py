@@ -1,7 +1,7 @@
-"""Values of one type as values of another, where nothing of them is lost; and as plain text, where all else failed.
+"""Converts values to another type without losing anything, or to JSON values if nothing else works.
 
-Arrow's own "safe" casts are not enough: some lose digits, fractions or hours without a word (each is named where we
-guard against it). Whole columns are cast at once; a value is looked at alone only where its column failed.
+Arrow's "safe" casts are not enough: some lose digits, fractions or hours without an error (comments below name each case).
+Whole columns are cast at once. Single values are examined only if the cast of their column fails.
 """
 
 import base64
@@ -9,14 +9,16 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.table.types import normal
 
+Converted = tuple[pa.Array, Mask]
+"""Converted values, and which are bad: the type can't hold them, and they are null."""
 _FAILURES = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, as days since 1970
@@ -27,12 +29,12 @@ _FORMS = {
     "date": r"^\d{4}-\d{2}-\d{2}$",
     "timestamp": r"^\d{4}-\d{2}-\d{2}([T ]|$)",
 }
-"""What text needs, at the least, to convert; rules out most bad values before they are looked for one by one."""
-_ZONED = r"^.{11}[^Z+-]*[Z+-]"  # a zone can only follow the time: the date has a `-` of its own
+"""Patterns that text must match to convert. They find most bad values before the slow search for single ones."""
+_ZONED = r"^.{11}[^Z+-]*[Z+-]"  # looks for a zone behind the date, which has a `-` of its own
 
 
-def decoded(array: Any) -> Any:
-    """The same values without dictionaries, runs and views, which many kernels of pyarrow can't take."""
+def decoded(array: Column) -> Column:
+    """The same values without dictionaries, run-end encoding and views, which many pyarrow kernels do not support."""
     type_ = array.type
     if pa.types.is_run_end_encoded(type_):
         return decoded(pc.run_end_decode(array))
@@ -42,15 +44,15 @@ def decoded(array: Any) -> Any:
     return _without_list_views(array, plain_type) if _has_list_view(type_) else array.cast(plain_type)
 
 
-def _has_list_view(type_: Any) -> bool:
+def _has_list_view(type_: pa.DataType) -> bool:
     t = pa.types
     if t.is_list_view(type_) or t.is_large_list_view(type_):
         return True
     return t.is_nested(type_) and any(_has_list_view(type_.field(i).type) for i in range(type_.num_fields))
 
 
-def _without_list_views(array: Any, plain_type: Any) -> Any:
-    """The same lists as lists: pyarrow 26's own cast loses values, without a word, where a list is null."""
+def _without_list_views(array: pa.Array, plain_type: pa.DataType) -> pa.Array:
+    """List views as plain lists. (pyarrow 26's own cast silently loses values if a list is null.)"""
     t, type_ = pa.types, array.type
     absent = array.is_null()
     if t.is_struct(type_):
@@ -65,53 +67,53 @@ def _without_list_views(array: Any, plain_type: Any) -> Any:
     return kind.from_arrays(pa.array(ends), decoded(array.flatten()), type=plain_type, mask=absent)
 
 
-def convert(array: Any, type_: Any) -> tuple[Any, Any]:
-    """Values of ``array`` in ``type_``, and which of them have none there.
+def convert(array: pa.Array, type_: pa.DataType) -> Converted:
+    """Convert the values of ``array`` to ``type_``. n values in, n values out, and a mask of the bad ones, which become null.
 
-    n values in, n out, and a mask (numpy, n booleans) of the bad ones, which are null in the output. A value is bad
-    where the type can't hold exactly what was written: a fraction in an integer, nanoseconds in microseconds, a time in
-    a date, a number beyond the range, text that does not parse, text that is not UTF-8. Text to float, alone, takes the
-    nearest. A float means the shortest decimal that reads back as it. Text without a zone, and a timestamp without
-    one, is UTC. A number is never a date, and a boolean never a number.
+    A value is bad if the type can't hold it exactly: a fraction in an integer, nanoseconds in microseconds, a time in a date, a
+    number out of range, text that does not parse, text that is not UTF-8. Only text to float rounds to the nearest value. A float
+    stands for the shortest decimal that reads back as the same float. Text and timestamps without a zone are UTC. A number never
+    converts to a date, and a boolean never to a number.
 
-    Checked by tests/property/test_conversion.py, against a slow oracle that looks at one value at a time.
+    Checked by tests/property/test_conversion.py against a slow oracle that converts one value at a time.
     """
     array = decoded(array)
     if array.null_count == len(array):
         return pa.nulls(len(array), type_), _none_bad(array)
     source, target = _family(array.type), _family(type_)
     if array.type.equals(type_, check_metadata=True):
-        return _validated(array) if target in ("text", "nested") else (array, _none_bad(array))
+        return _validate(array) if target in ("text", "nested") else (array, _none_bad(array))
     if source == target == "nested":
         if not array.type.equals(normal(type_)):
             return _nested_to_nested(array, type_)
-        array, bad = _validated(array)
+        array, bad = _validate(array)
         return array.cast(type_), bad
     step = _STEPS.get((source, target))
     return step(array, type_) if step else _all_bad(array, type_)
 
 
-def texts_like(texts: Sequence[str], type_: Any) -> list[str | None]:
-    """For each of ``texts`` the text of the same value in a column of ``type_``; None where that holds no such value.
+def texts_like(texts: Sequence[str], type_: pa.DataType) -> list[str | None]:
+    """For each text, the text that a column of ``type_`` gives for the same value; None if the type can't hold the value.
 
-    Only a text that stays as it is can ever equal one of the column's: a decimal(9,2) has `1.00`, and never `1`.
+    A text that differs from its result can never equal a value of the column: a decimal(9,2) gives `1.00`, never `1`.
     """
     values, _ = convert(pa.array(texts, pa.string()), type_)
-    return convert(values, pa.string())[0].to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
+    return convert(values, pa.string())[0].to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
-def true(condition: Any) -> Any:
-    """A mask (numpy) of where a boolean array is true; null is not."""
-    if condition.null_count:  # of few rows, the call is what it costs
+def true(condition: Column) -> Mask:
+    """Where a boolean column is true. Null counts as false."""
+    if condition.null_count:  # with few rows, most of the time is the call itself
         condition = pc.fill_null(condition, False)
-    return condition.to_numpy(zero_copy_only=False)
+    mask: Mask = condition.to_numpy(zero_copy_only=False)
+    return mask
 
 
-def plain(array: Any) -> list[Any]:
-    """Every value as what JSON has: numbers, booleans, text, lists, objects. Never fails, whatever the type.
+def plain(array: pa.Array) -> list[object]:
+    """The values as JSON values: numbers, booleans, texts, lists, objects. Never fails, whatever the type.
 
-    Dates, times, timestamps (UTC), decimals and floats that JSON lacks are text, bytes are base64; a date, time or
-    timestamp that has no text (year 30000) is the integer that stands in the file. A map is a list of objects.
+    Dates, times, timestamps (UTC), decimals, and floats that JSON lacks become text; bytes become base64. A date, time or
+    timestamp without a text form (year 30000) becomes the integer that the file holds. A map becomes a list of objects.
     """
     t, type_ = pa.types, array.type
     if t.is_dictionary(type_):
@@ -127,7 +129,7 @@ def plain(array: Any) -> list[Any]:
     if t.is_floating(type_):
         return [v if v is None or math.isfinite(v) else str(v) for v in array.cast(pa.float64()).to_pylist()]
     if t.is_decimal(type_):
-        return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
+        return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     if t.is_temporal(type_):
         return _time_texts(array)
     if t.is_struct(type_):
@@ -137,13 +139,13 @@ def plain(array: Any) -> list[Any]:
         return [{n: c[i] for n, c in zip(names, children, strict=True)} if ok else None for i, ok in enumerate(valid)]
     if t.is_nested(type_):
         return [plain(v.values) if v.is_valid else None for v in array]
-    return array.to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
+    return array.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
 # -- by families of types
 
 
-def _family(type_: Any) -> str:
+def _family(type_: pa.DataType) -> str:
     t = pa.types
     for name, is_one in (
         ("text", lambda x: t.is_string(x) or t.is_large_string(x)),
@@ -162,8 +164,8 @@ def _family(type_: Any) -> str:
     return "other"
 
 
-def _cast(array: Any, type_: Any) -> tuple[Any, Any]:
-    """Arrow's safe cast; where it fails, parts are tried again until the bad values stand alone."""
+def _cast(array: pa.Array, type_: pa.DataType) -> Converted:
+    """Arrow's safe cast. If it fails, cast ever smaller parts until each bad value is found."""
     bad = _none_bad(array)
     try:
         return array.cast(type_), bad
@@ -171,7 +173,7 @@ def _cast(array: Any, type_: Any) -> tuple[Any, Any]:
         form = _FORMS.get(_family(type_)) if _family(array.type) == "text" else None
         if form:
             bad = true(pc.invert(pc.match_substring_regex(array, form)))
-    pieces, waiting = [], list(reversed(_parts(0, _without(array, bad))))
+    pieces, waiting = [], list(reversed(_parts(0, _with_nulls(array, bad))))
     while waiting:
         start, part = waiting.pop()
         try:
@@ -185,41 +187,43 @@ def _cast(array: Any, type_: Any) -> tuple[Any, Any]:
     return pa.concat_arrays(pieces), bad
 
 
-def _nested_to_nested(array: Any, type_: Any) -> tuple[Any, Any]:
-    """Part by part. Fields that a struct lacks are null; one that is too many would be lost, so then all values are bad."""
+def _nested_to_nested(array: pa.Array, type_: pa.DataType) -> Converted:
+    """Convert child by child. Missing struct fields become null. An extra field would be lost, so then all values are bad."""
     t = pa.types
     if t.is_struct(array.type) and t.is_struct(type_):
         names = [f.name for f in array.type]
         if len(set(names)) < len(names) or not set(names) <= {f.name for f in type_}:
             return _all_bad(array, type_)
-        parts = dict(zip(names, array.flatten(), strict=True))  # unlike field(i), carries the struct's own nulls
-        found = [
-            convert(parts[f.name], f.type) if f.name in parts else (pa.nulls(len(array), f.type), _none_bad(array))
+        children = dict(zip(names, array.flatten(), strict=True))  # unlike field(i), carries the struct's own nulls
+        pieces = [
+            convert(children[f.name], f.type)
+            if f.name in children
+            else (pa.nulls(len(array), f.type), _none_bad(array))
             for f in type_
         ]
-        bad = np.logical_or.reduce([part_bad for _, part_bad in found])
-        out = pa.StructArray.from_arrays([part for part, _ in found], fields=list(type_), mask=array.is_null())
-        return _checked(out, bad)
+        bad = np.logical_or.reduce([part_bad for _, part_bad in pieces])
+        out = pa.StructArray.from_arrays([part for part, _ in pieces], fields=list(type_), mask=array.is_null())
+        return _result(out, bad)
     for is_one, kind in ((t.is_list, pa.ListArray), (t.is_large_list, pa.LargeListArray), (t.is_map, pa.MapArray)):
         if is_one(array.type) and is_one(type_):
-            array = array.take(pa.array(np.arange(len(array))))  # so that its parts are no more than its own
+            array = array.take(pa.array(np.arange(len(array))))  # drops child values that no list of this slice uses
             if kind is pa.MapArray:
-                found = [convert(array.keys, type_.key_type), convert(array.items, type_.item_type)]
+                pieces = [convert(array.keys, type_.key_type), convert(array.items, type_.item_type)]
             else:
-                found = [convert(array.values, type_.value_type)]
+                pieces = [convert(array.values, type_.value_type)]
             ends = array.offsets.to_numpy()
             owner = np.repeat(np.arange(len(array)), np.diff(ends))
             bad = _none_bad(array)
-            bad[owner[np.logical_or.reduce([part_bad for _, part_bad in found])]] = True
-            if bad.any():  # a map's key can't be null, not even in a value that is left out
-                return _nested_to_nested(_without(array, bad), type_)[0], bad
+            bad[owner[np.logical_or.reduce([part_bad for _, part_bad in pieces])]] = True
+            if bad.any():  # a map's key can't be null, not even in a value that is replaced by null
+                return _nested_to_nested(_with_nulls(array, bad), type_)[0], bad
             begins = pa.array(ends, mask=np.append(~true(array.is_valid()), False))
-            return kind.from_arrays(begins, *(part for part, _ in found), type=type_), bad
+            return kind.from_arrays(begins, *(part for part, _ in pieces), type=type_), bad
     return _all_bad(array, type_)
 
 
-def _validated(array: Any) -> tuple[Any, Any]:
-    """The array itself; bad are values with text inside that is not UTF-8, which Parquet's reader lets through."""
+def _validate(array: pa.Array) -> Converted:
+    """The array itself. Values are bad if they contain text that is not UTF-8, which the Parquet reader accepts."""
     bad, waiting = _none_bad(array), [(0, array)]
     while waiting:
         start, part = waiting.pop()
@@ -230,141 +234,145 @@ def _validated(array: Any) -> tuple[Any, Any]:
                 bad[start] = True
             else:
                 waiting += _parts(start, part)
-    return _without(array, bad), bad
+    return _with_nulls(array, bad), bad
 
 
-def _parts(start: int, array: Any) -> list[tuple[int, Any]]:
-    """Sixteenths: a failing cast costs a microsecond for every bad value, and halves would repeat it more often."""
+def _parts(start: int, array: pa.Array) -> list[tuple[int, pa.Array]]:
+    """Sixteenths of an array. A failing cast costs a microsecond per bad value, and halves would repeat it more often."""
     size = -(-len(array) // 16)
     return [(start + at, array.slice(at, size)) for at in range(0, len(array), size)]
 
 
-def _via_text(array: Any, type_: Any) -> tuple[Any, Any]:
+def _via_text(array: pa.Array, type_: pa.DataType) -> Converted:
     text, unreadable = _cast(array, pa.string())
     out, bad = convert(text, type_)
     return out, bad | unreadable
 
 
-def _float_to_float(array: Any, type_: Any) -> tuple[Any, Any]:
-    out = array.cast(type_)  # rounds, and makes infinity of what is too large, without a word
+def _float_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
+    out = array.cast(type_)  # silently rounds, and turns values that are too large into infinity
     before, after = array.cast(pa.float64()), out.cast(pa.float64())
-    return _checked(out, true(pc.and_not(pc.not_equal(before, after), pc.is_nan(before))))
+    return _result(out, true(pc.and_not(pc.not_equal(before, after), pc.is_nan(before))))
 
 
-def _decimal_to_decimal(array: Any, type_: Any) -> tuple[Any, Any]:
+def _decimal_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
     array = _wide(array)
     digits = type_.precision - type_.scale
     if array.type.precision - array.type.scale <= digits:
         return _cast(array, type_)
-    # pyarrow 26: rescaling upwards overflows 128 bits silently, 123456789012345678901234567890 as decimal(38,18) is
-    # 46509284486016680345.84. So values too large by their own type go first.
+    # pyarrow 26 silently overflows 128 bits when it rescales upwards: 123456789012345678901234567890 as decimal(38,18) becomes
+    # 46509284486016680345.84. So values that are too large are removed first.
     limit = pa.scalar(Decimal(10**digits), array.type)
     too_large = true(pc.greater_equal(pc.abs(array), limit))
-    out, bad = _cast(_without(array, too_large), type_)
+    out, bad = _cast(_with_nulls(array, too_large), type_)
     return out, bad | too_large
 
 
-def _decimal_to_int(array: Any, type_: Any) -> tuple[Any, Any]:
+def _decimal_to_int(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(_wide(array), type_)
-    if bad.any():  # pyarrow 26 says "data loss" of decimal(38,18) 18446744073709551615 to uint64: once more, as text
-        text = _without(array.cast(pa.string()), ~bad)
+    if bad.any():  # pyarrow 26 reports "data loss" for decimal(38,18) 18446744073709551615 to uint64: try again as text
+        text = _with_nulls(array.cast(pa.string()), ~bad)
         again, bad = convert(pc.replace_substring_regex(text, r"\.0+$", ""), type_)
         out = pc.coalesce(out, again)
     return out, bad
 
 
-def _decimal_to_float(array: Any, type_: Any) -> tuple[Any, Any]:
+def _decimal_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     # Through text: pyarrow 26 casts decimal 8.70 to the double 8.700000000000001.
     array = _wide(array)
     out, bad = _via_text(array, type_)
     back, lost = _via_text(out, array.type)
-    return _checked(out, bad | lost | true(pc.not_equal(array, back)))
+    return _result(out, bad | lost | true(pc.not_equal(array, back)))
 
 
-def _text_to_int(array: Any, type_: Any) -> tuple[Any, Any]:
+def _text_to_int(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
-    hexadecimal = pc.or_(pc.starts_with(array, "0x"), pc.starts_with(array, "0X"))  # Arrow takes 0x1F for 31
-    return _checked(out, bad | true(hexadecimal))
+    hexadecimal = pc.or_(pc.starts_with(array, "0x"), pc.starts_with(array, "0X"))  # Arrow reads 0x1F as 31
+    return _result(out, bad | true(hexadecimal))
 
 
-def _text_to_float(array: Any, type_: Any) -> tuple[Any, Any]:
+def _text_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
     too_large = true(pc.is_inf(out.cast(pa.float64())))
-    if too_large.any():  # 1e999 is beyond the range, "inf" was meant
+    if too_large.any():  # 1e999 is out of range; "inf" is meant to be infinite
         too_large &= ~true(pc.match_substring(array, "inf", ignore_case=True))
-    return _checked(out, bad | too_large)
+    return _result(out, bad | too_large)
 
 
-def _text_to_decimal(array: Any, type_: Any) -> tuple[Any, Any]:
-    array = pc.replace_substring_regex(array, r"^([+-]?[0.]+)[eE][+-]?\d+$", r"\1")  # to pyarrow 26, 0E40 is too large
+def _text_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
+    array = pc.replace_substring_regex(array, r"^([+-]?[0.]+)[eE][+-]?\d+$", r"\1")  # pyarrow 26 finds 0E40 too large
     out, bad = _cast(array, type_)
-    # pyarrow 26 rescales by wrapping round 128 bits, and far below the point it loses all: "1e30" as decimal(38,18) is
-    # 18960114910927365649.47, "4e-68" is 0. A double is near enough to tell.
+    # pyarrow 26 wraps around at 128 bits when it rescales, and loses very small values: "1e30" as decimal(38,18) becomes
+    # 18960114910927365649.47, "4e-68" becomes 0. A double is precise enough to detect both.
     about, unfit = _cast(array, pa.float64())
     distance = pc.abs(pc.subtract(_wide(out).cast(pa.float64()), about))
-    return _checked(out, bad | unfit | true(pc.greater(distance, pc.multiply(pc.abs(about), 1e-9))))
+    return _result(out, bad | unfit | true(pc.greater(distance, pc.multiply(pc.abs(about), 1e-9))))
 
 
-def _text_to_bool(array: Any, type_: Any) -> tuple[Any, Any]:
-    place = pc.index_in(pc.utf8_lower(array), pa.array(["false", "true"], array.type))  # Arrow's cast takes 0 and 1 too
+def _text_to_bool(array: pa.Array, type_: pa.DataType) -> Converted:
+    place = pc.index_in(
+        pc.utf8_lower(array), pa.array(["false", "true"], array.type)
+    )  # Arrow's cast also accepts 0 and 1
     return pc.equal(place, 1), true(pc.and_(pc.is_null(place), array.is_valid()))
 
 
-def _text_to_date(array: Any, type_: Any) -> tuple[Any, Any]:
+def _text_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
-    return _checked(out, bad | ~_in_our_years(out))
+    return _result(out, bad | ~_in_our_years(out))
 
 
-def _text_to_timestamp(array: Any, type_: Any) -> tuple[Any, Any]:
+def _text_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     zoned_type, plain_type = pa.timestamp(type_.unit, "UTC"), pa.timestamp(type_.unit)
-    first = array.slice(pc.index(array.is_valid(), True).as_py(), 1)  # a cast of the wrong form fails at every value
+    first = array.slice(
+        pc.index(array.is_valid(), True).as_py(), 1
+    )  # a cast with the wrong form would fail for every value
     has_zone = true(pc.match_substring_regex(first, _ZONED)).any()
     with suppress(pa.ArrowInvalid):
         out = array.cast(zoned_type if has_zone else plain_type).view(plain_type)
-        return _checked(out.view(type_), ~_in_our_years(out))
-    # Text with and without a zone, or more digits than the unit has, which is harmless where they are zeros.
+        return _result(out.view(type_), ~_in_our_years(out))
+    # Some texts have a zone and some have none, or texts have more digits than the unit. Extra zeros are harmless.
     text = pc.replace_substring_regex(array, r"(\.\d*?)0+(\D.*)?$", r"\1\2")
     text = pc.replace_substring_regex(text, r"\.(\D.*)?$", r"\1")
     zoned = true(pc.match_substring_regex(text, _ZONED))
-    with_zone, bad = _cast(_without(text, ~zoned), zoned_type)
-    without_zone, unfit = _cast(_without(text, zoned), plain_type)
+    with_zone, bad = _cast(_with_nulls(text, ~zoned), zoned_type)
+    without_zone, unfit = _cast(_with_nulls(text, zoned), plain_type)
     out = pc.coalesce(with_zone.view(plain_type), without_zone)
-    return _checked(out.view(type_), bad | unfit | ~_in_our_years(out))
+    return _result(out.view(type_), bad | unfit | ~_in_our_years(out))
 
 
-def _text_to_time(array: Any, type_: Any) -> tuple[Any, Any]:
+def _text_to_time(array: pa.Array, type_: pa.DataType) -> Converted:
     moments, bad = _cast(pc.binary_join_element_wise("1970-01-01T", array, ""), pa.timestamp(type_.unit))
-    bad |= ~true(pc.or_kleene(pc.match_substring(array, ":"), array.is_null()))  # Arrow takes "10" for ten o'clock
-    return _checked(moments.cast(type_), bad)
+    bad |= ~true(pc.or_kleene(pc.match_substring(array, ":"), array.is_null()))  # Arrow reads "10" as ten o'clock
+    return _result(moments.cast(type_), bad)
 
 
-def _date_to_timestamp(array: Any, type_: Any) -> tuple[Any, Any]:
+def _date_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, pa.timestamp(type_.unit))
     return out.view(type_), bad
 
 
-def _timestamp_to_timestamp(array: Any, type_: Any) -> tuple[Any, Any]:
+def _timestamp_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(_utc(array), pa.timestamp(type_.unit))
     return out.view(type_), bad
 
 
-def _timestamp_to_date(array: Any, type_: Any) -> tuple[Any, Any]:
+def _timestamp_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
     array = _utc(array)
-    out, bad = _cast(array, type_)  # cuts off the hours, and wraps round far years, without a word
+    out, bad = _cast(array, type_)  # silently cuts off the time, and wraps around in far years
     back, lost = _cast(out, array.type)
-    return _checked(out, bad | lost | true(pc.not_equal(array, back)))
+    return _result(out, bad | lost | true(pc.not_equal(array, back)))
 
 
-def _moment_to_text(array: Any, type_: Any) -> tuple[Any, Any]:
+def _moment_to_text(array: pa.Array, type_: pa.DataType) -> Converted:
     far = ~_in_our_years(array)  # Arrow writes "<value out of range>"
-    out, bad = _cast(_without(array, far), type_)
+    out, bad = _cast(_with_nulls(array, far), type_)
     return out, bad | far
 
 
-_STEPS: dict[tuple[str, str], Callable[[Any, Any], tuple[Any, Any]]] = {
+_STEPS: dict[tuple[str, str], Callable[[pa.Array, pa.DataType], Converted]] = {
     ("int", "int"): _cast,
     ("int", "float"): _cast,
-    ("int", "decimal"): _via_text,  # Arrow wants room for all int64 before it looks at the values
+    ("int", "decimal"): _via_text,  # Arrow requires room for every int64, whatever the values are
     ("int", "text"): _cast,
     ("float", "float"): _float_to_float,
     ("float", "int"): _cast,
@@ -400,37 +408,37 @@ _STEPS: dict[tuple[str, str], Callable[[Any, Any], tuple[Any, Any]]] = {
 # -- small things
 
 
-def _none_bad(array: Any) -> Any:
+def _none_bad(array: pa.Array) -> Mask:
     return np.zeros(len(array), bool)
 
 
-def _all_bad(array: Any, type_: Any) -> tuple[Any, Any]:
+def _all_bad(array: pa.Array, type_: pa.DataType) -> Converted:
     return pa.nulls(len(array), type_), true(array.is_valid())
 
 
-def _checked(out: Any, bad: Any) -> tuple[Any, Any]:
-    return _without(out, bad), bad
+def _result(out: pa.Array, bad: Mask) -> Converted:
+    return _with_nulls(out, bad), bad
 
 
-def _without(array: Any, bad: Any) -> Any:
-    """``array`` with nulls where ``bad``."""
+def _with_nulls(array: pa.Array, bad: Mask) -> pa.Array:
+    """``array`` with null for each bad value."""
     if not bad.any():
         return array
     return array.take(pa.array(np.arange(len(array)), mask=bad))
 
 
-def _wide(array: Any) -> Any:
-    """A decimal of at least 128 bits: kernels are missing, and pyarrow 26 can't cast decimal32 8.00 to int64."""
+def _wide(array: pa.Array) -> pa.Array:
+    """A decimal with at least 128 bits. Narrow ones lack kernels, and pyarrow 26 can't cast decimal32 8.00 to int64."""
     type_ = array.type
     return array if type_.bit_width >= 128 else array.cast(pa.decimal128(type_.precision, type_.scale))
 
 
-def _utc(array: Any) -> Any:
+def _utc(array: pa.Array) -> pa.Array:
     return array.view(pa.timestamp(array.type.unit))
 
 
-def _in_our_years(array: Any) -> Any:
-    """A mask of values in the years 1 to 9999, and of nulls: beyond them is no date that other tools can read."""
+def _in_our_years(array: pa.Array) -> Mask:
+    """Values in the years 1 to 9999, and nulls. Other tools can't read dates beyond these years."""
     type_ = array.type
     if pa.types.is_date32(type_):
         first, last, number = _FIRST_DAY, _LAST_DAY, array.view(pa.int32())
@@ -441,16 +449,16 @@ def _in_our_years(array: Any) -> Any:
     return ~true(pc.or_(pc.less(number, first), pc.greater(number, last)))
 
 
-def _bytes(array: Any) -> list[bytes | None]:
+def _bytes(array: pa.Array) -> list[bytes | None]:
     wide = array if pa.types.is_fixed_size_binary(array.type) else array.cast(pa.large_binary())
-    return wide.to_pylist()  # type: ignore[no-any-return]  # pyarrow ships no types
+    return wide.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
-def _time_texts(array: Any) -> list[str | int | None]:
+def _time_texts(array: pa.Array) -> list[object]:
     type_ = array.type
     numbers = array.view(pa.int32() if type_.bit_width == 32 else pa.int64()).to_pylist()
     if pa.types.is_duration(type_):
-        return numbers  # type: ignore[no-any-return]  # pyarrow ships no types
+        return numbers  # type: ignore[no-any-return]  # pyarrow has no types
     zone = "Z" if pa.types.is_timestamp(type_) and type_.tz else ""
     texts = (_utc(array) if zone else array).cast(pa.string()).to_pylist()
     is_time = pa.types.is_time(type_)

@@ -1,14 +1,14 @@
-"""Parquet files of a table: written with field ids and footer keys, read back under the spec of today."""
+"""Parquet files of a table: written with field ids and footer keys, read back under the current spec."""
 
 import errno
 import io
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from types import TracebackType
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, ChecksumSink, checked
 from lakeupsert.rows.vectors import deleted_positions, without
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
@@ -26,28 +27,31 @@ from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import TableSpec
 
 ROW_GROUP_BYTES = 32 << 20
-"""Uncompressed bytes of a row group, and of what is held of a base file while it streams through a merge."""
+"""Uncompressed bytes of a row group, and of the part of a base file that a merge holds in memory."""
 ROW_GROUP_ROWS = 1 << 17
-"""The most rows of a row group, so that a column of numbers is a page of it. More: a merge that looks for few keys reads more
-of the base. Less: rows of a narrow table are read in more requests."""
+"""Maximum rows of a row group, so that a column of numbers is one page. Larger: a merge that looks up few keys reads more of the
+base. Smaller: reading a narrow table takes more requests."""
 FILE_BYTES = 512 << 20
-"""Compressed bytes after which a base file is closed and the next one begun."""
+"""Compressed bytes after which a base file is closed and the next one is started."""
 PAGE_BYTES = 1 << 20
-"""Uncompressed bytes of a page, pyarrow's default: a smaller table has one page a column."""
+"""Uncompressed bytes of a page (pyarrow's default). A smaller table has one page per column."""
 BUFFER_BYTES = 64 << 10
-"""Arrow writes the header and the body of each page by themselves; so much of them goes through Python at once."""
+"""Bytes to collect before they pass through Python. Arrow writes the header and the body of each page separately."""
 SAMPLED_ROWS = 250
 MOST_DISTINCT = 0.8
 FEW_ROWS = 500
 _COMPARED_BY_STATISTICS = (pa.types.is_integer, pa.types.is_date32, pa.types.is_string, pa.types.is_large_string)
 FOOTER = "lakeupsert."
 POSITION = "_lakeupsert_position"
-"""Integer column that `stream_file` makes on demand: the row's place in its file, superseded ones counted."""
+"""Integer column that `stream_file` adds on demand: the row's position in its file, including superseded rows."""
+
+Near = tuple[str, pa.Array | slice]
+"""A column and values of it, or a slice from the least to the greatest value."""
 
 
 @dataclass(frozen=True)
 class Footer:
-    """The keys in the footer of every file we write; they say where a file belongs, should the metadata be lost."""
+    """The keys in the footer of every file that we write. If the metadata is lost, they say where a file belongs."""
 
     table: str
     kind: str
@@ -74,9 +78,9 @@ class Footer:
 
 
 class Pack:
-    """An object with many small files in it, each a whole Parquet file: an object costs a put, and on a disk a sync.
+    """An object that holds many small files, each a complete Parquet file. (Every object costs a put, on a disk a sync.)
 
-    It stands for the store of a `DataFileWriter`, and appears in its own store when the block ends.
+    A `DataFileWriter` writes to it as to a store. The object appears in its own store when the block ends.
     """
 
     def __init__(self, store: ObjectStore, name: str) -> None:
@@ -88,11 +92,13 @@ class Pack:
         self._sink = self._object.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._object.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._object.__exit__(kind, error, trace)
 
     @contextmanager
-    def write(self, name: str) -> Iterator[Any]:
+    def write(self, name: str) -> Iterator[pa.NativeFile]:
         buffer = pa.BufferOutputStream()
         yield buffer
         file = buffer.getvalue()
@@ -102,7 +108,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class _OpenFile:
-    """A file that is being written: Arrow's writer, the buffer before the checksums, and what closes in the store."""
+    """A file that is being written: the object in the store (``stack`` closes it), its checksums, a buffer, Arrow's writer."""
 
     name: str
     stack: ExitStack
@@ -112,23 +118,28 @@ class _OpenFile:
 
 
 class DataFileWriter:
-    """Writes tables, given in key order, to as many files as ``FILE_BYTES`` asks for; ``files`` is complete after the block.
+    """Writes rows, given in key order, to files of about ``FILE_BYTES`` each. ``files`` is complete when the block ends.
 
-    A file appears in the store when it is closed; where the block ends by an error, the open one never does.
+    A file appears in the store when it is closed. If the block ends with an error, the open file never appears.
     """
 
     def __init__(
-        self, store: ObjectStore | Pack, new_name: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]
+        self,
+        store: ObjectStore | Pack,
+        new_name: Callable[[], str],
+        schema: pa.Schema,
+        footer: Footer,
+        sorted_by: tuple[str, ...],
     ) -> None:
         self.files: list[DataFile] = []
         self._store = store
         self._new_name = new_name
         self.schema = schema
         self._footer = footer
-        # Sorting columns are leaves by number; where a column has several, the key's number is not its place.
+        # Parquet numbers sorting columns by leaf. With nested columns, a column's index is not its leaf's number.
         flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
         self._sorting = [pq.SortingColumn(schema.get_field_index(n)) for n in sorted_by] if flat else []
-        self._held: list[Any] = []
+        self._held: list[Rows] = []
         self._held_bytes = 0
         self._open: _OpenFile | None = None
         self._rows = 0
@@ -136,7 +147,9 @@ class DataFileWriter:
     def __enter__(self) -> "DataFileWriter":
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if error is None:
                 self._flush()
@@ -146,16 +159,16 @@ class DataFileWriter:
             raise
         finally:
             if self._open is not None:
-                self._open.stack.__exit__(kind, error, trace)  # the store drops what is unfinished
+                self._open.stack.__exit__(kind, error, trace)  # the store drops an unfinished object
 
-    def write(self, table: Any) -> None:
-        """Take rows that have the file's columns, and perhaps others; they are written when a row group is full."""
-        if table.num_rows == 0:
+    def write(self, rows: Rows) -> None:
+        """Add rows. Columns that the file does not have are ignored. Rows are written when a row group is full."""
+        if rows.num_rows == 0:
             return
-        columns = [table.column(name) for name in self.schema.names]
-        table = pa.Table.from_arrays(columns, schema=self.schema)
-        self._held.append(table)
-        self._held_bytes += table.nbytes
+        columns = [rows.column(name) for name in self.schema.names]
+        rows = pa.Table.from_arrays(columns, schema=self.schema)
+        self._held.append(rows)
+        self._held_bytes += rows.nbytes
         if self._held_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
@@ -171,7 +184,7 @@ class DataFileWriter:
         if here.sink.tell() >= FILE_BYTES:
             self._close()
 
-    def _begin(self, first: Any) -> _OpenFile:
+    def _begin(self, first: Rows) -> _OpenFile:
         name = self._new_name()
         stack = ExitStack()
         checksums = ChecksumSink(stack.enter_context(self._store.write(name)))
@@ -182,10 +195,10 @@ class DataFileWriter:
                 sink,
                 schema,
                 compression="zstd",
-                use_dictionary=_worth_a_dictionary(first),
-                # A greatest value leaves NaN out, and readers that trust it skip row groups that hold rows of the answer.
+                use_dictionary=_dictionary_columns(first),
+                # A maximum ignores NaN, so readers that rely on it would skip row groups with matching rows.
                 write_statistics=[f.name for f in schema if not pa.types.is_floating(f.type)],
-                write_page_index=first.nbytes > PAGE_BYTES,  # of one page it would say what the column's statistics say
+                write_page_index=first.nbytes > PAGE_BYTES,  # with one page it would repeat the column's statistics
                 sorting_columns=self._sorting or None,
                 write_page_checksum=True,
             )
@@ -210,8 +223,8 @@ class DataFileWriter:
         self._rows = 0
 
 
-def write_into(pack: Pack, rows: Any, schema: Any, footer: Footer, sorted_by: tuple[str, ...]) -> list[DataFile]:
-    """``rows``, in key order, as a file in the pack, or as several where they are many."""
+def write_into(pack: Pack, rows: Rows, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]) -> list[DataFile]:
+    """Write ``rows``, in key order, to one file in the pack, or to several if there are many rows."""
     at, files = pack.bytes, []
     with DataFileWriter(pack, lambda: pack.name, schema, footer, sorted_by) as out:
         out.write(rows)
@@ -221,25 +234,25 @@ def write_into(pack: Pack, rows: Any, schema: Any, footer: Footer, sorted_by: tu
     return files
 
 
-def _worth_a_dictionary(first: Any) -> list[str] | bool:
-    """Columns whose first rows repeat: of a column that does not, a dictionary costs time and bytes (ADR 0006).
+def _dictionary_columns(first: Rows) -> list[str] | bool:
+    """Columns whose first rows contain repeated values. For other columns a dictionary costs time and bytes (ADR 0006).
 
-    What can't be counted gets one: values of nested and of extension types.
+    Columns of nested and extension types always get a dictionary, because their values can't be counted.
     """
     if first.num_rows < FEW_ROWS:
         return False
     sample = first.slice(0, SAMPLED_ROWS)
-    found: list[str] = []
+    names: list[str] = []
     for field in sample.schema:
         if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
-            found += _leaves(field.name, field.type)
+            names += _leaves(field.name, field.type)
         elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
-            found.append(field.name)
-    return found
+            names.append(field.name)
+    return names
 
 
-def _leaves(path: str, type_: Any) -> list[str]:
-    """What Parquet calls the columns that hold the values of a column."""
+def _leaves(path: str, type_: pa.DataType) -> list[str]:
+    """Parquet's names of the leaf columns of a column."""
     t = pa.types
     if isinstance(type_, pa.BaseExtensionType):
         return _leaves(path, type_.storage_type)
@@ -251,25 +264,28 @@ def _leaves(path: str, type_: Any) -> list[str]:
         inner = [("list.element", type_.value_type)]
     else:
         return [path]
-    return [leaf for name, of_it in inner for leaf in _leaves(f"{path}.{name}", of_it)]
+    return [leaf for name, child in inner for leaf in _leaves(f"{path}.{name}", child)]
 
 
-def to_bytes(table: Any) -> bytes:
-    """A table as an Arrow IPC stream. (Pickling a slice would carry its whole parent along.)"""
+def to_bytes(rows: Rows) -> bytes:
+    """Rows as an Arrow IPC stream. (Pickling a slice would include its whole parent.)"""
     sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_table(rows)
     return sink.getvalue()
 
 
-def from_bytes(data: Any) -> Any:
+def from_bytes(data: bytes | memoryview | pa.Buffer) -> Rows:
     with pa.ipc.open_stream(data) as reader:
         return reader.read_all()
 
 
-def from_metadata(data: bytes) -> Any:
-    """The same of rows that lie within an object of metadata. Raises DamagedTableError where an earlier lakeupsert wrote that,
-    without a digest, and it was damaged since."""
+def from_metadata(data: bytes) -> Rows:
+    """`from_bytes` for rows inside a metadata object.
+
+    Raises:
+        DamagedTableError: the object was damaged, and has no digest because an earlier lakeupsert wrote it.
+    """
     try:
         rows = from_bytes(data)
         rows.validate(full=True)
@@ -278,29 +294,30 @@ def from_metadata(data: bytes) -> Any:
         raise metadata.damaged("A manifest or ledger entry with rows in it", "an Arrow stream", str(e)) from e
 
 
-def read_file(store: ObjectStore, file: DataFile, schema: Any, spec: TableSpec | None = None) -> Any:
-    """All rows of one of our files as a table of ``schema`` (see `stream_file`, `aligned`)."""
+def read_file(store: ObjectStore, file: DataFile, schema: pa.Schema, spec: TableSpec | None = None) -> Rows:
+    """All live rows of one of our files, in columns of ``schema`` (see `stream_file`)."""
     return pa.concat_tables(list(stream_file(store, file, schema, spec=spec)) or [schema.empty_table()])
 
 
 def stream_file(
     store: ObjectStore,
     file: DataFile,
-    schema: Any,
-    near: tuple[str, Any] | None = None,
+    schema: pa.Schema,
+    near: Near | None = None,
     first: int = 0,
     spec: TableSpec | None = None,
-) -> Iterator[Any]:
-    """The rows of one of our files that live, in their order, in tables of about ``ROW_GROUP_BYTES``.
+) -> Iterator[Rows]:
+    """The live rows of one of our files, in file order, in tables of about ``ROW_GROUP_BYTES``.
 
-    A column `POSITION` in ``schema`` gets each row's place in the file, counted from ``first``. With ``near``, a column and
-    values of it, or a slice from the least to the greatest, row groups may be left out that hold none of these. ``spec`` tells
-    what columns are called in the file; keys and what else decides between rows are never renamed, so who reads these alone
-    needs none.
+    Args:
+        schema: the columns to read. A column `POSITION` gets each row's position in the file, counted from ``first``.
+        near: row groups that contain none of these values may be skipped.
+        spec: knows what columns are called in the file. Not needed to read only key and ordering columns, or others that decide
+            between rows, because these are never renamed.
     """
     deleted = deleted_positions(store, file)
     names = spec.names_in(file.renames) if spec else {}
-    for at, rows in _decoded(store, file, [names.get(name, name) for name in schema.names], near):
+    for at, rows in _decode_file(store, file, [names.get(name, name) for name in schema.names], near):
         rows = renamed(rows, names)
         if POSITION in schema.names:
             places = np.arange(first + at, first + at + rows.num_rows)
@@ -308,17 +325,17 @@ def stream_file(
         yield without(aligned(rows, schema), deleted, at)
 
 
-def _decoded(
-    store: ObjectStore, file: DataFile, columns: list[str], near: tuple[str, Any] | None
-) -> Iterator[tuple[int, Any]]:
-    """The rows of a file as they are there, each table with the place of its first row."""
+def _decode_file(
+    store: ObjectStore, file: DataFile, columns: list[str], near: Near | None
+) -> Iterator[tuple[int, Rows]]:
+    """The rows of a file as they are stored: tables, each with the position of its first row."""
     if isinstance(file, TombstoneFile) and file.inline:
         yield 0, from_metadata(file.inline)
         return
     part = None if file.at is None else (file.at, file.bytes)
     with (
         opened(store, file.name, part) as source,
-        # Adopted files have INT96. Buffered first, a row group is one request to an object store; what is at hand needs none.
+        # Adopted files may have INT96. Pre-buffering reads a row group in one request to an object store; local files need none.
         pq.ParquetFile(
             source,
             coerce_int96_timestamp_unit="us",
@@ -326,7 +343,7 @@ def _decoded(
             page_checksum_verification=not isinstance(source, CheckedBytes | CheckedFile),
         ) as parquet,
     ):
-        # Of a few rows, to look at the columns one by one takes longer than to read them.
+        # With few rows, examining the columns one by one takes longer than reading them.
         few = parquet.metadata.num_rows <= FEW_ROWS
         rows, runs = (FEW_ROWS, [(0, None)]) if few else _runs(parquet.metadata, columns, near)
         for at, run in runs:
@@ -335,14 +352,14 @@ def _decoded(
                 at += batch.num_rows
 
 
-def _runs(metadata: Any, columns: list[str], near: tuple[str, Any] | None) -> tuple[int, list[tuple[int, list[int]]]]:
-    """How many rows of these columns to read at once; runs of row groups that follow each other, each with its first row."""
+def _runs(metadata: pq.FileMetaData, columns: list[str], near: Near | None) -> tuple[int, list[tuple[int, list[int]]]]:
+    """How many rows of these columns to read at once; runs of consecutive row groups, each with its first row."""
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     total = max(1, sum(g.total_byte_size for g in groups))
-    # Most files of most nights; to ask each of their columns takes longer than to read it.
+    # True of most files in most nights. Examining their columns takes longer than reading them.
     read = total if len(groups) == 1 and total <= ROW_GROUP_BYTES else max(1, _bytes_of(groups, set(columns)))
     rows = max(1024, ROW_GROUP_BYTES * metadata.num_rows // read)
-    # Text that repeats takes few bytes there and many here; our own row groups were cut by what they take here.
+    # Repeated text is small in the file and large in memory. Our own row groups were cut by their size in memory.
     rows = min(rows, max((g.num_rows for g in groups), default=1) * total // read)
     begins = [0, *itertools.accumulate(g.num_rows for g in groups)]
     wanted = [i for i, group in enumerate(groups) if near is None or _may_hold(group, near)]
@@ -350,35 +367,38 @@ def _runs(metadata: Any, columns: list[str], near: tuple[str, Any] | None) -> tu
     return rows, [(begins[run[0]], run) for run in runs]
 
 
-def _bytes_of(groups: list[Any], columns: set[str]) -> int:
+def _bytes_of(groups: list[pq.RowGroupMetaData], columns: set[str]) -> int:
     """Uncompressed bytes of these columns."""
     chunks = (group.column(i) for group in groups for i in range(group.num_columns))
     return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
 
 
-def _may_hold(group: Any, near: tuple[str, Any]) -> bool:
-    """Whether a row group may hold one of the values of a column, by its statistics."""
+def _may_hold(group: pq.RowGroupMetaData, near: Near) -> bool:
+    """Whether a row group may contain one of the values, judged by its statistics."""
     name, values = near
     if not isinstance(values, slice) and not any(is_one(values.type) for is_one in _COMPARED_BY_STATISTICS):
         return True
     column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == name)
-    found = column.statistics
-    if found is None or not found.has_min_max:
+    statistics = column.statistics
+    if statistics is None or not statistics.has_min_max:
         return True
     if isinstance(values, slice):
-        return bool(found.min <= values.stop and found.max >= values.start)
-    low, high = (pa.scalar(value, values.type) for value in (found.min, found.max))
+        return bool(statistics.min <= values.stop and statistics.max >= values.start)
+    low, high = (pa.scalar(value, values.type) for value in (statistics.min, statistics.max))
     return bool(pc.any(pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))).as_py())
 
 
 @contextmanager
 def opened(
     store: ObjectStore, name: str, part: tuple[int, int] | None = None, partition: str | None = None
-) -> Iterator[Any]:
-    """One of our objects, or so many bytes from a place in it on, to be read in the block; ``partition`` is for the error.
+) -> Iterator[pa.NativeFile]:
+    """Open one of our objects for reading.
 
+    Args:
+        part: where the file begins in the object, and how many bytes it has; None: the whole object.
+        partition: the partition to name in an error; None: the one whose folder holds the object.
     Raises:
-        DamagedTableError: it is missing, or no Parquet.
+        DamagedTableError: the object is missing or not Parquet.
         StoreUnavailableError: the disk or mount failed.
     """
     try:
@@ -391,45 +411,44 @@ def opened(
                 f"{store.uri(name)} could not be read: {e}.",
                 next="check the disk or mount, then run the same command again",
             ) from e
-        found = (
+        problem = (
             "is missing" if isinstance(e, NotFoundError) else f"can't be read: {' '.join(str(e).split()).rstrip('. ')}"
         )
         advice = metadata.FROM_BACKUP
         stored = partition_of(name)
         if stored is not None:
-            advice += f", or make the partition anew from its landing files: `{made_anew(stored)}`"
+            advice += f", or rebuild the partition from its landing files: `{made_anew(stored)}`"
         elif name.startswith(f"{HOME}/data/"):
             advice += (
-                ", or withdraw all batches that are not published and take their landing files again: "
+                ", or withdraw all unpublished batches and load their landing files again: "
                 "`lakeupsert restore published --yes`, then `lakeupsert append --again`"
             )
         raise DamagedTableError(
             "damaged-data-file",
-            f"Data file {store.uri(name)} {found}. Its manifest names it, so something other than lakeupsert "
+            f"Data file {store.uri(name)} {problem}. Its manifest names it, so something other than lakeupsert "
             "deleted or changed it.",
             next=advice,
             partition=partition or stored,
         ) from e
 
 
-def renamed(table: Any, names: Mapping[str, str]) -> Any:
-    """``table``, as a file has it, with the columns' names of now (see `TableSpec.names_in`)."""
+def renamed(rows: Rows, names: Mapping[str, str]) -> Rows:
+    """Rows of a file under the current names of its columns. ``names``: see `TableSpec.names_in`."""
     now = {then: name for name, then in names.items()}
-    return table.rename_columns([now.get(name, name) for name in table.schema.names]) if names else table
+    return rows.rename_columns([now.get(name, name) for name in rows.schema.names]) if names else rows
 
 
-def aligned(table: Any, schema: Any) -> Any:
-    """``table`` under a newer schema: columns in its order, those that the file lacks null, narrower types widened, structs with
-    the fields that came since."""
-    if table.schema.equals(schema):
-        return table
+def aligned(rows: Rows, schema: pa.Schema) -> Rows:
+    """Rows under a newer schema: its column order, nulls for missing columns and struct fields, wider types."""
+    if rows.schema.equals(schema):
+        return rows
     columns = []
     for field in schema:
-        at = table.schema.get_field_index(field.name)
+        at = rows.schema.get_field_index(field.name)
         if at < 0:
-            columns.append(pa.nulls(table.num_rows, field.type))
-        elif table.schema.field(at).type.equals(field.type):
-            columns.append(table.column(at))
+            columns.append(pa.nulls(rows.num_rows, field.type))
+        elif rows.schema.field(at).type.equals(field.type):
+            columns.append(rows.column(at))
         else:
-            columns.append(pc.cast(table.column(at), field.type))
+            columns.append(pc.cast(rows.column(at), field.type))
     return pa.Table.from_arrays(columns, schema=schema)

@@ -1,85 +1,83 @@
-"""What a bucket may forget of its deletes, and what it then no longer knows of rows that come late.
+"""Floors: how a bucket forgets old deletes, and which late rows it must refuse from then on.
 
-A tombstone that is older than the `tombstone_retention` of a batch is dropped by its merge, and the bucket keeps a floor: the
-greatest order that it dropped. Of a key that nothing is stored of, a row below the floor may be one that was deleted, so it is
-refused, and so is a delete, whose tombstone would make the key a known one. Known keys are compared with what is stored, as
-ever. The greatest floor of a partition's buckets holds in all of them.
+The merge of a batch drops tombstones that are older than the batch's `tombstone_retention`. The bucket then keeps a floor: the
+greatest order among the dropped tombstones. A row below the floor whose key is not stored may have been deleted, so the merge
+refuses it. The merge also refuses a delete below the floor, because its tombstone would make the key known again. Rows of known
+keys are compared with the stored row as usual. The greatest floor of a partition's buckets holds in all of them.
 
-A full extract deletes what it lacks in the same way: of all other keys the rows up to its greatest order die, and that order
-is the floor from then on. No tombstone is written for a key.
+A full extract deletes missing keys in the same way: their rows up to the extract's greatest order die, and that order becomes
+the floor. No tombstones are written for these keys.
 """
 
 import base64
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.convert import true
 from lakeupsert.rows.datafiles import from_bytes, from_metadata, read_file, to_bytes
-from lakeupsert.rows.rank import sortable
+from lakeupsert.rows.rank import sort_key, sortable
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
 
 DELETED_AT = pa.field("_lakeupsert_deleted_at", pa.int64())
-"""Column of tombstone files of tables that forget: the receipt stamp of the batch that deleted the key."""
-
-
+"""Column of tombstone files in tables that forget deletes: the receipt stamp of the batch that deleted the key."""
 PARTITION = "_lakeupsert_partition"
-"""Text column of rows that are not cut by partition yet: the folder's name."""
+"""Text column of rows that are not yet split by partition: the name of the partition's folder."""
 _REFUSED = pa.schema([("batch", pa.string()), ("arrow", pa.binary())])
 
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Which tombstones a merge drops. All in microseconds, moments UTC.
+    """Which tombstones a merge drops. All times are in microseconds, UTC.
 
     Attributes:
-        batches: of those that are merged, in their order, the receipt stamp, and how long each lets deletes be known
+        batches: for each merged batch, in order: its receipt stamp, and how long deletes stay known when it is merged
             (`LedgerEntry.retention`; None: for ever).
     """
 
     batches: tuple[tuple[int, int | None], ...]
 
     def before(self, age: int) -> int:
-        """Deletes that were received before this moment are forgotten when the batch of ``age`` comes; 0: none can be, and the
-        moments of those that it is not known of need not be either."""
+        """The merge of batch number ``age`` finds deletes received before this time forgotten. 0: no delete can be forgotten, so
+        unknown times of receipt do not matter."""
         return max((max(1, at - kept) for at, kept in self.batches[: age - 1] if kept is not None), default=0)
 
     @property
     def dropped_before(self) -> int:
-        """Tombstones from before this moment are dropped when all is merged."""
+        """Tombstones received before this time are dropped at the end of the merge."""
         return self.before(len(self.batches) + 1)
 
     @property
     def stamps(self) -> list[int | None]:
-        """When deletes count as received: stored ones of which it is not known, then those of each batch.
+        """When deletes count as received: first for stored deletes without a known time, then for each batch.
 
-        Time in which deletes are known for ever does not count: what was deleted then was received with the first batch that
-        lets it be known for some time only. None: there is no such batch yet.
+        Time during which deletes are kept for ever does not count. Deletes from such a time count as received with the first
+        later batch that has a retention; None if there is no such batch yet.
         """
-        found: list[int | None] = [None]
+        backwards: list[int | None] = [None]
         for at, kept in reversed(self.batches):
-            found.append(found[-1] if kept is None else at)
-        return [found[-1], *reversed(found[1:])]
+            backwards.append(backwards[-1] if kept is None else at)
+        return [backwards[-1], *reversed(backwards[1:])]
 
     def forgotten_ages(self, age: int) -> list[int]:
-        """Ages of the batches whose deletes are forgotten when that of ``age`` comes."""
+        """Numbers of the batches whose deletes are forgotten when batch number ``age`` is merged."""
         before = self.before(age)
-        return [of_it for of_it, at in enumerate(self.stamps[1:], 1) if at is not None and at < before]
+        return [number for number, at in enumerate(self.stamps[1:], 1) if at is not None and at < before]
 
 
-def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Any]:
-    """The keys that merges refused, by batch id: tables of the partition's name, the partition columns and the key columns.
+def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Rows]:
+    """The keys that merges refused, by batch id. Columns: `PARTITION`, the partition columns and the key columns.
 
-    Nothing of such a key in the batch counts, also what lost to the row that was refused and is not in quarantine.
+    No row of such a key in the batch counts. That includes rows that lost to the refused row and are not in quarantine.
     """
-    found: dict[str, list[Any]] = defaultdict(list)
+    refused: dict[str, list[Rows]] = defaultdict(list)
     names = [*spec.partition_by, *spec.stored_key]
     for manifest in manifests:
         for name in manifest.quarantine:
@@ -88,14 +86,14 @@ def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: T
             keys = pa.concat_tables([from_bytes(s).select(names) for s in rows["arrow"].to_pylist() if s is not None])
             keys = keys.append_column(PARTITION, pa.repeat(pa.scalar(manifest.partition), keys.num_rows))
             for batch in set(batches):
-                found[batch].append(keys.filter(pa.array(batches == batch)))
-    return {batch: pa.concat_tables(tables, promote_options="permissive") for batch, tables in found.items()}
+                refused[batch].append(keys.filter(pa.array(batches == batch)))
+    return {batch: pa.concat_tables(tables, promote_options="permissive") for batch, tables in refused.items()}
 
 
-def is_among(rows: Any, keys: Any, spec: TableSpec) -> Any:
-    """A mask (numpy) of the rows, which have `PARTITION` and the key columns, whose key is one of those."""
+def is_among(rows: Rows, keys: Rows, spec: TableSpec) -> Mask:
+    """Which rows have a key that is in ``keys``. Both tables have `PARTITION` and the key columns."""
     names = [PARTITION, *spec.stored_key]
-    near = np.ones(rows.num_rows, bool)
+    near: Mask = np.ones(rows.num_rows, bool)
     for name in names:
         near &= true(pc.is_in(sortable(rows[name]), sortable(keys[name].cast(rows.schema.field(name).type))))
     wanted = {tuple(key.values()) for key in keys.select(names).to_pylist()}
@@ -104,8 +102,8 @@ def is_among(rows: Any, keys: Any, spec: TableSpec) -> Any:
     return near
 
 
-def since(rows: Any, ages: Any, forgets: Forgetting) -> Any:
-    """``rows`` with `DELETED_AT`, where it is known: a stored tombstone's own, or what `Forgetting.stamps` tells.
+def since(rows: Rows, ages: Indices, forgets: Forgetting) -> Rows:
+    """``rows`` with `DELETED_AT` filled in: a stored tombstone's own value, otherwise the one from `Forgetting.stamps`.
 
     ``ages``: 0 for a stored row, then 1, 2, … for the batches.
     """
@@ -114,55 +112,57 @@ def since(rows: Any, ages: Any, forgets: Forgetting) -> Any:
     return rows.set_column(at, DELETED_AT, pc.coalesce(rows[DELETED_AT.name], of_age))
 
 
-def forgotten(rows: Any, forgets: Forgetting, age: int) -> Any:
-    """A mask (numpy) of the rows, which have `DELETED_AT`, that are deletes and forgotten when the batch of ``age`` comes."""
+def forgotten(rows: Rows, forgets: Forgetting, age: int) -> Mask:
+    """Which rows (with `DELETED_AT`) are deletes that are forgotten when batch number ``age`` is merged."""
     return true(rows[DELETE_FLAG]) & true(pc.less(rows[DELETED_AT.name], forgets.before(age)))
 
 
-def greatest(floors: Sequence[str], rows: Any, spec: TableSpec) -> str | None:
-    """The greatest of these floors and of the orders of these rows (a table with the ordering columns); None of nothing."""
+def greatest(floors: Sequence[str], rows: Rows, spec: TableSpec) -> str | None:
+    """The greatest of some floors and of the orders of some rows, as a floor; None if there are neither."""
     known = [_orders(floor, spec) for floor in floors]
     orders = pa.concat_tables([*known, rows.select(spec.order_by)]).cast(_schema(spec))
     if not orders.num_rows:
         return None
     columns = {f"o{i}": sortable(orders[name]) for i, name in enumerate(spec.order_by)}
-    keys = [
-        (name, "ascending" if o.ascending else "descending", "at_start" if o.nulls_first else "at_end")
-        for name, o in zip(columns, spec.ordering, strict=True)
-    ]
+    keys = [sort_key(name, ordering) for name, ordering in zip(columns, spec.ordering, strict=True)]
     first = pc.sort_indices(pa.table(columns), sort_keys=keys)[0].as_py()
     return base64.b64encode(to_bytes(orders.slice(first, 1).combine_chunks())).decode()
 
 
-def below(rows: Any, floors: Sequence[str], spec: TableSpec) -> Any:
-    """A mask (numpy) of the rows whose order is below one of these floors; or the same, where a delete would win by content."""
-    found = np.zeros(rows.num_rows, bool)
+def below(rows: Rows, floors: Sequence[str], spec: TableSpec) -> Mask:
+    """Which rows have an order below one of these floors. With `ties` content also an equal order, which a delete would win."""
+    mask: Mask = np.zeros(rows.num_rows, bool)
     for floor in floors:
-        loses, equal = _compared(rows, floor, spec)
-        found |= loses | equal if spec.ties == "content" else loses
-    return found
+        loses, equal = _compare(rows, floor, spec)
+        mask |= loses | equal if spec.ties == "content" else loses
+    return mask
 
 
-def up_to(rows: Any, floor: str, spec: TableSpec) -> Any:
-    """A mask (numpy) of the rows whose order is that of ``floor`` or below it."""
-    loses, equal = _compared(rows, floor, spec)
+def up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
+    """Which rows have an order that is not above ``floor``."""
+    loses, equal = _compare(rows, floor, spec)
     return loses | equal
 
 
 def lacking(
-    rows: Any,
-    order: Any,
-    wins: Any,
-    ages: Any,
+    rows: Rows,
+    order: pa.Array,
+    wins: pa.Array,
+    ages: Indices,
     full: Sequence[tuple[int, str]],
     spec: TableSpec,
     forgets: Forgetting | None,
-) -> Any:
-    """Which rows full extracts delete, as they lack the keys.
+) -> Indices:
+    """Find the rows that full extracts delete because they lack the key.
 
-    Of n rows in the order of `rank.latest`, all that there are of some keys, and with ages (0 for a stored row): for each the
-    place in ``full`` of the first extract that deletes it, or -1 (all but ``order`` and ``wins`` numpy). Of a key that an extract
-    has, the deletes that had been forgotten when it came are taken away, and what was below them.
+    For each of n rows, the index in ``full`` of the first extract that deletes it, or -1. If an extract has a key, it also
+    removes the key's deletes that were forgotten by then, and all rows below these.
+
+    Args:
+        rows: all rows of some keys.
+        order, wins: what `rank.latest` returns for them.
+        ages: 0 for a stored row, then 1, 2, … for the batches.
+        full: the age and the greatest order of each full extract.
     """
     key, rank = np.empty((2, rows.num_rows), np.int64)
     key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(true(wins)) - 1, np.arange(rows.num_rows)
@@ -180,14 +180,14 @@ def lacking(
     return killed_by
 
 
-def scalars(floor: str, spec: TableSpec) -> dict[str, Any]:
-    """The ordering columns' values (``pyarrow.Scalar``) of a floor."""
+def scalars(floor: str, spec: TableSpec) -> dict[str, pa.Scalar]:
+    """The values of a floor, by ordering column."""
     orders = _orders(floor, spec)
     return {name: orders[name][0] for name in spec.order_by}
 
 
-def _compared(rows: Any, floor: str, spec: TableSpec) -> tuple[Any, Any]:
-    """Masks (numpy) of the rows whose order is below ``floor``, and of those that have the same one."""
+def _compare(rows: Rows, floor: str, spec: TableSpec) -> tuple[Mask, Mask]:
+    """Which rows have an order below ``floor``, and which have the same order."""
     order = _orders(floor, spec)
     below, equal = np.zeros(rows.num_rows, bool), np.ones(rows.num_rows, bool)
     for ordering in spec.ordering:
@@ -198,8 +198,8 @@ def _compared(rows: Any, floor: str, spec: TableSpec) -> tuple[Any, Any]:
     return below, equal
 
 
-def _against(column: Any, value: Any, ordering: Ordering) -> tuple[Any, Any]:
-    """Masks of where a column's values lose against a scalar, and where they are equal to it."""
+def _against(column: Column, value: pa.Scalar, ordering: Ordering) -> tuple[Mask, Mask]:
+    """Which values of a column lose against a scalar, and which equal it."""
     absent = true(column.is_null())
     if not value.is_valid:
         return (~absent if ordering.nulls_first else np.zeros(len(column), bool)), absent
@@ -207,9 +207,9 @@ def _against(column: Any, value: Any, ordering: Ordering) -> tuple[Any, Any]:
     return np.where(absent, not ordering.nulls_first, true(loses)), true(pc.equal(column, value))
 
 
-def _orders(floor: str, spec: TableSpec) -> Any:
+def _orders(floor: str, spec: TableSpec) -> Rows:
     return from_metadata(base64.b64decode(floor)).cast(_schema(spec))  # a type may have been widened since
 
 
-def _schema(spec: TableSpec) -> Any:
+def _schema(spec: TableSpec) -> pa.Schema:
     return pa.schema([(name, spec.schema.field(name).type) for name in spec.order_by])

@@ -1,32 +1,39 @@
-"""Deletion vectors: which rows of a data file are superseded, so that the file itself can stay as it is.
+"""Deletion vectors: the superseded rows of a data file, so that the file itself never changes.
 
-A vector is a Roaring bitmap of row positions in the bytes that Delta and Iceberg keep (docs/FORMAT.md, "Deletion vectors"),
-so that exports to both can copy it.
+A vector is a Roaring bitmap of row positions, in the bytes that Delta and Iceberg use (docs/FORMAT.md, "Deletion vectors").
+Exports to both copy these bytes.
 """
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyroaring import BitMap64
 
 from lakeupsert.errors import DamagedTableError
+from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import made_anew, partition_of
 from lakeupsert.table.manifest import DataFile, DeletionVector
 
+Positions = NDArray[np.uint64]
+"""Positions of rows in a data file, ascending, counted from 0."""
 MAGIC = (1681511377).to_bytes(4, "little")
 INLINE_BYTES = 4 << 10
-"""Vectors of one commit up to so many bytes lie in its manifest. More: manifests, which every publish and reader reads,
-grow. Less: an object more to write in a merge, and to read for every reader."""
+"""A commit stores its vectors in its manifest if they have no more bytes than this in total. Larger: manifests grow, which every
+publish and reader reads. Smaller: more merges write one more object, and every reader reads it."""
 
 
-def deleted_positions(store: ObjectStore, file: DataFile) -> Any:
-    """Positions of superseded rows (numpy uint64, ascending), rows counted from 0."""
+def deleted_positions(store: ObjectStore, file: DataFile) -> Positions:
+    """The positions of the superseded rows of a file.
+
+    Raises:
+        DamagedTableError: the vector is missing or damaged.
+    """
     vector = file.deleted
     if vector is None:
         return np.empty(0, np.uint64)
@@ -38,9 +45,7 @@ def deleted_positions(store: ObjectStore, file: DataFile) -> Any:
             raise ValueError(f"it begins with {bytes(data[:4])!r}")
         positions = np.asarray(BitMap64.deserialize(bytes(data[4:])).to_array(), np.uint64)
         if len(positions) != vector.rows or (len(positions) and positions[-1] >= file.rows):
-            raise ValueError(
-                f"it has {len(positions)} positions up to {positions[-1:]}, and {vector.rows} were written"
-            )
+            raise ValueError(f"it has {len(positions)} positions up to {positions[-1:]}, expected {vector.rows}")
     except (NotFoundError, ValueError) as e:
         partition = partition_of(file.name)
         raise DamagedTableError(
@@ -48,14 +53,14 @@ def deleted_positions(store: ObjectStore, file: DataFile) -> Any:
             f"The deletion vector of {store.uri(file.name)} can't be read: {e}. Something other than lakeupsert deleted or "
             "changed it.",
             next=metadata.FROM_BACKUP
-            + (f", or make the partition anew from its landing files: `{made_anew(partition)}`" if partition else ""),
+            + (f", or rebuild the partition from its landing files: `{made_anew(partition)}`" if partition else ""),
             partition=partition,
         ) from e
     return positions
 
 
-def without(rows: Any, deleted: Any, at: int) -> Any:
-    """Rows of a file (an Arrow table or record batch, as they are there from place ``at`` on) but those in ``deleted``."""
+def without(rows: Rows | pa.RecordBatch, deleted: Positions, at: int) -> Rows | pa.RecordBatch:
+    """``rows``, which begin at position ``at`` of their file, without the positions in ``deleted``."""
     if not len(deleted):
         return rows
     dead = deleted[np.searchsorted(deleted, at) : np.searchsorted(deleted, at + rows.num_rows)]
@@ -67,21 +72,21 @@ def without(rows: Any, deleted: Any, at: int) -> Any:
 
 
 def with_deleted(
-    store: ObjectStore, files: Sequence[DataFile], superseded: Sequence[Any], new_name: Callable[[], str]
+    store: ObjectStore, files: Sequence[DataFile], superseded: Sequence[Indices], new_name: Callable[[], str]
 ) -> list[DataFile]:
-    """``files`` after the rows at these positions (an array for each, of rows that live) were superseded too.
+    """``files`` with more rows superseded: for each file, the positions of live rows in ``superseded``.
 
-    Files without a live row are left out. Vectors that are new are written as one object, unless they are few.
+    Files without a remaining live row are left out. New vectors are written to one object, or stored inline if they are small.
     """
-    left = [(file, more) for file, more in zip(files, superseded, strict=True) if len(more) < file.live]
-    bitmaps = [_bitmap(store, file, more) if len(more) else b"" for file, more in left]
+    remaining = [(file, more) for file, more in zip(files, superseded, strict=True) if len(more) < file.live]
+    bitmaps = [_bitmap(store, file, more) if len(more) else b"" for file, more in remaining]
     name, at = "", 0
     if sum(map(len, bitmaps)) > INLINE_BYTES:
         name = new_name()
         with store.write(name) as sink:
             sink.write(b"".join(bitmaps))
-    found = []
-    for (file, more), data in zip(left, bitmaps, strict=True):
+    result = []
+    for (file, more), data in zip(remaining, bitmaps, strict=True):
         if data:
             rows = file.rows - file.live + len(more)
             vector = DeletionVector(
@@ -94,11 +99,11 @@ def with_deleted(
             )
             file = msgspec.structs.replace(file, deleted=vector)
             at += len(data) if name else 0
-        found.append(file)
-    return found
+        result.append(file)
+    return result
 
 
-def _bitmap(store: ObjectStore, file: DataFile, more: Any) -> bytes:
+def _bitmap(store: ObjectStore, file: DataFile, more: Indices) -> bytes:
     bitmap = BitMap64(np.concatenate([deleted_positions(store, file), np.asarray(more, np.uint64)]))
     bitmap.run_optimize()
     return MAGIC + bytes(bitmap.serialize())

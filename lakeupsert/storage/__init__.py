@@ -1,4 +1,4 @@
-"""Object stores; `open_store` finds the backend of an address."""
+"""Object stores. `open_store` chooses the backend for an address."""
 
 from importlib import import_module
 from pathlib import Path
@@ -27,13 +27,12 @@ __all__ = [
     "open_store",
 ]
 
-
 _BACKENDS = {
     "s3": ("lakeupsert.storage.s3", "S3Store", "aws"),
     "adls": ("lakeupsert.storage.adls", "AdlsStore", "azure"),
     "fsspec": ("lakeupsert.storage.by_fsspec", "FsspecStore", "gcs"),
 }
-"""Module and class of each, and the extra that brings what it imports."""
+"""Module, class and the pip extra that each backend needs."""
 _SCHEMES = {"s3": "s3", "s3a": "s3", "abfss": "adls", "abfs": "adls", "az": "adls", "gs": "fsspec", "memory": "fsspec"}
 
 
@@ -47,9 +46,9 @@ def open_store(address: str) -> ObjectStore:
     if scheme not in _SCHEMES:
         raise ConfigurationError(
             "unknown-store",
-            f"No backend for {scheme}:// addresses: this version of lakeupsert reads and writes local paths, file://, s3://, "
+            f"{scheme}:// addresses are not supported: this version of lakeupsert reads and writes local paths, file://, s3://, "
             "abfss:// and gs://.",
-            next="name a local path, or such an address, in `landing` and `processed`",
+            next="use a local path or one of these addresses in `landing` and `processed`",
         )
     module, name, extra = _BACKENDS[_SCHEMES[scheme]]
     try:

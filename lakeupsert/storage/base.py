@@ -1,8 +1,8 @@
-"""The object store below a table: the few calls that everything above is built on.
+"""The object store below a table: the few calls that everything else is built on.
 
-Names are relative to the store's root, with `/` between parts, and mean the same on every backend. Only `create` is a
-commit; everything that `write` makes has a name of its own and counts for nothing until a created object names it.
-What a backend must keep is `lakeupsert.testing.contracts.ObjectStoreContract`.
+Names are relative to the store's root, with `/` between parts, and mean the same on every backend. Only `create` commits. An
+object from `write` has a unique name and does not count until a created object names it. Every backend must pass
+`lakeupsert.testing.contracts.ObjectStoreContract`.
 """
 
 import threading
@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
+
+import pyarrow as pa
 
 from lakeupsert.errors import TryAgainError
 
@@ -19,22 +21,22 @@ CALLS: tuple[Call, ...] = ("get", "head", "list", "put", "create", "delete")
 
 
 class NotFoundError(Exception):
-    """No object has this name (now); an answer, not a failure."""
+    """No object has this name now. This is an answer, not a failure."""
 
 
 class UnknownOutcomeError(Exception):
-    """A create was sent and its answer is lost: it may or may not have had its effect. Read back, never guess."""
+    """The answer to a create was lost, so the object may or may not exist. Read it back, never guess."""
 
 
 class StoreUnavailableError(TryAgainError):
-    """The store did not answer, or has no room; whatever was committed before is untouched."""
+    """The store did not answer, or is full. Earlier commits are untouched."""
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """What a listing tells of one object; an equal ``etag`` says 'unchanged since listed', never who wrote it.
+    """One object in a listing. An equal ``etag`` means 'unchanged since listed'; it never says who wrote the object.
 
-    ``modified`` is in seconds since 1970 UTC, by the store's clock, which need not be this machine's.
+    ``modified`` is in seconds since 1970 UTC, by the store's clock, which may differ from this machine's.
     """
 
     name: str
@@ -44,7 +46,7 @@ class ObjectInfo:
 
 
 def parts_of(name: str) -> list[str]:
-    """The parts of an object's name. Raises ValueError where it could mean another object, or none, on some store."""
+    """The parts of an object's name. Raises ValueError if some store could take the name for another object or for none."""
     parts = name.split("/") if name else []
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(f"not an object name: {name!r}")
@@ -52,7 +54,7 @@ def parts_of(name: str) -> list[str]:
 
 
 class Requests:
-    """How often each kind of call reached the store; safe between threads."""
+    """Counts the calls of each kind that reached the store. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,58 +65,64 @@ class Requests:
             self._counts[call] += 1
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Add what another process counted."""
+        """Add the counts of another process."""
         with self._lock:
             self._counts.update(counts)
 
     def as_dict(self) -> dict[str, int]:
         return {call: self._counts[call] for call in CALLS}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Requests, ()  # a copy in another process counts for itself
+    def __reduce__(self) -> tuple[type["Requests"], tuple[()]]:
+        return Requests, ()  # a copy in another process starts at 0
+
+
+class Sink(Protocol):
+    """Where the bytes of an object are written: a binary file of Arrow or Python."""
+
+    def write(self, data: bytes, /) -> object: ...
 
 
 class ObjectStore(Protocol):
-    """One root of an object store. Instances go to other processes by pickle."""
+    """An object store below one root. Instances are pickled to other processes."""
 
     @property
     def requests(self) -> Requests:
-        """What was counted so far."""
+        """The calls so far."""
 
     def uri(self, name: str = "") -> str:
-        """The address of an object, for messages and for engines that open it themselves."""
+        """The address of an object, for messages and for engines that open the object themselves."""
 
     @property
     def pinned(self) -> bool:
-        """Whether an opened object can only be read as it was when it was opened; else a reader looks at its etag again."""
+        """Whether reads of an open object fail once it is replaced. If not, the reader must check its etag again."""
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
-        """The whole object, or so many bytes from a place in it on. Raises NotFoundError."""
+        """The whole object, or a ``part`` of it: where it begins, and how many bytes. Raises NotFoundError."""
 
     def head(self, name: str) -> ObjectInfo | None:
-        """Size and etag, or None where nothing has this name."""
+        """Size and etag, or None if there is no such object."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create the object if the name is free: True for exactly one caller, ever; False where it was taken.
+        """Create the object if the name is free: True for exactly one caller, ever; False if the name was taken.
 
-        Durable when it returns. Raises UnknownOutcomeError where the effect can't be told.
+        The object is durable when this returns. Raises UnknownOutcomeError if the outcome is not known.
         """
 
-    def write(self, name: str) -> AbstractContextManager[Any]:
-        """A sink (Arrow's or Python's binary file) for an object under a name that nobody else uses.
+    def write(self, name: str) -> AbstractContextManager[Sink]:
+        """A sink for an object under a unique name.
 
-        It appears, whole and durable, when the block ends without an error; otherwise not at all.
+        The object appears, complete and durable, when the block ends without an error. Otherwise it never appears.
         """
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """Objects whose name begins with ``prefix``, in the order of their names (by code point)."""
+        """The objects whose names begin with ``prefix``, ordered by name (by code point)."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Remove objects; a name that is not there is no error."""
+        """Remove objects. A missing object is not an error."""
 
-    def open(self, name: str, etag: str | None = None) -> Any:
-        """A seekable Arrow input (``pyarrow.NativeFile``).
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
+        """A seekable input.
 
-        Raises NotFoundError, also where the object has another etag than the one given; where the store is `pinned`, also
-        while it is read, as soon as it is another object.
+        Raises NotFoundError if there is no such object, or if its etag is not the one given. A `pinned` store also raises it
+        during reads, once the object is replaced.
         """

@@ -1,11 +1,12 @@
-"""Other stores through fsspec, where its backend creates exclusively for real: Google Cloud Storage (`gs://`); memory, for tests.
+"""Other stores through fsspec, if the backend's creates are exclusive: Google Cloud Storage (`gs://`); memory, for tests.
 
-Commits   `create` is fsspec's `pipe_file(mode="create")`. gcsfs lets the server decide; other backends of fsspec look first and
-          write then, and keep no race. `doctor` races every store, and is to be asked before one is used.
-          A backend may send a create again by itself and meet its own object: where what is there is what was sent, the
-          outcome is unknown, and the caller reads back.
-Reads     by ranges; an object that is replaced meanwhile is not noticed
-Settings  credentials and endpoint are the backend's own, such as those of `gcloud auth application-default login`
+Commits   `create` is fsspec's `pipe_file(mode="create")`. With gcsfs the server decides. Other fsspec backends look first and
+then
+          write, which is not safe; run `doctor`, which races every store, before you use one. A backend may repeat a create by
+          itself and find its own object. So if the stored bytes equal the sent ones, the outcome is unknown, and the caller
+          reads back.
+Reads     by ranges; a replaced object is not noticed
+Settings  credentials and endpoint are the backend's own, for example from `gcloud auth application-default login`
 """
 
 import os
@@ -26,6 +27,7 @@ from lakeupsert.storage.base import (
     NotFoundError,
     ObjectInfo,
     Requests,
+    Sink,
     StoreUnavailableError,
     UnknownOutcomeError,
     parts_of,
@@ -33,7 +35,7 @@ from lakeupsert.storage.base import (
 from lakeupsert.storage.remote import UNTOUCHED, RangeReader
 
 _MODIFIED = ("mtime", "updated", "LastModified", "last_modified", "created")
-"""What backends call it."""
+"""The backends' names for the time of the last change."""
 _ETAG = ("etag", "ETag", "generation")
 
 
@@ -45,10 +47,10 @@ class FsspecStore:
     def __init__(self, address: str) -> None:
         self._scheme, _, path = address.partition("://")
         if self._scheme == "gs":
-            import gcsfs  # noqa: F401  fsspec would import it later, and tell it less plainly
+            import gcsfs  # noqa: F401  fsspec would import it later, with a less clear error
         self._prefix = f"{path.strip('/')}/"
         self._bucket = self._prefix.partition("/")[0]
-        # gcsfs would look for credentials that an emulator has no use for.
+        # gcsfs would look for credentials, which an emulator does not need.
         self._options = {"token": "anon"} if self._scheme == "gs" and os.environ.get("STORAGE_EMULATOR_HOST") else {}
         self.requests = Requests()
 
@@ -59,76 +61,75 @@ class FsspecStore:
         return f"{self._scheme}://{self._prefix}{name}".rstrip("/")
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
-        parts_of(name)  # it may come from a message; `open` reads landing files, whose names others chose, such as a//b
+        parts_of(name)  # may come from a message; `open` also reads landing files, with names like a//b
         return self._read(name, part[0], sum(part)) if part else self._read(name)
 
     def head(self, name: str) -> ObjectInfo | None:
-        return self._found("head", name)
+        return self._look("head", name)
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
         try:
-            with self._asked("create", name) as fs:
+            with self._request("create", name) as fs:
                 fs.pipe_file(self._prefix + name, data, mode="create")
         except FileExistsError:
             if self.get(name) == data:
-                raise UnknownOutcomeError(f"{self.uri(name)} is there, and what it holds is what was sent") from None
+                raise UnknownOutcomeError(f"{self.uri(name)} exists and holds the bytes that were sent") from None
             return False
         except StoreUnavailableError as e:
             raise UnknownOutcomeError(e.message) from e
         return True
 
     @contextmanager
-    def write(self, name: str) -> Iterator[Any]:
+    def write(self, name: str) -> Iterator[Sink]:
         parts_of(name)
         with tempfile.NamedTemporaryFile(prefix="lakeupsert-") as whole:
             yield whole
             whole.flush()
-            with self._asked("put", name) as fs:
+            with self._request("put", name) as fs:
                 fs.put_file(whole.name, self._prefix + name)
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         folder = prefix.rpartition("/")[0]
-        found: dict[str, Any] = {}
-        with suppress(NotFoundError), self._asked("list", prefix) as fs:
-            found = fs.find(self._prefix + folder, detail=True)
-        if not found and self._scheme == "gs":
+        files: dict[str, dict[str, Any]] = {}
+        with suppress(NotFoundError), self._request("list", prefix) as fs:
+            files = fs.find(self._prefix + folder, detail=True)
+        if not files and self._scheme == "gs":
             self._see_bucket()
-        infos = sorted((self._info(each) for each in found.values()), key=lambda info: info.name)
+        infos = sorted((self._info(each) for each in files.values()), key=lambda info: info.name)
         return islice((info for info in infos if info.name.startswith(prefix)), limit)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
-            with suppress(NotFoundError), self._asked("delete", name) as fs:
+            with suppress(NotFoundError), self._request("delete", name) as fs:
                 fs.rm_file(self._prefix + name)
 
-    def open(self, name: str, etag: str | None = None) -> Any:
-        there = self._found("get", name)
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
+        there = self._look("get", name)
         if there is None or etag not in (None, there.etag):
             raise NotFoundError(name)
-
         return pa.PythonFile(RangeReader(partial(self._read, name), there.size, b"", 0), "r")
 
     # -- how
 
     def _read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
-        with self._asked("get", name) as fs:
+        with self._request("get", name) as fs:
             try:
                 return bytes(fs.cat_file(self._prefix + name, start=start, end=end))
             except Exception as e:
-                if getattr(e, "code", None) != 416:  # it has no such bytes
+                if getattr(e, "code", None) != 416:  # the range is behind the end
                     raise
                 return b""
 
-    def _found(self, call: Call, name: str) -> ObjectInfo | None:
-        with suppress(NotFoundError), self._asked(call, name) as fs:
-            found = fs.info(self._prefix + name)
-            return self._info(found) if found["type"] == "file" else None
+    def _look(self, call: Call, name: str) -> ObjectInfo | None:
+        with suppress(NotFoundError), self._request(call, name) as fs:
+            info = fs.info(self._prefix + name)
+            return self._info(info) if info["type"] == "file" else None
         return None
 
     def _see_bucket(self) -> None:
-        """A listing of no bucket is empty, too."""
-        with self._asked("head", "") as fs:
+        """Raise if the bucket does not exist: its listing is empty too."""
+        with self._request("head", "") as fs:
             if not fs.exists(self._bucket):
                 raise self._no_bucket()
 
@@ -140,19 +141,19 @@ class FsspecStore:
         )
 
     @contextmanager
-    def _asked(self, call: Call, name: str) -> Iterator[Any]:
-        """The backend; what it raises becomes what the operator does next."""
+    def _request(self, call: Call, name: str) -> Iterator[fsspec.AbstractFileSystem]:
+        """The backend. Its errors become errors by what the operator does next."""
         self.requests.count(call)
         try:
-            # fsspec keeps one for each process. Its listings are not kept, as others write too.
+            # fsspec keeps one per process. Listings are not cached, because others write too.
             yield fsspec.filesystem(self._scheme, use_listings_cache=False, **self._options)
         except FileNotFoundError as e:
-            if call in ("create", "put"):  # it is the place that is not there
+            if call in ("create", "put"):  # the bucket is missing
                 raise self._no_bucket() from e
             raise NotFoundError(name) from e
         except (FileExistsError, LakeupsertError):
             raise
-        except Exception as e:  # each backend has its own
+        except Exception as e:  # each backend raises its own classes
             if getattr(e, "code", None) in (401, 403) or isinstance(e, PermissionError) or "Forbidden" in str(e):
                 raise ConfigurationError(
                     "not-permitted",
@@ -165,14 +166,14 @@ class FsspecStore:
                 next="check the network, the address and the credentials, then run the same command again",
             ) from e
 
-    def _info(self, found: dict[str, Any]) -> ObjectInfo:
-        name = found["name"].lstrip("/").removeprefix(self._prefix)
-        modified = next((_seconds(found[key]) for key in _MODIFIED if found.get(key)), 0.0)
-        etag = next((str(found[key]) for key in _ETAG if found.get(key)), str(modified))
-        return ObjectInfo(name, found["size"], etag, modified)
+    def _info(self, info: dict[str, Any]) -> ObjectInfo:  # Any: each backend has its own fields
+        name = info["name"].lstrip("/").removeprefix(self._prefix)
+        modified = next((_seconds(info[key]) for key in _MODIFIED if info.get(key)), 0.0)
+        etag = next((str(info[key]) for key in _ETAG if info.get(key)), str(modified))
+        return ObjectInfo(name, info["size"], etag, modified)
 
 
-def _seconds(stamp: Any) -> float:
+def _seconds(stamp: str | float | datetime) -> float:
     if isinstance(stamp, str):
         stamp = datetime.fromisoformat(stamp)
     return stamp.timestamp() if isinstance(stamp, datetime) else float(stamp)

@@ -1,8 +1,8 @@
-"""A folder as an object store: durable, atomic, safe between processes of one machine and on NFS with link(2).
+"""A folder as an object store: durable, atomic, safe between the processes of one machine, and on NFS with link(2).
 
-An object appears by link(2) from a finished, synced temporary file, so a crash never leaves a name with half a body
-(which `O_EXCL` on the final name would) and of two creators one gets EEXIST. The folder is synced after the link, or a
-power cut could take back a commit that was already reported.
+An object appears by link(2) from a complete, synced temporary file. So a crash never leaves a partial object under its final name
+(as `O_EXCL` on that name would), and of two creators one gets EEXIST. The folder is synced after the link, because a power cut
+could otherwise undo a commit that was already reported.
 """
 
 import errno
@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -28,14 +27,14 @@ from lakeupsert.storage.base import (
 )
 
 SCRATCH = "_lakeupsert/tmp"
-"""Where unfinished objects are: below the root, since link(2) can't cross file systems, and hidden from listings but of
-themselves. Those of writers that were killed stay until a vacuum."""
+"""Folder of unfinished objects. It is below the root, because link(2) can't cross file systems, and hidden from listings of other
+folders. Files of killed writers stay until a vacuum."""
 
 
 class LocalStore:
     """See `lakeupsert.storage.base.ObjectStore` for what each method promises."""
 
-    pinned = False  # a file can be written in place while it is read
+    pinned = False  # others can overwrite a file while it is read
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(root)
@@ -63,10 +62,10 @@ class LocalStore:
         self.requests.count("head")
         try:
             with self._failures(name):
-                found = os.stat(self._path(name))
+                status = os.stat(self._path(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return _info(name, found) if stat.S_ISREG(found.st_mode) else None
+        return _info(name, status) if stat.S_ISREG(status.st_mode) else None
 
     def create(self, name: str, data: bytes) -> bool:
         self.requests.count("create")
@@ -84,14 +83,14 @@ class LocalStore:
                     return False
                 try:
                     _sync_folder(os.path.dirname(path))
-                except OSError as e:  # the link is there, but a power cut may take it back
+                except OSError as e:  # the link exists, but a power cut may undo it
                     raise UnknownOutcomeError(path) from e
                 return True
             finally:
                 _remove(temporary)
 
     @contextmanager
-    def write(self, name: str) -> Iterator[Any]:
+    def write(self, name: str) -> Iterator[pa.NativeFile]:
         self.requests.count("put")
         with self._failures(name):
             temporary, path = self._temporary(), self._path(name)
@@ -111,7 +110,7 @@ class LocalStore:
         self.requests.count("list")
         folder, _, start = prefix.rpartition("/")
         with self._failures(prefix):
-            yield from islice(self._walk(folder, start, linked=False), limit)
+            yield from islice(self._walk(folder, start), limit)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -119,7 +118,7 @@ class LocalStore:
             with self._failures(name):
                 _remove(self._path(name))
 
-    def open(self, name: str, etag: str | None = None) -> Any:
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         self.requests.count("get")
         try:
             with self._failures(name):
@@ -141,7 +140,7 @@ class LocalStore:
         return os.path.join(self._scratch, clock.new_id())
 
     def _link(self, temporary: str, path: str) -> bool:
-        """Whether the name was free. The folder is not synced yet."""
+        """Link the file to ``path``, without a sync of the folder. Returns whether the name was free."""
         self._make_folder(os.path.dirname(path))
         try:
             os.link(temporary, path)
@@ -152,9 +151,9 @@ class LocalStore:
                 raise
             raise ConfigurationError(
                 "no-hard-links",
-                f"The file system of {self.root} can't make hard links ({e.strerror}), as FAT, exFAT and some network "
-                "shares can't; lakeupsert makes an object appear whole by link(2). What was committed before is untouched.",
-                next="put the processed zone on a file system with hard links, such as ext4, XFS, APFS or NFS",
+                f"The file system of {self.root} does not support hard links ({e.strerror}); FAT, exFAT and some network shares "
+                "do not. lakeupsert needs link(2) to make objects appear complete. Earlier commits are untouched.",
+                next="put the processed zone on a file system with hard links, for example ext4, XFS, APFS or NFS",
             ) from e
         return True
 
@@ -163,42 +162,44 @@ class LocalStore:
             return
         parent, beside = os.path.dirname(folder), [folder]
         if os.path.isdir(folder):
-            with os.scandir(parent) as scan:  # one sync is for all that are there: there may be a folder a partition
+            with os.scandir(
+                parent
+            ) as scan:  # one sync covers all folders here, of which there may be one per partition
                 beside += [entry.path for entry in scan if _is_folder(entry)]
         else:
             self._make_folder(parent)
             os.makedirs(folder, exist_ok=True)
-        # Also where another process made it: a power cut could lose the folder with everything committed in it.
+        # Also if another process created it: a power cut could lose the folder with everything committed in it.
         _sync_folder(parent)
         self._known_folders.update(beside)
 
-    def _walk(self, folder: str, start: str, linked: bool) -> Iterator[ObjectInfo]:
-        """Objects below one folder whose next part begins with ``start``, in the order of their whole names.
+    def _walk(self, folder: str, start: str = "", *, linked: bool = False) -> Iterator[ObjectInfo]:
+        """The objects below a folder whose next part begins with ``start``, ordered by their whole names.
 
-        A link to a folder is followed where it leads out of the root, and in what it leads to (``linked``) no other is: no
-        object has two names, and no listing is without end.
+        A link to a folder is followed only if it leads out of the root, and below it (``linked``) no other link is. So no object
+        has two names, and no listing is endless.
         """
         path = self._path(folder)
         try:
             with os.scandir(path) as scan:
-                # a folder sorts as "name/", as it does in the names of the objects below it
-                found = [(e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start)]
+                # a folder sorts as "name/", as in the names of the objects below it
+                entries = [(e.name + ("/" if _is_folder(e) else ""), e) for e in scan if e.name.startswith(start)]
         except (FileNotFoundError, NotADirectoryError):
             return
-        for key, entry in sorted(found):
+        for key, entry in sorted(entries):
             name = f"{folder}/{entry.name}" if folder else entry.name
             if key.endswith("/"):
                 link = entry.is_symlink()
                 if entry.path != self._scratch and not (link and (linked or self._leads_inside(entry.path))):
-                    yield from self._walk(name, "", linked or link)
+                    yield from self._walk(name, linked=linked or link)
                 continue
             try:
                 info = entry.stat()
             except FileNotFoundError:
-                continue  # deleted while we list
+                continue  # deleted during the listing
             except OSError as e:
                 if e.errno == errno.ELOOP:
-                    continue  # a link that ends nowhere, as one whose file is gone
+                    continue  # a link to itself; treated like a link to a missing file
                 raise
             if stat.S_ISREG(info.st_mode):
                 yield _info(name, info)
@@ -209,7 +210,7 @@ class LocalStore:
 
     @contextmanager
     def _failures(self, name: str) -> Iterator[None]:
-        """Turn the operating system's word into what the operator does next."""
+        """Turn errors of the operating system into errors by what the operator does next."""
         where = os.path.join(self.root, name)
         try:
             yield
@@ -217,13 +218,13 @@ class LocalStore:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise StoreUnavailableError(
                     "disk-full",
-                    f"No room to write {where}: {e.strerror}. What was committed before is untouched.",
+                    f"No space to write {where}: {e.strerror}. Earlier commits are untouched.",
                     next="free space on that file system, then run the same command again",
                 ) from e
             if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
                 raise ConfigurationError(
                     "not-permitted",
-                    f"Not permitted: {where}: {e.strerror} (user {os.geteuid()}). What was committed before is untouched.",
+                    f"Not permitted: {where}: {e.strerror} (user {os.geteuid()}). Earlier commits are untouched.",
                     next=f"give this user the right to read and write {self.root}, then run the same command again",
                 ) from e
             if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
@@ -235,8 +236,8 @@ class LocalStore:
             raise
 
 
-def _info(name: str, found: os.stat_result) -> ObjectInfo:
-    return ObjectInfo(name, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}", found.st_mtime)
+def _info(name: str, status: os.stat_result) -> ObjectInfo:
+    return ObjectInfo(name, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}", status.st_mtime)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

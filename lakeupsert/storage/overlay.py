@@ -1,20 +1,21 @@
-"""A store with objects of our own over it: what is written lies in a temporary folder, what is below stays as it is."""
+"""A store on top of another one: new objects go to a temporary folder, and the store below never changes."""
 
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import pyarrow as pa
 
 from lakeupsert.storage.base import ObjectInfo, ObjectStore
 from lakeupsert.storage.local import LocalStore
 
 
 class OverlayStore(LocalStore):
-    """``below``, and over it what was written here; listings tell of ``below`` alone.
+    """``below`` and the objects that were written here. Listings only show ``below``.
 
-    The folder goes with the last reference to the store, at the end of the process, or by `remove`.
+    The folder is deleted with the last reference to the store, at the end of the process, or by `remove`.
     """
 
     def __init__(self, below: ObjectStore) -> None:
@@ -31,7 +32,7 @@ class OverlayStore(LocalStore):
     def head(self, name: str) -> ObjectInfo | None:
         return super().head(name) if self._is_here(name) else self._below.head(name)
 
-    def open(self, name: str, etag: str | None = None) -> Any:
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         return super().open(name, etag) if self._is_here(name) else self._below.open(name, etag)
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:

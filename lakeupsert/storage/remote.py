@@ -1,33 +1,46 @@
-"""What stores behind a network share: a file read by ranges, an upload in parts, the proof that creates exclude, an error.
+"""Shared by the stores behind a network: files read by ranges, uploads in parts, a check that creates are exclusive, an error.
 
-A server or proxy that ignores the condition of a create would let one commit replace another, in silence. So before its
-first create a store tries to create `PROBE` where it is already (one request), and refuses where that succeeds.
+A server or proxy that ignores the condition of a create would silently let one commit replace another. So before its first
+create, a store tries to create the existing object `PROBE` (one request), and refuses the server if that succeeds.
 """
 
 import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage.base import StoreUnavailableError
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 PROBE = "_lakeupsert/conditions"
-"""An empty object that tells whether conditions hold; hidden from listings, never deleted by us."""
+"""An empty object that shows whether the server honours conditions. Hidden from listings, never deleted by us."""
 PART_BYTES = 16 << 20
 MULTIPART_BYTES = 64 << 20
-"""Objects up to this size are one put from memory; greater ones go in parts, of which a few are on their way at once."""
+"""Objects up to this size are one put from memory. Larger ones are sent in parts, `PARTS_AT_ONCE` at the same time."""
 PARTS_AT_ONCE = 4
 
-UNTOUCHED = "What was committed before is untouched."
-"""In errors of requests, none of which takes a commit back."""
+UNTOUCHED = "Earlier commits are untouched."
+"""For errors of requests: no request undoes a commit."""
 
 _probing = threading.Lock()
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes of an object, with the object's size and etag."""
+
+    data: bytes
+    size: int
+    etag: str
+
+
 def unreachable(uri: str, what: str) -> StoreUnavailableError:
-    """The error of a request that got no answer to rely on."""
+    """The error for a request without a reliable answer."""
     return StoreUnavailableError(
         "store-unreachable",
         f"{uri}: {what.rstrip('.')}. {UNTOUCHED}",
@@ -36,29 +49,29 @@ def unreachable(uri: str, what: str) -> StoreUnavailableError:
 
 
 class Conditions:
-    """Whether the server keeps the condition of a create; asked once for each store in each process."""
+    """Whether the server honours the condition of a create. Each store checks once per process."""
 
     def __init__(self) -> None:
         self._hold = False
 
     def prove(self, create: Callable[[str, bytes], bool], uri: str) -> None:
-        """Raises ConfigurationError where an object that exists can be created again."""
-        with _probing:  # of threads that create at once, one asks
+        """Raises ConfigurationError if an existing object can be created again."""
+        with _probing:  # if several threads create at once, one of them checks
             if not self._hold:
-                # True the first time ever, and then it is there.
+                # The first create ever returns True. Then the object exists, and the second one must not.
                 if create(PROBE, b"") and create(PROBE, b""):
                     raise ConfigurationError(
                         "conditions-ignored",
-                        f"{uri}: an object that exists was created again, so the server, or a proxy before it, ignores "
-                        "`If-None-Match`, and one writer's commit could replace another's. Nothing was committed.",
-                        next="use a server that keeps conditions, such as Amazon S3 or Azure Storage, and no proxy that strips "
-                        "headers",
+                        f"{uri}: an existing object could be created again, so the server or a proxy in front of it ignores "
+                        "`If-None-Match`. One writer's commit could replace another's. Nothing was committed.",
+                        next="use a server that honours this header, for example Amazon S3 or Azure Storage, and no proxy that "
+                        "strips headers",
                     )
                 self._hold = True
 
 
 class PlacedReader(io.RawIOBase):
-    """What Arrow asks of a file besides its bytes: how large it is, and where the next read begins."""
+    """The parts of a file besides its bytes that Arrow needs: the size, and the position of the next read."""
 
     def __init__(self, size: int) -> None:
         self._size, self._place = size, 0
@@ -77,26 +90,26 @@ class PlacedReader(io.RawIOBase):
         return self._place
 
     def _go_on(self, size: int) -> tuple[int, int]:
-        """From where to where a read of ``size`` bytes goes (-1: to the end); the next one begins there."""
+        """The range that a read of ``size`` bytes (-1: to the end) covers. Moves the position to its end."""
         start = self._place
         self._place = max(start, self._size if size < 0 else min(self._size, start + size))
         return start, self._place
 
 
 class RangeReader(PlacedReader):
-    """One object as it was when it was opened, by as few requests as a columnar file allows.
+    """An object as it was when it was opened, read with as few requests as a columnar file allows.
 
-    Some of its bytes come with the opening, and every other read is one request: Arrow's Parquet reader asks for all that it
-    needs of a row group at once, the readers of text for a block. Arrow makes one call at a time.
+    Opening already fetches some bytes. Every other read is one request: Arrow's Parquet reader reads all that it needs of a row
+    group at once, and the text readers read a block. Arrow makes one call at a time.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int, held: bytes, held_at: int) -> None:
-        """``read`` gets the bytes from one place up to another; ``held`` are those from ``held_at`` on."""
+        """``read`` fetches the bytes from one position up to another. ``held``: bytes already fetched, from ``held_at`` on."""
         super().__init__(size)
         self._read = read
         self._held, self._begin, self._end = memoryview(held), held_at, held_at + len(held)
 
-    def read(self, size: int = -1) -> Any:
+    def read(self, size: int = -1) -> bytes | memoryview:
         start, end = self._go_on(size)
         held = self._held[max(start - self._begin, 0) : max(end - self._begin, 0)]
         before, after = min(end, self._begin), max(start, self._end)
@@ -112,33 +125,33 @@ class RangeReader(PlacedReader):
 
 
 class Parts(Protocol):
-    """How a server takes one object."""
+    """How to send one object to a server."""
 
     def put(self, data: bytes) -> None:
-        """All of it."""
+        """Send the whole object."""
 
     def begin(self) -> None:
-        """Before the first part."""
+        """Start an upload in parts."""
 
     def send(self, number: int, data: bytes) -> str:
-        """A part, numbered from 1; what the server knows it by."""
+        """Send a part, numbered from 1. Returns the server's id for it."""
 
     def join(self, parts: list[str], size: int) -> None:
-        """Make the object of ``size`` bytes appear, of these parts."""
+        """Make the object of ``size`` bytes appear from these parts."""
 
     def drop(self) -> None:
-        """Forget the parts that were sent."""
+        """Discard the parts that were sent."""
 
 
 class Upload(io.RawIOBase):
-    """What is written goes to the server when it is complete: in one put, or in parts that are sent as they fill."""
+    """A sink whose bytes go to the server in one put at the end, or in parts as they fill."""
 
     def __init__(self, parts: Parts) -> None:
         self._server = parts
         self._held = bytearray()
         self._size = 0
         self._pool = ThreadPoolExecutor(PARTS_AT_ONCE)  # starts no thread before it is used
-        self._sent: list[Future[str]] = []  # of each part
+        self._sent: list[Future[str]] = []  # one per part
 
     def writable(self) -> bool:
         return True
@@ -146,7 +159,7 @@ class Upload(io.RawIOBase):
     def tell(self) -> int:
         return self._size
 
-    def write(self, data: Any) -> int:
+    def write(self, data: "ReadableBuffer") -> int:
         view = memoryview(data)
         self._held += view
         self._size += view.nbytes
@@ -164,8 +177,8 @@ class Upload(io.RawIOBase):
         self._server.join([part.result() for part in self._sent], self._size)
 
     def stop(self, *, abort: bool) -> None:
-        """End the threads; drop what was sent."""
-        self._pool.shutdown(cancel_futures=True)  # a part that arrives after it was dropped would stay
+        """Stop the threads. With ``abort``, discard what was sent."""
+        self._pool.shutdown(cancel_futures=True)  # a part that arrives after the discard would stay
         if abort and self._sent:
             self._server.drop()
 
@@ -173,7 +186,7 @@ class Upload(io.RawIOBase):
         if not self._sent:
             self._server.begin()
         if len(self._sent) >= PARTS_AT_ONCE:
-            self._sent[-PARTS_AT_ONCE].result()  # no more in memory than are on their way
+            self._sent[-PARTS_AT_ONCE].result()  # holds no more parts in memory than are being sent
         body = bytes(self._held[:PART_BYTES])
         del self._held[:PART_BYTES]
         self._sent.append(self._pool.submit(self._server.send, len(self._sent) + 1, body))

@@ -1,10 +1,11 @@
-"""A prefix of an S3 bucket as an object store; also of other servers that speak S3.
+"""A prefix of an S3 bucket as an object store. Also supports other servers with the S3 API.
 
-Commits   `create` is one PutObject with `If-None-Match: *`: 412 = the name was taken; 409 = two were at it, so again; no
-          answer, 5xx = unknown. The SDK's retries are off for it: they would find our own object and call the race lost.
-Reads     what was opened is read by ranges with `If-Match`, so an object that is replaced meanwhile is noticed, never mixed.
-Settings  region, endpoint, profile, certificates and credentials are boto3's own (such as AWS_ENDPOINT_URL_S3); a server that
-          is not Amazon's is addressed by path. Encryption is the bucket's default.
+Commits   `create` is one PutObject with `If-None-Match: *`: 412 = the name was taken; 409 = another create was under way, try
+          again; no answer, 5xx = unknown. The SDK's retries are off for it, because they would find our own object and report
+          the race as lost.
+Reads     an open object is read by ranges with `If-Match`, so a replaced object is detected, and versions are never mixed
+Settings  region, endpoint, profile, certificates and credentials are boto3's own (for example AWS_ENDPOINT_URL_S3). Servers
+          other than Amazon's are addressed by path. Encryption is the bucket's default.
 """
 
 import os
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 import boto3
 import botocore.exceptions as errors
 import pyarrow as pa
+from botocore.client import BaseClient
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
@@ -34,14 +36,14 @@ from lakeupsert.storage.base import (
     UnknownOutcomeError,
     parts_of,
 )
-from lakeupsert.storage.remote import PROBE, UNTOUCHED, Conditions, RangeReader, Upload, unreachable
+from lakeupsert.storage.remote import PROBE, UNTOUCHED, Conditions, Piece, RangeReader, Upload, unreachable
 
 CONNECTIONS = 64
-"""Of a process, at once; a thread beyond them still works, on a connection that is not kept."""
+"""Connections that a process keeps. More threads than that still work, with connections that are not kept."""
 ATTEMPTS = 4
-"""Of every request but a create, with boto3's exponential pauses; of a create that met another (409), with ours."""
+"""Attempts of every request except a create, with boto3's exponential pauses; of a create after a 409, with our own pauses."""
 TAIL_BYTES = 256 << 10
-"""Read when an object is opened: its size, its etag, a Parquet footer; and all of it where it is small."""
+"""Bytes to read from the end when an object is opened, with its size and etag: a Parquet footer, or all of a small object."""
 DELETED_AT_ONCE = 1000
 
 _GRANTS = {
@@ -70,15 +72,15 @@ _NETWORK = (
 )
 
 _counted: ContextVar[tuple[Requests, Call]] = ContextVar("_counted")
-"""For whom, and as what, requests of this thread are counted: clients are shared, and each sends by itself what it repeats."""
+"""Where and how to count this thread's requests. Clients are shared, and send retries by themselves."""
 
 
 class _ConditionError(Exception):
-    """412: the object is there (create), or is another one (read)."""
+    """412: the object exists (create), or was replaced (read)."""
 
 
 class _RangeError(Exception):
-    """416: the object has no such bytes."""
+    """416: the range is behind the end of the object."""
 
 
 class _ConflictError(Exception):
@@ -108,16 +110,16 @@ class S3Store:
         return f"s3://{self.bucket}/{self._prefix}{name}".rstrip("/")
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
-        parts_of(name)  # it may come from a message; `open` reads landing files, whose keys others chose, such as a//b
+        parts_of(name)  # may come from a message; `open` also reads landing files, with keys like a//b
         wanted = None if part is None else f"bytes={part[0]}-{part[0] + part[1] - 1}"
-        return self._read(name, wanted)[0]
+        return self._read(name, wanted).data
 
     def head(self, name: str) -> ObjectInfo | None:
         try:
-            found = self._call("head", "head_object", name)
+            answer = self._call("head", "head_object", name)
         except NotFoundError:
             return None
-        return ObjectInfo(name, found["ContentLength"], found["ETag"].strip('"'), found["LastModified"].timestamp())
+        return ObjectInfo(name, answer["ContentLength"], answer["ETag"].strip('"'), answer["LastModified"].timestamp())
 
     def create(self, name: str, data: bytes) -> bool:
         parts_of(name)
@@ -125,7 +127,7 @@ class S3Store:
         return self._create(name, data)
 
     @contextmanager
-    def write(self, name: str) -> Iterator[Any]:
+    def write(self, name: str) -> Iterator[Upload]:
         parts_of(name)
         upload = Upload(_Parts(self, name))
         try:
@@ -149,7 +151,7 @@ class S3Store:
                 batch = [name for name in batch if name in failed and failed[name]["Code"] != "NoSuchKey"]
                 denied = next((name for name in batch if failed[name]["Code"] == "AccessDenied"), None)
                 if denied is not None:
-                    raise self._refused("delete_objects", denied, "AccessDenied", failed[denied].get("Message", ""))
+                    raise self._refusal("delete_objects", denied, "AccessDenied", failed[denied].get("Message", ""))
                 if not batch:
                     break
                 clock.sleep(clock.jitter(0.2 * 2**attempt))
@@ -158,13 +160,13 @@ class S3Store:
                     self.uri(batch[0]), f"{failed[batch[0]]['Code']} in each of {ATTEMPTS} attempts to delete it"
                 )
 
-    def open(self, name: str, etag: str | None = None) -> Any:
-        tail, size, found = self._read(name, f"bytes=-{TAIL_BYTES}", etag)
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
+        tail = self._read(name, f"bytes=-{TAIL_BYTES}", etag)
 
         def read(start: int, end: int) -> bytes:
-            return self._read(name, f"bytes={start}-{end - 1}", found)[0]
+            return self._read(name, f"bytes={start}-{end - 1}", tail.etag).data
 
-        return pa.PythonFile(RangeReader(read, size, tail, size - len(tail)), "r")
+        return pa.PythonFile(RangeReader(read, tail.size, tail.data, tail.size - len(tail.data)), "r")
 
     # -- how
 
@@ -180,79 +182,80 @@ class S3Store:
             except StoreUnavailableError as e:
                 raise UnknownOutcomeError(e.message) from e
         raise UnknownOutcomeError(
-            f"{self.uri(name)}: other requests for it were under way in each of {ATTEMPTS} attempts"
+            f"{self.uri(name)}: another request for it was under way in each of {ATTEMPTS} attempts"
         )
 
     def _list(self, prefix: str, page: int) -> Iterator[ObjectInfo]:
         more: dict[str, str] = {}
         while True:
-            asked: dict[str, Any] = {"Prefix": self._prefix + prefix, "MaxKeys": page, **more}
-            answer = self._call("list", "list_objects_v2", **asked)
-            for found in answer.get("Contents", ()):
-                name = found["Key"].removeprefix(self._prefix)
-                if name and not name.endswith("/") and name != PROBE:  # consoles and Hadoop mark folders so
-                    yield ObjectInfo(name, found["Size"], found["ETag"].strip('"'), found["LastModified"].timestamp())
+            answer = self._call("list", "list_objects_v2", Prefix=self._prefix + prefix, MaxKeys=page, **more)
+            for entry in answer.get("Contents", ()):
+                name = entry["Key"].removeprefix(self._prefix)
+                if name and not name.endswith("/") and name != PROBE:  # consoles and Hadoop mark folders like this
+                    yield ObjectInfo(name, entry["Size"], entry["ETag"].strip('"'), entry["LastModified"].timestamp())
             if not answer["IsTruncated"]:
                 return
             more = {"ContinuationToken": answer["NextContinuationToken"]}
 
-    def _read(self, name: str, wanted: str | None, etag: str | None = None) -> tuple[bytes, int, str]:
-        """These bytes (a Range header's value; None: all), the object's size, its etag."""
-        asked = {"Range": wanted} if wanted else {}
+    def _read(self, name: str, wanted: str | None, etag: str | None = None) -> Piece:
+        """The range ``wanted`` (the value of a Range header; None: the whole object)."""
+        options = {"Range": wanted} if wanted else {}
         if etag is not None:
-            asked["IfMatch"] = f'"{etag}"'
+            options["IfMatch"] = f'"{etag}"'
         for attempt in range(ATTEMPTS):
             try:
-                answer = self._call("get", "get_object", name, **asked)
+                answer = self._call("get", "get_object", name, **options)
                 with closing(answer["Body"]) as body:
                     data = body.read()
                 size = answer.get("ContentRange", "").rpartition("/")[2]
-                return data, int(size or len(data)), answer["ETag"].strip('"')
+                return Piece(data, int(size or len(data)), answer["ETag"].strip('"'))
             except _ConditionError as e:
                 raise NotFoundError(name) from e
-            except _RangeError:  # of an empty object no byte can be asked for, nor behind the end
-                return b"", 0, ""
-            except _NETWORK as e:  # boto3 does not repeat a body that breaks off
-                broken = e
+            except _RangeError:  # any range of an empty object, and one behind the end
+                return Piece(b"", 0, "")
+            except _NETWORK as e:  # boto3 does not retry an incomplete body
+                last_error = e
                 clock.sleep(clock.jitter(0.1 * 2**attempt))
-        raise unreachable(self.uri(name), f"its body broke off in each of {ATTEMPTS} attempts: {broken}") from broken
+        raise unreachable(
+            self.uri(name), f"the body was incomplete in each of {ATTEMPTS} attempts: {last_error}"
+        ) from last_error
 
-    def _call(self, kind: Call, operation: str, name: str | None = None, **asked: Any) -> dict[str, Any]:
-        """One call of boto3. Raises what `_failure` makes of its errors."""
+    def _call(self, kind: Call, operation: str, name: str | None = None, **options: object) -> dict[str, Any]:
+        """One call of boto3. Raises what `_failure` returns for its errors. Any: each operation has its own answer."""
         if name is not None:
-            asked["Key"] = self._prefix + name
+            options["Key"] = self._prefix + name
         before = _counted.set((self.requests, kind))
         try:
             once, often = _clients(os.getpid(), _environment())
             client = once if kind == "create" else often
-            answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **asked)
+            answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **options)
         except _NETWORK as e:
-            raise unreachable(self.uri(name or ""), f"{operation} got no answer of S3: {e}") from e
+            raise unreachable(self.uri(name or ""), f"{operation} got no answer from S3: {e}") from e
         except ClientError as e:
             raise self._failure(e, operation, name or "") from e
         except (BotoCoreError, ValueError) as e:
             raise ConfigurationError(
                 "s3-settings",
                 f"{self.uri(name or '')}: {operation} could not be sent: {e}. {UNTOUCHED}",
-                next="correct the credentials or settings of boto3 (environment, ~/.aws, role of the machine)",
+                next="correct the credentials or settings of boto3 (environment, ~/.aws, the machine's role)",
             ) from e
         finally:
             _counted.reset(before)
         proof = {"list_objects_v2": "IsTruncated", "put_object": "ETag", "get_object": "ETag", "head_object": "ETag"}
         if proof.get(operation, "ResponseMetadata") not in answer or _is_page(answer):
             raise unreachable(
-                self.uri(name or ""), f"the answer to {operation} is not one of S3; is a proxy or a web server there?"
+                self.uri(name or ""), f"the answer to {operation} is not from S3; is a proxy or a web server there?"
             )
         return answer
 
     def _failure(self, error: ClientError, operation: str, name: str) -> Exception:
-        """What the operator does next, or what the caller makes of it."""
+        """The error by what the operator does next, or one that the caller handles."""
         answer = error.response
         code, message = answer["Error"].get("Code", ""), answer["Error"].get("Message", "")
         status = answer["ResponseMetadata"]["HTTPStatusCode"]
         if _is_page(answer):
-            told = f"{operation} was answered with a web page ({status}); is a proxy or a web server there?"
-            return unreachable(self.uri(name), told)
+            what = f"{operation} was answered with a web page ({status}); is a proxy or a web server there?"
+            return unreachable(self.uri(name), what)
         if status == 412:
             return _ConditionError(name)
         if status == 416:
@@ -263,21 +266,21 @@ class S3Store:
             return ConfigurationError(
                 "no-bucket",
                 f"There is no bucket {self.bucket!r} for {self.uri(name)} ({operation}). {UNTOUCHED}",
-                next="create it, or correct its name, or the region or endpoint where it is",
+                next="create it, or correct its name, region or endpoint",
             )
         if code == "ConditionalRequestConflict":
             return _ConflictError(name)
         if status >= 500 or status in (409, 429) or code in ("RequestTimeout", "SlowDown"):
             return unreachable(self.uri(name), f"{operation} was answered {status} {code}: {message}")
-        return self._refused(operation, name, code, message)
+        return self._refusal(operation, name, code, message)
 
-    def _refused(self, operation: str, name: str, code: str, message: str) -> LakeupsertError:
-        where, said = self.uri(name), f"{code} {message}".strip()
+    def _refusal(self, operation: str, name: str, code: str, message: str) -> LakeupsertError:
+        where, reason = self.uri(name), f"{code} {message}".strip()
         if code in _CREDENTIALS:
             return ConfigurationError(
                 "bad-credentials",
-                f"{where}: {operation} on bucket {self.bucket!r} was refused: {said}. {UNTOUCHED}",
-                next="renew or correct the credentials that boto3 finds (environment, ~/.aws, role of the machine)",
+                f"{where}: {operation} on bucket {self.bucket!r} was refused: {reason}. {UNTOUCHED}",
+                next="renew or correct the credentials that boto3 finds (environment, ~/.aws, the machine's role)",
             )
         if code in ("AccessDenied", "AllAccessDisabled", "403"):
             grant = _GRANTS.get(operation, "s3:PutObject")
@@ -286,23 +289,27 @@ class S3Store:
             if "kms" in message.lower():
                 also = ", and kms:GenerateDataKey and kms:Decrypt on the bucket's key"
             elif grant == "s3:GetObject":
-                also = f" and s3:ListBucket on {self.bucket}, without which an object that is not there is refused too"
-            if code == "403":  # a HEAD has no body to tell more
+                also = (
+                    f" and s3:ListBucket on {self.bucket}, without which S3 also refuses requests for missing objects"
+                )
+            if code == "403":  # the answer to a HEAD has no body with details
                 also += "; or correct its credentials"
             return ConfigurationError(
                 "not-permitted",
-                f"Not permitted: {operation} of {where}: {said}. {UNTOUCHED}",
+                f"Not permitted: {operation} of {where}: {reason}. {UNTOUCHED}",
                 next=f"grant this role or user {grant} on {on}{also}",
             )
         return ConfigurationError(
             "s3-refused",
-            f"{where}: {operation} on bucket {self.bucket!r} was refused: {said}. {UNTOUCHED}",
-            next="correct what it names: region, endpoint, credentials, this machine's clock, or what the server can do",
+            f"{where}: {operation} on bucket {self.bucket!r} was refused: {reason}. {UNTOUCHED}",
+            next="correct what the message names: region, endpoint, credentials, this machine's clock, or a feature of the "
+            "server",
         )
 
 
 class _Parts:
-    """See `lakeupsert.storage.remote.Parts`. What can't be dropped stays invisible until the bucket's lifecycle ends it."""
+    """See `lakeupsert.storage.remote.Parts`. Parts that can't be discarded stay, invisible, until the bucket's lifecycle
+    rules delete them."""
 
     def __init__(self, store: S3Store, name: str) -> None:
         self._store, self._name = store, name
@@ -318,43 +325,43 @@ class _Parts:
         return str(self._call("upload_part", PartNumber=number, Body=data)["ETag"])
 
     def join(self, parts: list[str], size: int) -> None:
-        told = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(parts, 1)]
+        numbered = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(parts, 1)]
         try:
-            self._call("complete_multipart_upload", MultipartUpload={"Parts": told})
+            self._call("complete_multipart_upload", MultipartUpload={"Parts": numbered})
         except NotFoundError as e:
-            # Repeated by the SDK after a lost answer, it finds no upload any more, and our object there.
-            found = self._store.head(self._name)
-            if found is None or found.size != size:
+            # The SDK may retry after a lost answer. Then the upload is gone and our object exists.
+            info = self._store.head(self._name)
+            if info is None or info.size != size:
                 raise unreachable(
-                    self._store.uri(self._name), "the server has forgotten the parts that were sent"
+                    self._store.uri(self._name), "the server no longer has the parts that were sent"
                 ) from e
 
     def drop(self) -> None:
         with suppress(LakeupsertError, NotFoundError):
             self._call("abort_multipart_upload")
 
-    def _call(self, operation: str, **asked: Any) -> dict[str, Any]:
-        return self._store._call("put", operation, self._name, UploadId=self._id, **asked)
+    def _call(self, operation: str, **options: object) -> dict[str, Any]:
+        return self._store._call("put", operation, self._name, UploadId=self._id, **options)
 
 
 def s3a_settings() -> dict[str, str]:
-    """What Hadoop's S3A has to be told to reach S3 as boto3 does here, by the last part of its settings' names.
+    """Settings with which Hadoop's S3A reaches S3 as boto3 does here, by the last part of their names.
 
-    Never a secret: S3A finds credentials by itself, but it looks into profiles and web identities only if it is told to.
+    Never contains a secret: S3A finds credentials by itself. It only needs to be told to look into profiles and web identities.
     """
     here = os.getpid(), _environment()
     once, _ = _clients(*here)
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     if once.meta.region_name not in (None, "aws-global"):
-        found["endpoint.region"] = once.meta.region_name
+        settings["endpoint.region"] = once.meta.region_name
     if not _is_amazons(once.meta.endpoint_url):
-        found["endpoint"] = once.meta.endpoint_url
+        settings["endpoint"] = once.meta.endpoint_url
     if (once.meta.config.s3 or {}).get("addressing_style") == "path":
-        found["path.style.access"] = "true"
+        settings["path.style.access"] = "true"
     credentials = _session(*here).get_credentials()
     if credentials is not None and credentials.method not in ("env", "container-role", "iam-role"):
-        found["aws.credentials.provider"] = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-    return found
+        settings["aws.credentials.provider"] = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
+    return settings
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
@@ -367,13 +374,13 @@ def _session(process: int, environment: tuple[tuple[str, str], ...]) -> boto3.Se
 
 
 @lru_cache(maxsize=4)
-def _clients(process: int, environment: tuple[tuple[str, str], ...]) -> tuple[Any, Any]:
-    """A client that sends a request once, and one that sends it again where that is harmless; safe between threads.
+def _clients(process: int, environment: tuple[tuple[str, str], ...]) -> tuple[BaseClient, BaseClient]:
+    """A client that never repeats a request, and one that retries. Thread-safe.
 
-    Of one process: a fork would share connections. Of one environment, since that is where their settings come from.
+    Kept per process, because a fork would share connections, and per environment, which holds the settings.
     """
 
-    def client(attempts: int, style: dict[str, str]) -> Any:
+    def client(attempts: int, style: dict[str, str]) -> BaseClient:
         return _session(process, environment).client(
             "s3",
             config=Config(
@@ -388,7 +395,7 @@ def _clients(process: int, environment: tuple[tuple[str, str], ...]) -> tuple[An
     often = client(ATTEMPTS, {})
     style = often.meta.config.s3 or {}
     if "addressing_style" not in style and not _is_amazons(often.meta.endpoint_url):
-        style = {"addressing_style": "path"}  # bucket.host has an address at few other servers
+        style = {"addressing_style": "path"}  # few other servers have an address for bucket.host
         often = client(ATTEMPTS, style)
     once = client(1, style)
     for each in (once, often):
@@ -401,11 +408,11 @@ def _is_amazons(endpoint: str) -> bool:
 
 
 def _is_page(answer: dict[str, Any]) -> bool:
-    """Whether a web server answered, or a proxy's page to sign in at; S3 names each answer in a header of its own."""
+    """Whether the answer is a web page, for example a proxy's login. Answers of S3 have headers of their own."""
     headers = answer["ResponseMetadata"]["HTTPHeaders"]
     return "html" in headers.get("content-type", "") and not any(name.startswith("x-amz") for name in headers)
 
 
-def _count(**sent: Any) -> None:
+def _count(**event: object) -> None:
     requests, kind = _counted.get()
     requests.count(kind)

@@ -2,7 +2,7 @@
 
 Reads     the chain's folder: one LIST of one key finds the head, a GET reads a version
 Writes    the next version, by creating an object only if it is absent: the only commit there is
-Repeat    safe: a version carries its writer's id, so an answer that was lost is found again by reading back
+Repeat    safe: a version carries its writer's id, so after a lost answer the writer reads the version back
 
     head -> build the next body -> invariants(old, new) -> create -- taken ------> read back: own id = won, else lost
               ^                                              '----- no answer --> read back: absent and head not moved = again
@@ -24,15 +24,15 @@ from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
 
 FORMAT = 2
-"""The greatest version of the format of a table's objects that is read. A reader refuses a greater one."""
+"""The highest format version of a table's objects that this lakeupsert reads. It refuses a higher one."""
 PLAIN = 1
-"""The version of all objects but those that `format_of` says need another."""
+"""The format version of all objects, unless `format_of` returns another."""
 
 LARGEST = 10**20 - 1
 FRESH_SECONDS = 3600.0
-"""How long a head that was read may be built on, and how long a create may take to be believed (trimming keeps 7 days)."""
+"""How old a head may be to append after it, and how long a create may take to count as won (trimming keeps 7 days)."""
 SENDS = 6
-"""How often the same bytes are sent when answers stay out, before the store is called unreachable."""
+"""How often to send the same bytes without an answer before the store counts as unreachable."""
 
 Body = TypeVar("Body")
 Changed = TypeVar("Changed")
@@ -50,7 +50,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Link(Generic[Body]):
-    """One version of a chain, as read or as written. ``read_at`` is `clock.elapsed` when its being head was last seen."""
+    """One version of a chain, as read or as written. ``read_at``: `clock.elapsed` when it was last seen to be the head."""
 
     number: int
     write_id: str
@@ -62,7 +62,7 @@ class Link(Generic[Body]):
 
 @dataclass(frozen=True)
 class Outcome(Generic[Body]):
-    """How an append ended. Only after *lost* may the writer delete what the version would have named (G6)."""
+    """How an append ended. Only after *lost* may the writer delete what the version would have named."""
 
     result: Literal["won", "lost", "unknown"]
     link: Link[Body] | None = None
@@ -70,7 +70,7 @@ class Outcome(Generic[Body]):
 
 @dataclass
 class _Try:
-    """One call of `Chain.append`; ``unknown`` also before its answer is there."""
+    """One call of `Chain.append`; ``unknown`` also while it waits for an answer."""
 
     number: int
     write_id: str
@@ -81,11 +81,11 @@ class Chain(Generic[Body]):
     """The chain in one folder.
 
     Args:
-        kind: what the versions are, such as ``ledger``; written into each and checked on reading.
+        kind: what the versions are, for example ``ledger``; written into each version and checked on reading.
         body_type: a msgspec struct.
-        check: raises where the new body may not follow the old one (None: there is none); runs on every append.
-        format_of: the version of the format that a body needs.
-        parse: reads what a body holds as text of another kind; raises where that can't be.
+        check: raises if the new body must not follow the old one (None at the start of the chain); runs before every append.
+        format_of: the format version that a body needs.
+        parse: parses encoded parts of a body; raises if they can't be parsed.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Chain(Generic[Body]):
         self._tries: list[_Try] = []
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
-        """The newest version, or None where the chain is empty; where that still is ``known``, it is not read again."""
+        """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again."""
         read_at = clock.elapsed()
         number = self.newest_number()
         if number is None:
@@ -118,46 +118,46 @@ class Chain(Generic[Body]):
         return self._read(number, read_at)
 
     def newest_number(self) -> int | None:
-        """The head's number, by one LIST; None where the chain is empty."""
-        for found in self._store.list(f"{self._folder}/v", limit=1):
-            return self.number(found.name)
+        """The head's number, by one LIST; None if the chain is empty."""
+        for info in self._store.list(f"{self._folder}/v", limit=1):
+            return self.number(info.name)
         return None
 
     def get(self, number: int) -> Link[Body] | None:
-        """One version, or None where that number is absent (not written yet, or trimmed)."""
+        """One version, or None if that number does not exist (not yet written, or trimmed)."""
         try:
             return self._read(number, clock.elapsed())
         except NotFoundError:
             return None
 
     def numbers(self) -> Iterator[int]:
-        """The numbers that there are, newest first; old ones may have been trimmed."""
-        for found in self._store.list(f"{self._folder}/v"):
-            yield self.number(found.name)
+        """The existing numbers, newest first; old ones may have been trimmed."""
+        for info in self._store.list(f"{self._folder}/v"):
+            yield self.number(info.name)
 
     def between(self, low: int, high: int) -> Iterator[Link[Body]]:
-        """Versions with low < number <= high, upwards; all of them must exist."""
+        """The versions with low < number <= high, ascending; all of them must exist."""
         for number in range(low + 1, high + 1):
             link = self.get(number)
             if link is None:
                 raise DamagedTableError(
                     "missing-version",
                     f"{self._kind} version {number} is missing: {self._store.uri(self.name(number))}. "
-                    f"Versions up to {high} exist, so it was deleted by something other than lakeupsert.",
+                    f"Versions up to {high} exist, so something other than lakeupsert deleted it.",
                     next=metadata.FROM_BACKUP,
                 )
             yield link
 
     def append(self, body: Body, after: Link[Body] | None) -> Outcome[Body]:
-        """Append ``body`` behind the version ``after`` (None: begin the chain), once.
+        """Append ``body`` after the version ``after`` (None: start the chain), once.
 
-        Raises whatever the invariants raise, and StoreUnavailableError where the store stays silent: then the outcome
-        is unknown and nothing may be deleted.
+        Raises what the invariants raise, and StoreUnavailableError if the store does not answer. Then the outcome is unknown and
+        nothing may be deleted.
         """
         self._check(after.body if after else None, body)
         begun = clock.elapsed() if after is None else after.read_at
         if after is not None and clock.elapsed() - begun > FRESH_SECONDS:
-            # A stalled writer must not take a number that existed and was trimmed meanwhile.
+            # A stalled writer must not take a number that existed and has been trimmed since.
             begun = clock.elapsed()
             if self.newest_number() != after.number:
                 return Outcome("lost")
@@ -170,29 +170,29 @@ class Chain(Generic[Body]):
             read_at=clock.elapsed(),
         )
         this = _Try(link.number, link.write_id)
-        self._tries.append(this)  # before it is sent: an interrupt may come before its answer
+        self._tries.append(this)  # before sending: an interrupt may come before the answer
         result = this.result = self._send(link)
         if result == "won" and clock.elapsed() - begun > FRESH_SECONDS:
             result = this.result = "won" if self._descends(link) else "unknown"
         return Outcome(result, link if result == "won" else None)
 
     def tries(self) -> int:
-        """How often this object tried to append a version."""
+        """How often this object has tried to append a version."""
         return len(self._tries)
 
     def won(self, since: int = 0) -> tuple[list[int], bool]:
-        """The numbers of the versions that this object appended, without its first ``since`` tries; and whether that is certain.
+        """The numbers of the versions that this object appended after its first ``since`` tries, and whether that is certain.
 
-        What became of one that an interrupt or a silent store broke off is found by reading back, which may raise. One that is
-        not there may still appear.
+        If an interrupt or a silent store cut a try off, its version is read back, which may raise. A version that is not there
+        may still appear.
         """
         numbers, certain = [], True
         for this in self._tries[since:]:
             if this.result == "unknown":
-                found = self.get(this.number)
-                if found is not None:
-                    this.result = "won" if found.write_id == this.write_id else "lost"
-                certain = certain and found is not None
+                link = self.get(this.number)
+                if link is not None:
+                    this.result = "won" if link.write_id == this.write_id else "lost"
+                certain = certain and link is not None
             if this.result == "won":
                 numbers.append(this.number)
         return numbers, certain
@@ -235,18 +235,18 @@ class Chain(Generic[Body]):
     def _read(self, number: int, read_at: float) -> Link[Body]:
         name = self.name(number)
         what = f"version {number} of the chain {self._kind}"
-        found = metadata.decode(self._store.get(name), _Envelope, lambda: self._store.uri(name), what)
-        if found.format > FORMAT:
-            raise newer_format(self._store.uri(name), found.format)
+        envelope = metadata.decode(self._store.get(name), _Envelope, lambda: self._store.uri(name), what)
+        if envelope.format > FORMAT:
+            raise newer_format(self._store.uri(name), envelope.format)
         try:
-            if (found.kind, found.number) != (self._kind, number):
-                raise ValueError(f"it says {found.kind} {found.number}")
-            body = msgspec.json.decode(found.body, type=self._body_type)
-            datetime.fromisoformat(found.written_at)
+            if (envelope.kind, envelope.number) != (self._kind, number):
+                raise ValueError(f"it says {envelope.kind} {envelope.number}")
+            body = msgspec.json.decode(envelope.body, type=self._body_type)
+            datetime.fromisoformat(envelope.written_at)
             self._parse(body)
         except (msgspec.MsgspecError, ValueError, KeyError, OSError) as e:  # OSError: Arrow's, of a stream cut short
             raise metadata.damaged(self._store.uri(name), what, str(e)) from e
-        return Link(number, found.write_id, found.parent, found.written_at, body, read_at)
+        return Link(number, envelope.write_id, envelope.parent, envelope.written_at, body, read_at)
 
     def _send(self, link: Link[Body]) -> Literal["won", "lost", "unknown"]:
         data = metadata.encode(
@@ -267,13 +267,13 @@ class Chain(Generic[Body]):
                     return "won"
             except UnknownOutcomeError:
                 pass
-            # Taken or unknown: what is there tells, and nothing else does (a retry of ours may have found our own).
-            found = self.get(link.number)
-            if found is not None:
-                return "won" if found.write_id == link.write_id else "lost"
+            # Taken or unknown: only the stored version can answer (one of our own retries may have found our own version).
+            stored = self.get(link.number)
+            if stored is not None:
+                return "won" if stored.write_id == link.write_id else "lost"
             head = self.newest_number()
             if head is not None and head >= link.number:
-                return "unknown"  # it existed and was trimmed: ours or another's, nobody can tell any more
+                return "unknown"  # it existed and was trimmed: whose it was can't be found out any more
             clock.sleep(clock.jitter(0.05 * 2**attempt))
         raise StoreUnavailableError(
             "store-unreachable",
@@ -283,7 +283,7 @@ class Chain(Generic[Body]):
         )
 
     def _descends(self, link: Link[Body]) -> bool:
-        """Whether the head is ``link`` or comes after it by parent ids."""
+        """Whether the head is ``link`` or a descendant of it by parent ids."""
         here = self.head()
         while here is not None and here.number > link.number:
             below = self.get(here.number - 1)
@@ -291,10 +291,10 @@ class Chain(Generic[Body]):
         return here is not None and here.write_id == link.write_id
 
 
-def newer_format(where: str, found: int) -> ConfigurationError:
+def newer_format(where: str, format_: int) -> ConfigurationError:
     return ConfigurationError(
         "newer-format",
-        f"{where} has format {found}; this lakeupsert reads formats up to {FORMAT}.",
+        f"{where} has format {format_}; this lakeupsert reads formats up to {FORMAT}.",
         next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
     )
 

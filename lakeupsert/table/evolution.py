@@ -1,14 +1,14 @@
-"""What the spec of a table begins as, and what it becomes: new columns, wider types, renames and drops.
+"""How the spec of a table is created, and how it changes: new columns, wider types, renames and drops.
 
-Each gives the next version of a spec, or refuses. Nothing is written here: `append` and `schema` put it into the chain.
+Each function returns the next version of a spec, or raises. Nothing is written here: `append` and `schema` add it to the chain.
 """
 
 import base64
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
@@ -33,17 +33,16 @@ _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
     "partition_by": " (COLUMN, or year, month, date or hour of one: `date(COLUMN) as NAME`)",
 }
-
-
 _WRAPPED = {"debezium": ({"op", "before", "after"}, {"schema", "payload"}), "dms": ({"data", "metadata"},)}
-"""The columns that change events have without the setting `read.envelope`."""
+"""The columns of change events that are read without the setting `read.envelope`."""
+_ORDER_TYPES = "numbers, text, dates, times, timestamps, booleans, binary"
 _NO_EXPRESSION = (
-    " It is no expression either: those are year(COLUMN), month(COLUMN), date(COLUMN) and hour(COLUMN), one each."
+    " It is not an expression either: those are year(COLUMN), month(COLUMN), date(COLUMN) and hour(COLUMN), one each."
 )
 
 
-def create(
-    schema: Any,
+def create(  # many parameters, because a spec fixes that many settings; each is a keyword
+    schema: pa.Schema,
     *,
     table_id: str,
     key: Sequence[str],
@@ -58,178 +57,184 @@ def create(
     groups: Sequence[ColumnGroup] = (),
     key_scope: Literal["partition", "table"] = "partition",
     history: bool = False,
-    later: Sequence[Any] = (),
+    later: Sequence[pa.Field] = (),
 ) -> TableSpec:
-    """The first spec of a table, from the columns that its first batch has (``pyarrow.Schema``, without any ids).
+    """Create the first spec of a table.
 
-    ``partition_by`` is as in `PartitionColumn.parse`, ``order_by`` as in `Ordering.parse`. The operation column may be
-    in no file yet; it is left out unless the rule keeps it. ``later`` are fields (``pyarrow.Field``) of columns
-    that the configuration gives types, and that the batch has not: what rows are identified and ordered by is none of them, but
-    an ordering column that is in no file, which is added here. Raises ConfigurationError where the columns can't be what they
-    are declared to be.
+    Args:
+        schema: the columns of the first batch, without field ids.
+        order_by: as in `Ordering.parse`.
+        partition_by: as in `PartitionColumn.parse`.
+        delete: its column may be missing in the first batch. The table does not keep the column unless the rule says so.
+        later: columns that the configuration gives types and the first batch does not have. Key, partition and ordering columns
+            can't come later. The exception is an ordering column that is in no file, which is added here.
+    Raises:
+        ConfigurationError: a column can't have the role that the configuration gives it.
     """
-    files = schema
     ordering = [Ordering.parse(text) for text in order_by]
-    order_by = [o.column for o in ordering]
-    types = {field.name: field.type for field in later}
-    if (stamped or order_in_name) and order_by[0] not in schema.names:
-        type_ = types.get(order_by[0], pa.timestamp("us", tz="UTC") if stamped else pa.int64())
-        if stamped and not pa.types.is_timestamp(type_):
-            raise ConfigurationError(
-                "unfit-type",
-                f"No file has the ordering column {order_by[0]!r}, so rows get their receipt stamp in it, a timestamp; under "
-                f"[tables.….schema] it is {type_}.",
-                next=f"take {order_by[0]!r} out of [tables.….schema], or bring files that have that column",
-            )
-        schema = schema.append(pa.field(order_by[0], type_))
     partitions = PartitionColumn.parse_all(partition_by)
-    partition_by = [p.column for p in partitions]
-    made = [p for p in partitions if p.function]
-    for one in made:
-        schema = _with_made(schema, one)
-    comes = types if groups else {}  # such a record need not bring what it is ordered by
-    for role, names in (("key", key), ("partition_by", partition_by), ("order_by", order_by)):
-        for name in names:
+    needed = {"columns": mode == "columns", "history": history, "key_scope": key_scope == "table"}
+    declared = TableSpec(
+        table_id=table_id,
+        key=tuple(key),
+        order_by=tuple(o.column for o in ordering),
+        ascending=tuple(o.column for o in ordering if o.ascending),
+        nulls_first=tuple(o.column for o in ordering if o.nulls_first),
+        order_in_name=order_in_name,
+        ties=ties,
+        mode=mode,
+        nulls=nulls,
+        groups=tuple(groups),
+        key_scope=key_scope,
+        history=history,
+        requires=tuple(feature for feature, is_needed in needed.items() if is_needed),
+        partition_by=tuple(p.column for p in partitions),
+        partition_from=tuple(p for p in partitions if p.function),
+        stamped=stamped,
+        delete=delete,
+        fields=(),
+        arrow_schema="",
+        last_field_id=0,
+    )
+    types = {field.name: field.type for field in later}
+    complete = _with_order(schema, declared, types)
+    for computed in declared.partition_from:
+        complete = _add_computed(complete, computed)
+    _refuse_missing(complete, declared, schema, types)
+    for field in later:
+        complete = complete if field.name in complete.names else complete.append(field)
+    _refuse_reserved_and_ambiguous(complete.names)
+    _refuse_unfit(complete, declared)
+    complete = _without_operation(complete, declared)
+    _refuse_unfit_rules(complete, declared)
+    numbering = _Numbering(0)
+    return _spec([numbering.field(f) for f in complete], declared, numbering.last)
+
+
+def _with_order(schema: pa.Schema, declared: TableSpec, types: Mapping[str, pa.DataType]) -> pa.Schema:
+    """Add the ordering column, if it is not in the files but is a receipt stamp or comes from file names."""
+    name = declared.order_by[0]
+    if not (declared.stamped or declared.order_in_name) or name in schema.names:
+        return schema
+    type_ = types.get(name, pa.timestamp("us", tz="UTC") if declared.stamped else pa.int64())
+    if declared.stamped and not pa.types.is_timestamp(type_):
+        raise ConfigurationError(
+            "unfit-type",
+            f"No file has the ordering column {name!r}, so it would hold each row's receipt stamp, a timestamp; "
+            f"[tables.….schema] says {type_}.",
+            next=f"remove {name!r} from [tables.….schema], or add files that have that column",
+        )
+    return schema.append(pa.field(name, type_))
+
+
+def _refuse_missing(schema: pa.Schema, declared: TableSpec, files: pa.Schema, types: Mapping[str, pa.DataType]) -> None:
+    """Refuse roles of columns that are not in ``schema``. ``types``: of columns that come with later files."""
+    comes = types if declared.groups else {}  # with groups, a record need not bring its ordering columns
+    for role in ("key", "partition_by", "order_by"):
+        for name in getattr(declared, role):
             if name not in schema.names and not (role == "order_by" and name in comes):
-                hint = _found(name, files)
+                hint = _suggestion(name, files)
                 if role == "partition_by" and re.search(r"[()]", name):
                     hint = _NO_EXPRESSION + hint
-                without = "; without `order_by` arrival decides" if role == "order_by" else ""
+                without = "; without `order_by`, arrival decides" if role == "order_by" else ""
                 raise ConfigurationError(
                     "missing-column",
                     f"`{role}` names the column {name!r}, which no readable file has.{hint}",
-                    next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or bring files that "
+                    next=f"correct `{role}` in lakeupsert.toml{_GRAMMAR.get(role, '')}, or add files that "
                     f"have that column{without}",
                 )
-    if delete and delete.column and delete.column not in types:
-        _refuse_operation_slip(delete.column, files, [*key, *order_by, *partition_by])
-    for field in later:
-        schema = schema if field.name in schema.names else schema.append(field)
-    _refuse_reserved_and_ambiguous(schema.names)
-    if set(key) <= set(partition_by):
+    operation = _operation(declared)
+    if operation and operation not in types:
+        _refuse_operation_slip(operation, files, [*declared.key, *declared.order_by, *declared.partition_by])
+
+
+def _refuse_unfit(schema: pa.Schema, declared: TableSpec) -> None:
+    """Refuse key, ordering and partition columns that have an unsupported type or contradict each other."""
+    if set(declared.key) <= set(declared.partition_by):
         raise ConfigurationError(
             "useless-key",
-            f"`key` is {list(key)}, nothing but the partition column: a partition could hold one row only.",
+            f"`key` is {list(declared.key)}, which only names partition columns: a partition could hold just one row.",
             next="name the columns that identify a row in `key`",
         )
-    for name in key:
-        _refuse_type(
-            "key",
-            name,
-            schema.field(name).type,
-            is_key_type,
-            "integers, decimals, text, dates, timestamps, booleans, binary",
-        )
-    for name in order_by:
-        _refuse_type(
-            "order_by",
-            name,
-            schema.field(name).type,
-            is_order_type,
-            "numbers, text, dates, times, timestamps, booleans, binary",
-        )
-    if len(set(order_by)) < len(order_by):
-        raise ConfigurationError(
-            "bad-setting", f"`order_by` names a column twice: {', '.join(order_by)}.", next="name each column once"
-        )
-    for name in partition_by:
-        _refuse_type(
-            "partition_by", name, schema.field(name).type, is_partition_type, "dates, text, integers, booleans"
-        )
-        if name in order_by:
+    for role, is_fit, names in (
+        ("key", is_key_type, "integers, decimals, text, dates, timestamps, booleans, binary"),
+        ("order_by", is_order_type, _ORDER_TYPES),
+    ):
+        for name in getattr(declared, role):
+            _refuse_type(role, name, schema.field(name).type, is_fit, names)
+    if len(set(declared.order_by)) < len(declared.order_by):
+        raise _bad_setting(f"`order_by` names a column twice: {', '.join(declared.order_by)}.", "name each column once")
+    for name in declared.partition_by:
+        type_ = schema.field(name).type
+        _refuse_type("partition_by", name, type_, is_partition_type, "dates, text, integers, booleans")
+        if name in declared.order_by:
             raise ConfigurationError(
                 "useless-order",
-                f"`order_by` names the partition column {name!r}: all rows of a partition have the same value in it.",
-                next="name a column in `order_by` that tells an older version of a row from a newer one",
+                f"`order_by` names the partition column {name!r}, which has the same value in all rows of a partition.",
+                next="name a column in `order_by` whose value differs between older and newer versions of a row",
             )
-    if delete and not delete.keep:
-        if delete.column in (*key, *order_by, *partition_by):
-            raise ConfigurationError(
-                "delete-column-in-use",
-                f"`delete.column` is {delete.column!r}, which is a key, ordering or partition column too, and `keep` is false.",
-                next="set `keep = true` in [tables.….delete], or name another column",
-            )
-        schema = schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
-    if ties == "content":
+
+
+def _without_operation(schema: pa.Schema, declared: TableSpec) -> pa.Schema:
+    """Remove the delete rule's column, unless the rule keeps it."""
+    delete = declared.delete
+    if delete is None or delete.keep:
+        return schema
+    if delete.column in (*declared.key, *declared.order_by, *declared.partition_by):
+        raise ConfigurationError(
+            "delete-column-in-use",
+            f"`delete.column` is {delete.column!r}, which is also a key, ordering or partition column, and `keep` is false.",
+            next="set `keep = true` in [tables.….delete], or name another column",
+        )
+    return schema.remove(schema.get_field_index(delete.column)) if delete.column in schema.names else schema
+
+
+def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
+    """Refuse settings that contradict each other or the columns."""
+    if declared.ties == "content":
         _refuse_nested(schema)
-        if stamped:
-            raise ConfigurationError(
-                "bad-setting",
-                f"`ties` is content, and arrival is the only order: no row has a column {order_by[0]!r}, so each gets its stamp.",
-                next='set `ties = "arrival"`, or name a column of the files in `order_by`',
+        if declared.stamped:
+            raise _bad_setting(
+                f"`ties` is content, but rows are ordered by arrival alone: no file has the column {declared.order_by[0]!r}, "
+                "so it holds receipt stamps.",
+                'set `ties = "arrival"`, or name a column of the files in `order_by`',
             )
-    if groups:
-        _refuse_groups(schema, groups, ordering, [*key, *partition_by, *order_by], made)
-    if key_scope == "table" and (named := sorted(set(key) & set(partition_by))):
-        raise ConfigurationError(
-            "bad-setting",
-            f"`key_scope` is table, and `key` names the partition column {named[0]!r}: such a key can't change its partition.",
-            next=f'leave {named[0]!r} out of `key`, or set `key_scope = "partition"`',
+    if declared.groups:
+        _refuse_groups(schema, declared)
+    if declared.key_scope == "table" and (named := sorted(set(declared.key) & set(declared.partition_by))):
+        raise _bad_setting(
+            f"`key_scope` is table, but `key` names the partition column {named[0]!r}, so a key could never change its "
+            f"partition.",
+            f'remove {named[0]!r} from `key`, or set `key_scope = "partition"`',
         )
-    if history and (ordering[0].ascending or ordering[0].nulls_first):
-        raise ConfigurationError(
-            "bad-setting",
-            f"`order_by` begins with {str(ordering[0])!r}, and with `history` a version holds until the next greater value "
-            "of its first column.",
-            next="begin `order_by` with a column whose greatest value wins, and whose null loses",
+    first = declared.ordering[0]
+    if declared.history and (first.ascending or first.nulls_first):
+        raise _bad_setting(
+            f"`order_by` begins with {str(first)!r}. With `history`, a version is valid until the next greater value of the "
+            "first ordering column.",
+            "begin `order_by` with a column in which the greatest value wins and null loses",
         )
-    numbered = _Numbered(0)
-    return _spec(
-        [numbered.field(f) for f in schema],
-        TableSpec(
-            table_id=table_id,
-            key=tuple(key),
-            order_by=tuple(order_by),
-            ascending=tuple(o.column for o in ordering if o.ascending),
-            nulls_first=tuple(o.column for o in ordering if o.nulls_first),
-            order_in_name=order_in_name,
-            ties=ties,
-            mode=mode,
-            nulls=nulls,
-            groups=tuple(groups),
-            key_scope=key_scope,
-            history=history,
-            requires=tuple(
-                feature
-                for feature, needed in (
-                    ("columns", mode == "columns"),
-                    ("history", history),
-                    ("key_scope", key_scope == "table"),
-                )
-                if needed
-            ),
-            partition_by=tuple(partition_by),
-            partition_from=tuple(made),
-            stamped=stamped,
-            delete=delete,
-            fields=(),
-            arrow_schema="",
-            last_field_id=0,
-        ),
-        numbered.last,
-    )
 
 
-def _found(name: str, schema: Any) -> str:
-    """The column of ``schema`` that ``name`` may be a slip for, and all that it has."""
+def _suggestion(name: str, schema: pa.Schema) -> str:
+    """Suggests the column of ``schema`` that ``name`` may be a typo of, and lists them all."""
     close = nearest(name, schema.names)
     envelope = next((e for e, names in _WRAPPED.items() if any(n <= set(schema.names) for n in names)), None)
-    wrapped = f' Its rows look wrapped: set `envelope = "{envelope}"` in [tables.….read].' if envelope else ""
+    wrapped = f' The rows look wrapped: set `envelope = "{envelope}"` in [tables.….read].' if envelope else ""
     return f"{f' Did you mean {close!r}?' if close else ''} Found: {', '.join(schema.names)}.{wrapped}"
 
 
 def nearest(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:
-    """The column that ``name`` is most likely a slip for, in any case; None where none is as near as ``cutoff`` (1: the same)."""
+    """The column that ``name`` is most likely a typo of, ignoring case; None if none is as similar as ``cutoff`` (1: equal)."""
     called = {column.lower(): column for column in columns}
     close = difflib.get_close_matches(name.lower(), called, n=1, cutoff=cutoff)
     return called[close[0]] if close else None
 
 
 def slip_of(name: str, columns: Iterable[str]) -> str | None:
-    """The column that ``name`` is a slip for: it differs by one letter or two that changed places, or by `_` or case alone.
+    """The column that ``name`` is a typo of: they differ by one letter, by two swapped letters, or only by `_` or case.
 
-    A table has `price_1` beside `price_2`, and `deleted_at` beside `deleted`: a name with other digits or another word is
-    another column's.
+    Other digits or another word make another name: a table may have `price_1` and `price_2`, or `deleted` and `deleted_at`.
     """
     return next((column for column in columns if column != name and _is_slip(name.lower(), column.lower())), None)
 
@@ -243,28 +248,29 @@ def _is_slip(name: str, column: str) -> bool:
 
 
 def _is_one_slip(word: str, other: str) -> bool:
-    """Short words that differ by a letter are words of their own, as `en` and `es`; so are those that begin otherwise."""
+    """Short words that differ by a letter are different words, for example `en` and `es`. So are words with another first
+    letter."""
     if min(len(word), len(other)) < 4 or word[0] != other[0] or re.findall(r"\d", word) != re.findall(r"\d", other):
         return False
-    begin = _same(word, other)
-    end = _same(word[begin:][::-1], other[begin:][::-1])
-    left, right = word[begin : len(word) - end], other[begin : len(other) - end]
-    return max(len(left), len(right)) == 1 or (len(left) == 2 and left == right[::-1])
+    begin = _common_start(word, other)
+    end = _common_start(word[begin:][::-1], other[begin:][::-1])
+    own, others = word[begin : len(word) - end], other[begin : len(other) - end]
+    return max(len(own), len(others)) == 1 or (len(own) == 2 and own == others[::-1])
 
 
-def _same(one: str, other: str) -> int:
-    """With how many letters both begin."""
+def _common_start(one: str, other: str) -> int:
+    """How many letters both words start with."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def evolve(spec: TableSpec, schema: Any) -> TableSpec:
-    """The spec after a batch whose typed files have ``schema``: columns added at the end, types widened, or unchanged.
+def evolve(spec: TableSpec, schema: pa.Schema) -> TableSpec:
+    """The spec after a batch whose files have ``schema``: new columns at the end, wider types, or unchanged.
 
-    What can't be widened stays as it is; rows whose values don't convert are quarantined later. Key columns never change
-    their type: their canonical bytes would.
+    A type that can't be widened stays; rows whose values don't convert go to quarantine later. Key columns never change their
+    type, because their canonical bytes would change.
     """
     fields = list(spec.schema)
-    numbered = _Numbered(spec.last_field_id)
+    numbering = _Numbering(spec.last_field_id)
     places = {f.name: i for i, f in enumerate(fields)}
     dropped = {spec.delete.column} if spec.delete and not spec.delete.keep else set()
     for incoming in schema:
@@ -273,28 +279,28 @@ def evolve(spec: TableSpec, schema: Any) -> TableSpec:
             continue
         if name not in places:
             _refuse_reserved_and_ambiguous([*(f.name for f in fields), name])
-            fields.append(numbered.field(incoming))
+            fields.append(numbering.field(incoming))
             continue
         place = places[name]
         if name not in (*spec.key, *spec.partition_by):
             wider = widened(fields[place].type, normal(incoming.type))
             if not wider.equals(fields[place].type):
                 _refuse_ambiguous_within(name, wider)
-                fields[place] = fields[place].with_type(numbered.type(wider))
+                fields[place] = fields[place].with_type(numbering.type(wider))
     if pa.schema(fields).equals(spec.schema):
         return spec
     if spec.ties == "content":
         _refuse_nested(fields)
-    return _spec(fields, spec, numbered.last)
+    return _spec(fields, spec, numbering.last)
 
 
 def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
-    """The spec in which a column is called ``name``. Raises ConfigurationError where it can't be."""
-    field = _own(spec, column, f"be called {name!r}")
+    """The spec with a column renamed to ``name``. Raises ConfigurationError if that is not possible."""
+    field = _free_field(spec, column, f"be called {name!r}")
     if not name.strip() or name.lower().startswith(RESERVED) or not name.isprintable():
         raise ConfigurationError(
             "unfit-column-name",
-            f"No column can be called {name!r}: it is blank, begins with {RESERVED}, or has characters that can't be printed. "
+            f"A column can't be called {name!r}: the name is blank, begins with {RESERVED}, or has unprintable characters. "
             "Nothing was changed.",
             next="choose another name",
         )
@@ -302,48 +308,49 @@ def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
     if name == field.name:
         raise ConfigurationError(
             "column-exists",
-            f"The column is called {name!r} already. Nothing was changed.",
+            f"The column is already called {name!r}. Nothing was changed.",
             next="give another name; `lakeupsert schema` lists the columns",
         )
     if clash not in (None, field.name):
         raise ConfigurationError(
             "column-exists",
-            f"The column {field.name!r} can't be called {name!r}: the table has a column {clash!r}, and names that differ by "
-            "case alone are the same. Nothing was changed.",
+            f"The column {field.name!r} can't be called {name!r}: the table has a column {clash!r}, and names must differ by "
+            "more than case. Nothing was changed.",
             next="choose another name, or rename or drop that column first",
         )
     fields = [f.with_name(name) if f.name == field.name else f for f in spec.schema]
-    return _renamed(spec, field, fields)
+    return _record_rename(spec, field, fields)
 
 
 def drop(spec: TableSpec, column: str) -> TableSpec:
-    """The spec without a column. Raises ConfigurationError where it can't do without."""
-    field = _own(spec, column, "be dropped")
-    return _renamed(spec, field, [f for f in spec.schema if f.name != field.name])
+    """The spec without a column. Raises ConfigurationError if the column is needed."""
+    field = _free_field(spec, column, "be dropped")
+    return _record_rename(spec, field, [f for f in spec.schema if f.name != field.name])
 
 
 def roles(spec: TableSpec) -> dict[str, str]:
-    """What the configuration names columns for, each by the first such thing."""
+    """The setting that names each column; the first one, if several do."""
     sources = [one.source for one in spec.partition_from if one.source]
     named = {"key": spec.key, "order_by": spec.order_by, "partition_by": (*spec.partition_by, *sources)}
     named |= {f"groups.{g.name}": (*(o.column for o in g.ordering), *g.columns) for g in spec.groups}
-    found = {column: role for role in reversed(named) for column in named[role]}
-    return ({_operation(spec): "delete"} if _operation(spec) else {}) | found
+    by_column = {column: role for role in reversed(named) for column in named[role]}
+    return ({_operation(spec): "delete"} if _operation(spec) else {}) | by_column
 
 
 def _operation(spec: TableSpec) -> str:
     return spec.delete.column or "" if spec.delete else ""
 
 
-def _own(spec: TableSpec, column: str, what: str) -> Any:
-    """The field (``pyarrow.Field``) of a column whose name may change."""
+def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:
+    """The field of a column that may be renamed or dropped. Raises ConfigurationError if the column can't ``what``."""
     name = spec.called(column)
     role = roles(spec).get(name)
     if role is not None:
         raise ConfigurationError(
             "column-in-use",
             f"The column {name!r} can't {what}: `{role}` names it. Nothing was changed.",
-            next="these columns are fixed when a table is created; a table of another name and `processed` can have others",
+            next="these columns are fixed when a table is created; create a table with another name and `processed` to "
+            "change them",
         )
     if name not in spec.schema.names:
         close = difflib.get_close_matches(name, spec.schema.names, n=1)
@@ -356,132 +363,134 @@ def _own(spec: TableSpec, column: str, what: str) -> Any:
     if spec.ties == "content":
         raise ConfigurationError(
             "content-decides",
-            f"The column {name!r} can't {what}: `ties` is content, so between equal ordering values all columns decide, in the "
+            f"The column {name!r} can't {what}: `ties` is content, so all columns decide between equal ordering values, in the "
             "order of their names. Nothing was changed.",
-            next="leave it as it is, or give readers a view under other names",
+            next="keep the column, or give readers a view with other names",
         )
     return spec.schema.field(name)
 
 
-def _renamed(spec: TableSpec, field: Any, fields: Sequence[Any]) -> TableSpec:
+def _record_rename(spec: TableSpec, field: pa.Field, fields: Sequence[pa.Field]) -> TableSpec:
     one = Renamed(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
-    requires = tuple(sorted({*spec.requires, "renames"}))  # by name alone such a table would be misread
+    requires = tuple(sorted({*spec.requires, "renames"}))  # a reader that goes by name alone would misread such a table
     return msgspec.structs.replace(
         _spec(fields, spec, spec.last_field_id), renames=(*spec.renames, one), requires=requires
     )
 
 
-def _refuse_type(role: str, name: str, type_: Any, allowed: Any, names: str) -> None:
+def _refuse_type(role: str, name: str, type_: pa.DataType, allowed: Callable[[pa.DataType], bool], names: str) -> None:
     if allowed(type_):
         return
     hint = ""
     if role == "partition_by" and pa.types.is_timestamp(type_):
-        hint = f', for example `{toml_key(name)} = "date"` where all its times are midnight'
+        hint = f', for example `{toml_key(name)} = "date"` if all its times are midnight'
     raise ConfigurationError(
         "unfit-type",
-        f"Column {name!r} is {type_} and can't be in `{role}`, which takes {names}.",
+        f"Column {name!r} is {type_} and can't be in `{role}`, which accepts {names}.",
         next=f"name another column in `{role}`, or give {name!r} another type under [tables.….schema]{hint}",
     )
 
 
-def _refuse_operation_slip(column: str, files: Any, named: Sequence[str]) -> None:
-    """A first load without operations is usual; a name that is nearly one of its columns is a slip, and would delete nothing."""
+def _refuse_operation_slip(column: str, files: pa.Schema, named: Sequence[str]) -> None:
+    """Refuse a delete column that is probably a typo of a column in the files: it would delete nothing.
+
+    A first load without the column is common and allowed.
+    """
     close = slip_of(column, [name for name in files.names if name not in named])
     if column in files.names or close is None:
         return
     raise ConfigurationError(
         "missing-column",
-        f"`delete.column` names the column {column!r}, which no readable file has.{_found(column, files)}",
+        f"`delete.column` names the column {column!r}, which no readable file has.{_suggestion(column, files)}",
         next=f"correct `delete.column` in lakeupsert.toml; if {column!r} comes with later files, give it its type under "
         f'[tables.….schema]: `{toml_key(column)} = "string"`',
     )
 
 
-def _refuse_groups(
-    schema: Any,
-    groups: Sequence[ColumnGroup],
-    ordering: Sequence[Ordering],
-    of_row: Sequence[str],
-    made: Sequence[PartitionColumn],
-) -> None:
-    def refuse(what: str, instead: str) -> NoReturn:
-        raise ConfigurationError("bad-setting", what, next=instead)
-
-    if made:
-        refuse(
-            f"`partition_by` makes {made[0].column!r} of {made[0].source!r}, which every record has to bring, and with `groups` "
-            "no record need bring a column of another source.",
-            "partition by a column that is there",
+def _refuse_groups(schema: pa.Schema, declared: TableSpec) -> None:
+    if declared.partition_from:
+        computed = declared.partition_from[0]
+        raise _bad_setting(
+            f"`partition_by` computes {computed.column!r} from {computed.source!r}, which every record would have to bring. With "
+            "`groups`, records of one source do not bring the columns of another.",
+            "partition by a column that every record has",
         )
-    for where, orders in (("order_by", ordering), *((f"groups.{g.name}.order_by", g.ordering) for g in groups)):
-        for o in orders:
+    orderings = {"order_by": declared.ordering} | {f"groups.{g.name}.order_by": g.ordering for g in declared.groups}
+    for where, ordering in orderings.items():
+        for o in ordering:
             if o.nulls_first:
-                refuse(
-                    f"`{where}` has {str(o)!r}; with `groups` null says that a record does not bring them.",
-                    "leave it out",
+                raise _bad_setting(
+                    f"`{where}` has {str(o)!r}. With `groups`, a null in an ordering column means that a record does not "
+                    "bring the group.",
+                    "remove `nulls first`",
                 )
-    taken = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
-    for group in groups:
+    of_row = (*declared.key, *declared.partition_by, *declared.order_by)
+    uses = dict.fromkeys(of_row, "a key, ordering or partition column of the table")
+    for group in declared.groups:
         order_by = [o.column for o in group.ordering]
         for name in (*order_by, *group.columns):
-            if name in taken:
-                refuse(
-                    f"`groups.{group.name}` names {name!r}, which is {taken[name]}.", "name each column in one place"
+            if name in uses:
+                raise _bad_setting(
+                    f"`groups.{group.name}` names {name!r}, which is {uses[name]}.", "name each column in one place"
                 )
-            taken[name] = f"in `groups.{group.name}` already"
+            uses[name] = f"in `groups.{group.name}` already"
             if name not in schema.names:
                 raise ConfigurationError(
                     "missing-column",
-                    f"`groups.{group.name}` names the column {name!r}, which no readable file has.{_found(name, schema)}",
-                    next="correct it, or give a column that comes later its type under [tables.….schema]: "
+                    f"`groups.{group.name}` names the column {name!r}, which no readable file has.{_suggestion(name, schema)}",
+                    next="correct the name; if the column comes with later files, give it a type under [tables.….schema]: "
                     f'`{toml_key(name)} = "…"`',
                 )
         for name in order_by:
-            what = "numbers, text, dates, times, timestamps, booleans, binary"
-            _refuse_type(f"groups.{group.name}.order_by", name, schema.field(name).type, is_order_type, what)
+            _refuse_type(f"groups.{group.name}.order_by", name, schema.field(name).type, is_order_type, _ORDER_TYPES)
 
 
-def _with_made(schema: Any, made: PartitionColumn) -> Any:
-    source = made.source or ""
+def _bad_setting(what: str, instead: str) -> ConfigurationError:
+    return ConfigurationError("bad-setting", what, next=instead)
+
+
+def _add_computed(schema: pa.Schema, computed: PartitionColumn) -> pa.Schema:
+    source = computed.source or ""
     at = schema.get_field_index(source)
     t = pa.types
-    takes = f"`partition_by` takes the {made.function} of the column {source!r}, which"
+    takes = f"`partition_by` takes the {computed.function} of the column {source!r}, which"
     if at < 0:
         raise ConfigurationError(
             "missing-column",
-            f"{takes} no readable file has.{_found(source, schema)}",
-            next="correct `partition_by` in lakeupsert.toml, or bring files that have that column",
+            f"{takes} no readable file has.{_suggestion(source, schema)}",
+            next="correct `partition_by` in lakeupsert.toml, or add files that have that column",
         )
     if not (t.is_timestamp(schema.field(at).type) or t.is_date(schema.field(at).type)):
         raise ConfigurationError(
             "unfit-type",
             f"{takes} is {schema.field(at).type}; expected a date or timestamp.",
-            next=f'name another column, or give it a type such as `{toml_key(source)} = "timestamp"` under '
+            next=f'name another column, or give this one a type, for example `{toml_key(source)} = "timestamp"`, under '
             "[tables.….schema]",
         )
-    text = f"{made.function}({source})"
-    if text.lower() in map(str.lower, schema.names) and made.column == f"{source}_{made.function}":
+    text = f"{computed.function}({source})"
+    if text.lower() in map(str.lower, schema.names) and computed.column == f"{source}_{computed.function}":
         raise ConfigurationError(
             "bad-setting",
-            f"`partition_by` has {text!r}, which may be the {made.function} of the column {source!r} or the column of that "
-            "name, and the landing files have both.",
-            next=f"for the former write `{text} as NAME`; for the latter rename the column where the landing files are made",
+            f"`partition_by` has {text!r}. That may be the {computed.function} of the column {source!r} or the column with that "
+            "name; the landing files have both.",
+            next=f"for the former write `{text} as NAME`; for the latter rename the column at the source of the landing files",
         )
-    if made.column in schema.names:
+    if computed.column in schema.names:
         raise ConfigurationError(
             "partition-in-files",
-            f"`partition_by` makes the column {made.column!r} of {source!r}, and the landing files have one of that name.",
-            next=f"give it another name: `{made.function}({source}) as NAME`",
+            f"`partition_by` computes the column {computed.column!r} from {source!r}, but the landing files have a column "
+            "with that name.",
+            next=f"choose another name: `{computed.function}({source}) as NAME`",
         )
-    return schema.append(pa.field(made.column, made.type))
+    return schema.append(pa.field(computed.column, computed.type))
 
 
-def _refuse_nested(fields: Iterable[Any]) -> None:
+def _refuse_nested(fields: Iterable[pa.Field]) -> None:
     for field in fields:
         if pa.types.is_nested(field.type):
             raise ConfigurationError(
                 "unfit-type",
-                f"Column {field.name!r} is {field.type}, whose values have no order, and `ties` is content.",
+                f"Column {field.name!r} is {field.type}, whose values have no order, but `ties` is content.",
                 next=f'set `ties = "arrival"`, or give {field.name!r} the type string under [tables.….schema]',
             )
 
@@ -491,30 +500,32 @@ def _refuse_reserved_and_ambiguous(names: Iterable[str]) -> None:
     for name in names:
         other = seen.setdefault(name.lower(), name)
         if name.lower().startswith(RESERVED) or other is not name:
-            what = "is reserved for lakeupsert" if other is name else f"differs from {other!r} by case at most"
+            reason = f"begins with {RESERVED}, which is reserved for lakeupsert"
+            if other is not name:
+                reason = f"differs from {other!r} by case at most, and engines like Spark could not tell the two apart"
             raise ConfigurationError(
                 "unfit-column-name",
-                f"The column name {name!r} {what}, and engines such as Spark could not tell them apart.",
-                next="rename the column where the landing files are made",
+                f"The column name {name!r} {reason}.",
+                next="rename the column at the source of the landing files",
             )
 
 
-def _refuse_ambiguous_within(column: str, type_: Any) -> None:
+def _refuse_ambiguous_within(column: str, type_: pa.DataType) -> None:
     names = [f.name.lower() for f in type_] if pa.types.is_struct(type_) else []
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigurationError(
             "unfit-column-name",
-            f"Column {column!r} would have two fields within it whose names differ by case at most, {twice!r} in small letters; "
-            "engines such as Spark could not tell them apart.",
-            next="rename the field where the landing files are made",
+            f"Column {column!r} would contain two fields whose names differ by case at most ({twice!r} in lower case); engines "
+            "like Spark could not tell them apart.",
+            next="rename the field at the source of the landing files",
         )
     for i in range(type_.num_fields if pa.types.is_nested(type_) else 0):
         _refuse_ambiguous_within(column, type_.field(i).type)
 
 
-class _Numbered:
-    """Gives ids to fields that have none, depth first; nested fields have ids of their own, as Iceberg's have."""
+class _Numbering:
+    """Assigns ids to fields without one, depth first. Nested fields get their own ids, as in Iceberg."""
 
     def __init__(self, last: int) -> None:
         self.last = last
@@ -523,11 +534,11 @@ class _Numbered:
         self.last += 1
         return self.last
 
-    def field(self, field: Any) -> Any:
+    def field(self, field: pa.Field) -> pa.Field:
         metadata = {FIELD_ID: str(self._next()).encode()}
         return pa.field(field.name, self.type(normal(field.type)), nullable=True, metadata=metadata)
 
-    def type(self, type_: Any) -> Any:
+    def type(self, type_: pa.DataType) -> pa.DataType:
         t = pa.types
         if t.is_list(type_):
             return pa.list_(self._child(type_.value_field))
@@ -541,12 +552,12 @@ class _Numbered:
             return pa.struct([self._child(f) for f in type_])
         return type_
 
-    def _child(self, field: Any) -> Any:
+    def _child(self, field: pa.Field) -> pa.Field:
         metadata = field.metadata or {FIELD_ID: str(self._next()).encode()}
         return pa.field(field.name, self.type(field.type), field.nullable, metadata)
 
 
-def _spec(fields: Sequence[Any], like: TableSpec, last_field_id: int) -> TableSpec:
+def _spec(fields: Sequence[pa.Field], like: TableSpec, last_field_id: int) -> TableSpec:
     schema = pa.schema(fields)
     return msgspec.structs.replace(
         like,

@@ -1,14 +1,13 @@
-"""Where each object of a table is, and how a partition is called.
+"""Where the objects of a table are, and how partitions are named.
 
-A partition's name is its folder, `transaction_date=2020-01-01`, percent-encoded as Hive and Spark do, so that any engine
-finds the value again; it is the partition's id everywhere: in messages, manifests, options and errors.
+A partition's name is its folder, `transaction_date=2020-01-01`, percent-encoded as in Hive and Spark, so that any engine can
+decode the value. The name is the partition's id everywhere: in messages, manifests, options and errors.
 """
 
 import re
 import shlex
 from collections.abc import Mapping
 from datetime import date
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -25,15 +24,13 @@ from lakeupsert.table.spec import TableSpec, check_spec
 
 HOME = "_lakeupsert"
 DATA = f"{HOME}/data"
-"""What is in no base file: appended rows, and below a folder for each partition its deltas, vectors, tombstones and history."""
+"""All data outside base files: appended rows, and in one folder per partition its deltas, vectors, tombstones and history."""
 KEYS = f"{HOME}/keys"
-"""The key index of a table whose keys are unique in the whole of it."""
+"""The key index of a table whose keys are unique across partitions."""
 LONGEST_PARTITION = 200
-"""Bytes of a partition's folder name; file systems end at 255, and temporary names need room."""
+"""Maximum bytes of a partition's folder name. File systems allow 255, and temporary names need some of them."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-
-
 _OURS = re.compile(
     "(?:.*/)?(?:"
     + "|".join(
@@ -60,7 +57,7 @@ class TableObjects:
 
     def __init__(self, store: ObjectStore) -> None:
         self.store = store
-        # Who does not know `requires` must not go on as if it were not there.
+        # A lakeupsert that does not know `requires` must not ignore it, so the spec gets a newer format.
         self.specs: Chain[TableSpec] = Chain(
             store,
             f"{HOME}/spec",
@@ -77,36 +74,36 @@ class TableObjects:
         return Chain(self.store, f"{HOME}/partitions/{partition}", "manifest", Manifest, check_manifest)
 
     def missing(self, partition: str, version: int, named_by: str, *, lost: bool) -> DamagedTableError:
-        """The error for a manifest that something names and that is not there; ``lost``: readers have no newer one."""
+        """The error for a missing manifest that ``named_by`` names. ``lost``: readers have no newer one."""
         where = self.store.uri(self.partition(partition).name(version))
         backup = metadata.FROM_BACKUP
         return DamagedTableError(
             "missing-version",
-            f"{named_by} names version {version} of {partition}, and that manifest is not there: {where}. Something other "
-            "than lakeupsert deleted it.",
-            next=f"run `{made_anew(partition)}`, which makes the partition anew from what landed; or {backup}"
+            f"{named_by} names version {version} of {partition}, but that manifest is missing: {where}. Something other than "
+            "lakeupsert deleted it.",
+            next=f"run `{made_anew(partition)}`, which rebuilds the partition from its landing files; or {backup}"
             if lost
-            else f"{backup}; newer snapshots do not need it, and `lakeupsert run` publishes one where there is none",
+            else f"{backup}; newer snapshots do not need it, and `lakeupsert run` publishes one if there is none",
             partition=partition,
         )
 
-    def missing_snapshot(self, number: int, known_by: int, left: int | None) -> DamagedTableError:
-        """The error for the newest snapshot, which ledger entry ``known_by`` knows and which is gone; ``left``: what is there."""
-        others = "No other is left" if left is None else f"Snapshot {left} is left"
+    def missing_snapshot(self, number: int, known_by: int, newest: int | None) -> DamagedTableError:
+        """The error for a lost newest snapshot that ledger entry ``known_by`` names. ``newest``: the newest that still exists."""
+        others = "No snapshot exists" if newest is None else f"The newest that exists is snapshot {newest}"
         return DamagedTableError(
             "missing-version",
-            f"Ledger entry {known_by} was written when snapshot {number} was the newest, and that is not there: "
+            f"Ledger entry {known_by} was written when snapshot {number} was the newest, but that snapshot is missing: "
             f"{self.store.uri(self.snapshots.name(number))}. {others}. Something other than lakeupsert deleted it.",
-            next=f"{metadata.FROM_BACKUP}; or run `lakeupsert publish`, which shows readers the newest whole batch in snapshot "
-            f"{number + 1}; tags that were set {'before' if left is None else f'since snapshot {left}'} are then lost",
+            next=f"{metadata.FROM_BACKUP}; or run `lakeupsert publish`, which publishes the newest complete batch as snapshot "
+            f"{number + 1}; tags that were set {'before' if newest is None else f'after snapshot {newest}'} are then lost",
         )
 
     @staticmethod
     def ledger_headers(first: int) -> str:
         return f"{HOME}/headers/ledger-{first:012d}.json"
 
-    # `start` is how many versions the chain had when the writer began: the partition's, and for what append writes the
-    # ledger's. Vacuum deletes what nobody names only where its writer began below a fence, and so can't commit any more.
+    # `start` is how many versions the chain had when the writer started: the partition's chain, or the ledger for what append
+    # writes. Vacuum deletes an unnamed file only if its writer started below a fence, and so can no longer commit.
 
     @staticmethod
     def new_base(partition: str, start: int) -> str:
@@ -114,7 +111,7 @@ class TableObjects:
 
     @staticmethod
     def new_appended(start: int) -> str:
-        # Here and below no `.parquet` at the end: DuckDB and Polars would read these rows as if they were merged.
+        # No name below ends in `.parquet`, because DuckDB and Polars would read these rows as if they were merged.
         return f"{DATA}/appended-{start}-{clock.new_id()}.pack"
 
     @staticmethod
@@ -123,7 +120,7 @@ class TableObjects:
 
     @staticmethod
     def is_moved(name: str) -> bool:
-        """Whether it is a pack of deletes that `append` made of keys whose records came for other partitions."""
+        """Whether this is a pack of deletes that `append` wrote for keys that moved to other partitions."""
         return name.startswith(f"{DATA}/moved-")
 
     @staticmethod
@@ -157,12 +154,12 @@ class TableObjects:
 
     @staticmethod
     def unit_results(partition: str) -> str:
-        """What the names of a partition's all begin with."""
+        """The prefix of the names of all unit results of a partition."""
         return f"{HOME}/units/{partition}/unit-"
 
     @staticmethod
     def new_unit_result(partition: str, start: int, key: str) -> str:
-        """``key``: 32 hex digits that tell which unit."""
+        """``key``: 32 hex digits that identify the unit."""
         return f"{TableObjects.unit_results(partition)}{start}-{key}.json"
 
     @staticmethod
@@ -171,9 +168,9 @@ class TableObjects:
 
     @staticmethod
     def start_of(name: str) -> int | None:
-        """The start in one of these names; None where it has none, as an adopted file."""
-        found = _OURS.fullmatch(name)
-        return int(found[found.lastindex]) if found and found.lastindex else None
+        """The `start` in one of these names; None if it has none, for example an adopted file."""
+        match = _OURS.fullmatch(name)
+        return int(match[match.lastindex]) if match and match.lastindex else None
 
     @staticmethod
     def new_work() -> str:
@@ -181,43 +178,43 @@ class TableObjects:
 
 
 def folder_name(column: str, text: str) -> str | None:
-    """The folder of a partition value's text, or None where no folder can have it (empty, Hive's null, too long)."""
+    """The folder for a partition value's text, or None if no folder can have it (empty, Hive's null, too long)."""
     name = f"{_escape(column)}={_escape(text)}"
     return None if text in ("", HIVE_NULL) or len(name.encode("utf-8", "replace")) > LONGEST_PARTITION else name
 
 
 def partition_name(texts: Mapping[str, str]) -> str | None:
-    """The folder of a partition, a level for each column; or None where no folder can have one of the values."""
+    """The folder of a partition, one level per column, or None if no folder can have one of the values."""
     folders = [folder_name(column, text) for column, text in texts.items()]
     return None if None in folders else "/".join(map(str, folders))
 
 
 def partition_of(name: str) -> str | None:
-    """The partition that a stored file is in, base or tombstones; None for a file of several partitions."""
+    """The partition that a stored file belongs to; None for a file of several partitions."""
     folder, _, _ = name.removeprefix(f"{DATA}/").rpartition("/")
     return folder if "=" in folder else None
 
 
 def partition_texts(partition: str) -> dict[str, str]:
-    """The texts of the partition's values, by column, back from the name of its folder."""
+    """The texts of a partition's values, by column, decoded from its name."""
     parts = (folder.partition("=") for folder in partition.split("/"))
     return {unquote(column): unquote(text) for column, _, text in parts}
 
 
 def partition_text(partition: str) -> str:
-    """The same for people who know the columns."""
+    """The values of `partition_texts` without the columns, for people who know these."""
     return "/".join(partition_texts(partition).values())
 
 
 def made_anew(partition: str) -> str:
-    """The command that makes a partition anew from what landed, for messages."""
+    """The command that rebuilds a partition from its landing files, for messages."""
     return f"lakeupsert reprocess --partition {shlex.quote(partition)} --source landing"
 
 
-def partition_scalars(spec: TableSpec, partition: str) -> dict[str, Any]:
-    """The partition's values, as ``pyarrow.Scalar`` of their columns' types, in the order of the columns.
+def partition_scalars(spec: TableSpec, partition: str) -> dict[str, pa.Scalar]:
+    """The partition's values in their columns' types, in the order of the columns.
 
-    Raises DamagedTableError if it is the name of no partition: the object that has it was damaged.
+    Raises DamagedTableError if the table can't have a partition of that name: the object that names it was damaged.
     """
     texts = partition_texts(partition)
     try:
@@ -230,12 +227,12 @@ def partition_scalars(spec: TableSpec, partition: str) -> dict[str, Any]:
 
 
 def ranged_column(spec: TableSpec) -> str:
-    """The partition column that ``--from`` and ``--to`` select by: the first that is a date, or the first of all."""
+    """The partition column that ``--from`` and ``--to`` refer to: the first date column, or else the first column."""
     dates = (column for column in spec.partition_by if pa.types.is_date(spec.schema.field(column).type))
     return next(dates, spec.partition_by[0])
 
 
-def _scalar(spec: TableSpec, column: str, text: str) -> Any:
+def _scalar(spec: TableSpec, column: str, text: str) -> pa.Scalar:
     type_ = spec.schema.field(column).type
     if pa.types.is_date(type_):
         return pa.scalar(date.fromisoformat(text), type_)
@@ -244,10 +241,10 @@ def _scalar(spec: TableSpec, column: str, text: str) -> Any:
     return pa.scalar(int(text) if pa.types.is_integer(type_) else text, type_)
 
 
-def parse_partition(spec: TableSpec, given: str) -> str:
-    """The name of the partition that a user means by ``2020-01-01`` or ``transaction_date=2020-01-01``; with several columns
-    by ``7/2020-01-01`` or ``store=7/day=2020-01-01``."""
-    folders = given.split("/") if len(spec.partition_by) > 1 else [given]
+def parse_partition(spec: TableSpec, text: str) -> str:
+    """The partition that a user means by ``2020-01-01`` or ``transaction_date=2020-01-01``, or with several columns by
+    ``7/2020-01-01`` or ``store=7/day=2020-01-01``."""
+    folders = text.split("/") if len(spec.partition_by) > 1 else [text]
     if len(folders) == len(spec.partition_by):
         names = [_parse_folder(spec, *pair) for pair in zip(spec.partition_by, folders, strict=True)]
         if None not in names:
@@ -257,22 +254,22 @@ def parse_partition(spec: TableSpec, given: str) -> str:
     what = f"value of the partition column {columns!r}" if len(spec.partition_by) == 1 else f"partition by {columns}"
     raise ConfigurationError(
         "not-a-partition",
-        f"{given!r} is no {what} ({types}).",
-        next=f"give a value such as 2020-01-01 or {columns}=2020-01-01"
+        f"{text!r} is not a {what} ({types}).",
+        next=f"give a value, for example 2020-01-01 or {columns}=2020-01-01"
         if len(spec.partition_by) == 1
-        else f"give a value for each, such as {'/'.join(f'{_escape(column)}=VALUE' for column in spec.partition_by)}",
+        else f"give a value for each column: {'/'.join(f'{_escape(column)}=VALUE' for column in spec.partition_by)}",
     )
 
 
-def parse_value(spec: TableSpec, column: str, given: str) -> Any:
-    """A value of a partition column that a user means, as ``pyarrow.Scalar``: ``2020-01-01`` or ``day=2020-01-01``."""
-    folder = _parse_folder(spec, column, given)
+def parse_value(spec: TableSpec, column: str, text: str) -> pa.Scalar:
+    """The value of a partition column that a user means by ``2020-01-01`` or ``day=2020-01-01``."""
+    folder = _parse_folder(spec, column, text)
     if folder is None:
         type_ = spec.schema.field(column).type
         raise ConfigurationError(
             "not-a-partition",
-            f"{given!r} is no value of the partition column {column!r} ({type_}).",
-            next=f"give a value such as 2020-01-01 or {column}=2020-01-01",
+            f"{text!r} is not a value of the partition column {column!r} ({type_}).",
+            next=f"give a value, for example 2020-01-01 or {column}=2020-01-01",
         )
     return _scalar(spec, column, partition_texts(folder)[column])
 

@@ -1,4 +1,4 @@
-"""The ledger: one entry per batch. Appending an entry is the commit of phase one. A chain; never trimmed."""
+"""The ledger: one entry per batch. Phase one commits a batch by appending its entry. A chain; never trimmed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, 
 
 
 class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A landing file as it was read: (path, sha256) is its identity; size and etag only save reading it again."""
+    """A landing file as it was read. Its identity is (path, sha256); an unchanged size and etag save reading it again."""
 
     path: str
     size: int
@@ -22,18 +22,22 @@ class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LandingFile(SeenFile, frozen=True, kw_only=True):
-    """A landing file that a batch took."""
+    """A landing file that a batch loaded."""
 
     rows: int
 
 
 class Touched(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batch brought for one partition.
+    """What a batch brings to one partition.
 
-    ``rows`` were accepted; ``superseded`` of them lost to another row of the same batch, or where keys are unique in the whole
-    table to what another partition has, and nobody reads them. ``moved`` of them are deletes that did not land: `append` made
-    them, as their keys' records came for other partitions. In each file there is one row per key, sorted by key. ``digest`` is
-    of all these rows, ``superseded_digest`` of those that lost; None: not known, as of adopted files, which nobody has read yet.
+    Attributes:
+        files: each has one row per key, sorted by key.
+        rows: accepted rows.
+        superseded: how many of them lost to another row of the batch. If keys are unique across partitions, also those that lost
+            to a row of another partition. Nobody reads these rows.
+        moved: how many of them are deletes that did not land. `append` wrote them for keys that moved to other partitions.
+        digest: of all these rows. None: not known, because these are adopted files that were not read yet.
+        superseded_digest: of the rows that lost; None: not known.
     """
 
     files: tuple[DataFile, ...]
@@ -45,7 +49,7 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
     moved: int = 0
 
     def as_adopted(self) -> BucketEntry:
-        """The bucket of a partition that begins with these files, of batch 0, as others wrote them."""
+        """The first bucket of a partition that starts with these files of batch 0, as another system wrote them."""
         counters = Counters(appended=self.rows, live=self.rows)
         digests = Digests(superseded=NO_ROWS, withdrawn=NO_ROWS)
         return BucketEntry(id=clock.new_id(), settled=False, base=self.files, counters=counters, digests=digests)
@@ -60,13 +64,13 @@ class QuarantineFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(QuarantineFile, frozen=True, kw_only=True):
-    """A quarantine file whose rows a later batch tried again, all of them; ``batch`` has it in its ``quarantine``."""
+    """A quarantine file whose rows a later batch loaded again, all of them. It is in ``quarantine`` of the entry ``batch``."""
 
     batch: int
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore goes back to: a snapshot, its batch, and of each touched partition the manifest version (-1: none)."""
+    """What a restore goes back to: a snapshot, its batch, and each touched partition's manifest version (-1: none)."""
 
     snapshot: int
     batch: int
@@ -74,7 +78,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the record of greatest rank of every key is, and its order, when the ledger ended with ``up_to``."""
+    """The key index as of ledger entry ``up_to``: for every key, where its record of greatest rank is, and its order."""
 
     up_to: int
     files: tuple[DataFile, ...]
@@ -84,11 +88,11 @@ Scope = Literal["table", "partitions"]
 
 
 class FullExtract(msgspec.Struct, frozen=True, kw_only=True):
-    """The batch has all rows that its partitions have at its source; keys that it lacks are deleted there.
+    """The batch contains all rows that its source has in its partitions. Keys that it lacks are deleted there.
 
     Attributes:
-        scope: ``table``: it touches every partition of the table; ``partitions``: those that its rows are in.
-        order: the greatest order of its rows (see `rows.floor`). What it lacks is deleted up to that order.
+        scope: ``table``: it touches every partition of the table; ``partitions``: only those that its rows are in.
+        order: the greatest order of its rows (see `rows.floor`). Rows of missing keys are deleted up to that order.
     """
 
     scope: Scope
@@ -99,28 +103,29 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One number of the ledger.
 
     Attributes:
-        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``, ``fence``, ``schema``: from here on columns
-            are called, or dropped, as ``spec_version`` says.
-        batch_id: what the client calls it; a second batch of the same id is refused or is this one.
-        received_at: the batch's receipt stamp, microseconds since 1970 UTC, above that of every entry before.
+        kind: ``create`` (number 0, with the adopted files), ``batch``, ``restore``, ``fence``, or ``schema``: the spec
+            ``spec_version`` renames or drops columns.
+        batch_id: the client's name for the batch. A second batch with the same id is refused, or is this one.
+        received_at: the batch's receipt stamp in microseconds since 1970 UTC, greater than those of all earlier entries.
         files: the landing files, in the order that ranks their rows.
-        reading: how their bytes were made rows, and are whenever this batch is read again; None, in entries of an earlier
-            lakeupsert: as it is configured now.
+        reading: how rows were read from these files, now and whenever the batch is read again. None in entries of an earlier
+            lakeupsert: as the table is configured now.
         quarantined: refused rows by reason.
-        seen: landing files that entries before took and that were sent again unchanged, under another etag; not taken here.
-        replayed: where the batch took its rows instead of landing files, in the order that ranks them (ADR 0010).
-        fence: behind a fence no append commits that began when the ledger had this many entries, or fewer: a vacuum deleted
-            what those left. A restore gives up at any fence: the snapshot that it chose may have expired.
-        full: set where the batch was declared to be a full extract.
-        retention: microseconds that a deleted key is known when the batch is merged (`tombstone_retention` at its append); None:
-            for ever.
-        operations: whether a landing file had the column that the delete rule names; None where there is no such rule or no row,
-            and in entries of an earlier lakeupsert.
-        keys: where keys are unique in the whole table, what the batch changes in the key index.
-        snapshot: the newest snapshot that its writer saw, None if there was none: a chain of snapshots that ends before it has
-            lost the newest.
-        index: that index as it was before the batch, where the batch wrote it anew; otherwise it is that of the last entry which
-            has one, with the ``keys`` of what came since. A restore is not in it: who appends next makes it anew.
+        seen: files that an earlier entry loaded and that landed again, unchanged, under another etag. They are not loaded again.
+        replayed: quarantine files that the batch loaded instead of landing files, in the order that ranks their rows (ADR 0010).
+        fence: only for kind fence. An append that started when the ledger had this many entries or fewer can't commit behind
+            the fence, because a vacuum may have deleted its files. A restore gives up at any fence, because its snapshot may
+            have expired.
+        full: set if the batch was declared to be a full extract.
+        retention: how long the merge of this batch keeps deleted keys known, in microseconds (`tombstone_retention` at its
+            append). None: for ever.
+        operations: whether a landing file had the delete rule's column. None if there is no such rule or no row, and in entries
+            of an earlier lakeupsert.
+        keys: what the batch changes in the key index, if keys are unique across partitions.
+        snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
+            newer ones were lost.
+        index: the key index before the batch, if the batch wrote it again. Otherwise the index is that of the last entry that has
+            one, plus the ``keys`` of all entries since. It does not include restores: the next append writes it again.
     """
 
     kind: str
@@ -146,7 +151,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What its rows came from, by the place that ranks them: landing files, or quarantine files."""
+        """The landing or quarantine files that its rows come from, in the order that ranks them."""
         return tuple(f.name for f in self.replayed) or tuple(f.path for f in self.files)
 
     @property
@@ -156,7 +161,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def keys_moved(self) -> int:
-        """Keys whose record came for another partition than the one where their row was."""
+        """Keys that moved to another partition."""
         return sum(t.moved for t in self.touched.values())
 
     @property
@@ -169,20 +174,20 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
-    """Invariants of the ledger; that no landing or quarantine file counts twice is the appender's to see, over all entries."""
+    """Check the invariants of the ledger. `append` itself checks, over all entries, that no file is loaded twice."""
     wrong = []
     if (old is None) != (new.kind == "create"):
         wrong.append(f"kind {new.kind} {'begins' if old is None else 'follows in'} the ledger")
     if old is not None and new.received_at <= old.received_at:
-        wrong.append(f"receipt stamp {new.received_at} is not above {old.received_at}")
+        wrong.append(f"receipt stamp {new.received_at} is not greater than {old.received_at}")
     if old is not None and new.spec_version < old.spec_version:
-        wrong.append(f"spec version falls from {old.spec_version} to {new.spec_version}")
+        wrong.append(f"spec version decreases from {old.spec_version} to {new.spec_version}")
     if (new.kind == "restore") != (new.restored is not None) or (new.restored and new.rows_read):
         wrong.append(
             f"kind {new.kind} with {new.rows_read} rows and {'a' if new.restored else 'no'} version to go back to"
         )
     if new.restored is not None and new.touched.keys() != new.restored.versions.keys():
-        wrong.append("it touches other partitions than it restores")
+        wrong.append("it touches and restores different partitions")
     if new.kind == "schema" and (new.touched or new.rows_read):
         wrong.append(f"kind schema touches {len(new.touched)} partitions and has {new.rows_read} rows")
     if (new.kind == "fence") != (new.fence is not None):
@@ -197,28 +202,26 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         wrong.append(f"{new.rows_read} rows read, {new.rows_appended} appended + {new.rows_quarantined} quarantined")
     for partition, touched in new.touched.items():
         if touched.rows != touched.superseded + sum(f.live for f in touched.files):
-            wrong.append(
-                f"{partition}: {touched.rows} rows are not {touched.superseded} superseded + those in its files"
-            )
+            wrong.append(f"{partition}: {touched.rows} rows, but {touched.superseded} superseded + those in its files")
     if wrong:
         raise DamagedTableError(
             "broken-invariant",
             f"The ledger entry of batch {new.batch_id!r} contradicts itself: {'; '.join(wrong)}. It was not written.",
-            next="report this as a bug of lakeupsert; the landing files are untouched and will be taken by a mended version",
+            next="report this as a bug of lakeupsert; the landing files are unchanged and a fixed version will load them",
         )
 
 
 def taken(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
-    """Every landing file that some entry took, by path."""
-    found: dict[str, list[LandingFile]] = {}
+    """All landing files that these entries loaded, by path."""
+    files: dict[str, list[LandingFile]] = {}
     for entry in entries:
         for file in entry.files:
-            found.setdefault(file.path, []).append(file)
-    return found
+            files.setdefault(file.path, []).append(file)
+    return files
 
 
 def next_stamp(head: LedgerEntry | None) -> int:
-    """The receipt stamp of an entry behind ``head``: now, and above its stamp also where the clock went back."""
+    """The receipt stamp of the entry after ``head``: now, or just above its stamp if the clock went back."""
     now = int(clock.now().timestamp() * 1_000_000)
     return now if head is None else max(now, head.received_at + 1)
 
@@ -227,9 +230,9 @@ HEADERS_TOGETHER = 64
 
 
 class Headers(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of entries without what they touched, in one object: who asks what was taken need not read each entry.
+    """Consecutive entries without what they touched, in one object, so that finding loaded files needs fewer reads.
 
-    ``format`` as in a chain's version. The ledger itself stays whole; where this object is missing, it is made again.
+    ``format`` is as in a chain's version. The ledger itself stays complete; if this object is missing, it is written again.
     """
 
     format: int
@@ -245,28 +248,28 @@ def header(entry: LedgerEntry) -> LedgerEntry:
 
 
 def counting(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
-    """Numbers of those batches among ``entries`` (numbered upwards, none left out) that count after the last of them.
+    """The batches among ``entries`` (numbered, ascending, without gaps) that count after the last of them.
 
-    A batch adds itself; a restore sets what counts to what counted at the batch that it goes back to. Of batches before
-    the first entry nothing is said.
+    A batch adds itself. A restore sets the batches that count to those that counted at its snapshot's batch. Batches before the
+    first entry are not included.
     """
-    at: dict[int, _Counting | None] = {}
+    counting_at: dict[int, _Counting | None] = {}
     now: _Counting | None = None
     for number, entry in entries:
         if entry.restored is not None:
-            now = at.get(entry.restored.batch)
+            now = counting_at.get(entry.restored.batch)
         elif entry.kind == "batch":
             now = _Counting(number, now)
-        at[number] = now
-    found = set()
+        counting_at[number] = now
+    numbers = set()
     while now is not None:
-        found.add(now.number)
+        numbers.add(now.number)
         now = now.before
-    return found
+    return numbers
 
 
 def still_quarantined(entries: Sequence[LedgerEntry]) -> list[Replayed]:
-    """Quarantine files of batches that count after the last of ``entries`` (all there are), replayed by none that counts."""
+    """The quarantine files of all batches that count and that no counting batch replayed. ``entries``: the whole ledger."""
     count = counting(enumerate(entries))
     replayed = {f.name for number in count for f in entries[number].replayed}
     return [
@@ -279,7 +282,7 @@ def still_quarantined(entries: Sequence[LedgerEntry]) -> list[Replayed]:
 
 @dataclass(frozen=True, slots=True)
 class _Counting:
-    """The batches that count at one number, as a list that shares its tail with those of other numbers."""
+    """The batches that count at one number: a linked list that shares its tail with those of other numbers."""
 
     number: int
     before: "_Counting | None"

@@ -1,4 +1,4 @@
-"""A manifest: what one partition consists of, at one version. A chain per partition, so partitions never conflict."""
+"""A manifest: one version of what a partition consists of. Each partition has its own chain, so partitions never conflict."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -14,7 +14,7 @@ NO_ROWS = "0" * 16
 
 
 class Bucketed(Protocol):
-    """Of 2^``bits`` buckets, the one that all its keys are in (docs/FORMAT.md, "Buckets")."""
+    """Something with all its keys in one of 2^``bits`` buckets (docs/FORMAT.md, "Buckets")."""
 
     @property
     def bucket(self) -> int: ...
@@ -24,7 +24,7 @@ class Bucketed(Protocol):
 
 
 def share(of: Bucketed, within: Bucketed) -> float:
-    """Which part of the keys of the one bucket are in the other, as hashes go: 0, 1, or what splits of it leave."""
+    """The share of the keys of bucket ``of`` that are in ``within``: 0, 1, or a fraction if ``within`` is a part of it."""
     finer = within.bits - of.bits
     if finer <= 0:
         return float(of.bucket >> -finer == within.bucket)
@@ -32,18 +32,18 @@ def share(of: Bucketed, within: Bucketed) -> float:
 
 
 def first_hash(of: Bucketed) -> int:
-    """The least hash in a bucket; buckets of a partition are in its order."""
+    """The lowest hash in a bucket. The buckets of a partition are in this order."""
     return of.bucket << HASH_BITS - of.bits
 
 
 class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which rows of a data file are superseded: a Roaring bitmap of their positions. Few of them lie here.
+    """The superseded rows of a data file: a Roaring bitmap of their positions. A small bitmap is stored here.
 
     Attributes:
-        rows: how many they are.
+        rows: how many rows are superseded.
         size: bytes of the bitmap.
-        name: the object that has it, beside others, ``at`` some place; empty where it is ``inline``.
-        crc: the CRC-32 of the bitmap's bytes there; None in manifests of an earlier lakeupsert, and of what is ``inline``.
+        name: the object that holds the bitmap from byte ``at`` on, with other bitmaps; empty if it is ``inline``.
+        crc: the CRC-32 of the bitmap in that object; None if it is ``inline``, and in manifests of an earlier lakeupsert.
     """
 
     rows: int
@@ -59,10 +59,10 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         name: the object's, relative to the table.
-        at: where it begins in that object, which has ``bytes`` bytes of it and other files; None: it is the whole object.
-        deleted: the rows that nobody is to see any more; None: they all live.
+        at: where the file begins in an object with several files, of which it takes ``bytes``; None: it is the whole object.
+        deleted: the superseded rows; None: all rows are live.
         bucket, bits: see `Bucketed`.
-        renames: how many renames and drops of columns its spec has; its columns are called as then (`TableSpec.names_in`).
+        renames: how many renames and drops its spec has. Its columns have the names of that time (`TableSpec.names_in`).
     """
 
     name: str
@@ -81,17 +81,17 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def objects(self) -> list[str]:
-        """What it needs in the store."""
+        """The objects that it needs in the store."""
         return [name for name in (self.name, self.deleted.name if self.deleted else "") if name]
 
 
 class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of deleted keys; where they are few, they lie here and not in the store (ADR 0007).
+    """A file of deleted keys. A few keys are stored here instead of in the store (ADR 0007).
 
     Attributes:
         inline: an Arrow IPC stream of the rows; ``name`` is then empty, and ``bytes`` is its length.
-        since: the least receipt stamp of the batches that deleted the keys; 0 where that of some is not known, None where
-            it is not in it of any.
+        since: the lowest receipt stamp of the batches that deleted the keys. 0: some stamps are not known. None: the file has
+            no stamps.
     """
 
     inline: bytes = b""
@@ -99,10 +99,10 @@ class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Where every row that was ever appended to a bucket is; `appended` is the sum of all others.
+    """What became of every row that was ever appended to a bucket; `appended` is the sum of all others.
 
-    Of rows that never met a bucket, as append settled them or a restore withdrew them, and of what was before a split, the
-    first of the partition's buckets that a merge wrote keeps count.
+    Some rows never reach a bucket, because append or a restore drops them. The first bucket of the partition that a merge writes
+    counts these, and also the rows from before a split.
     """
 
     appended: int = 0
@@ -115,10 +115,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Digests(msgspec.Struct, frozen=True, kw_only=True):
-    """Digests of rows that are in no file of a bucket any more; None: not known.
+    """Digests of rows that are in no file of a bucket any more. None: not known.
 
-    They are of the rows that the counters of these names count; `adopted` is of what batch 0 brought, which nobody knows
-    before the first merge reads it.
+    Each is the digest of the rows in the counter of the same name. `adopted` is the digest of batch 0, which is not known before
+    the first merge reads its files.
     """
 
     adopted: str | None = None
@@ -129,7 +129,7 @@ class Digests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of the keys that a batch brought (docs/SEMANTICS.md, "What a batch changed"); each is counted once."""
+    """What a batch did to its keys (docs/SEMANTICS.md, "What a batch changed"). Each key is counted once."""
 
     inserted: int = 0
     updated: int = 0
@@ -143,21 +143,22 @@ class Changes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 NO_CHANGES = Changes()
 GONE = ("superseded", "tombstones_dropped", "refused", "withdrawn")
-"""Counters of rows that are in no file of a bucket any more; each has a digest of its name."""
+"""Counters of rows that are in no file of a bucket any more. Each has a digest of the same name."""
 NO_DIGESTS = Digests(adopted=NO_ROWS, superseded=NO_ROWS, withdrawn=NO_ROWS)
 
 
 class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One bucket. ``id`` is new whenever rows were merged into it, even where none won: who lost a race redoes it.
+    """One bucket of a partition.
 
     Attributes:
-        bucket, bits: see `Bucketed`; those of a partition have every key in one of them.
-        settled: a key lives once in all the files, and each is in key order. Not so in adopted files: the first merge
-            settles them.
-        base: in key order from file to file.
-        deltas: newer rows, oldest file first; the rows that they supersede are marked in ``base`` and in older deltas.
-        history: superseded versions, in tables that keep them; a split leaves those of all keys to its first bucket.
-        floor: the greatest order that tombstones had which were dropped (see `rows.floor`); None: none was.
+        id: new whenever rows are merged into the bucket, even if none wins, so that a writer that lost a race merges again.
+        bucket, bits: see `Bucketed`. The buckets of a partition cover every key exactly once.
+        settled: each key has one live row in all files, and each file is in key order. Adopted files are not settled; the first
+            merge settles them.
+        base: files in key order.
+        deltas: newer rows, oldest file first. The rows that they supersede are marked in ``base`` and in older deltas.
+        history: superseded versions, if the table keeps them. After a split, the first bucket has those of all keys.
+        floor: the greatest order of dropped tombstones (see `rows.floor`); None: none was dropped.
     """
 
     id: str
@@ -179,12 +180,12 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def objects(self) -> set[str]:
-        """What it needs in the store."""
+        """The objects that it needs in the store."""
         return {name for file in (*self.data, *self.tombstones, *self.history) for name in file.objects}
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """Merging batch ``batch`` failed at the last receive; `merged` stays where it was. Cleared by the merge of ``batch``."""
+    """The merge of batch ``batch`` failed at its last attempt; `merged` did not change. A merge of ``batch`` clears the mark."""
 
     batch: int
     reason: str
@@ -194,15 +195,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One version of a partition.
 
     Attributes:
-        merged: every batch up to this one that touches the partition is in it, and none beyond.
-        spec_version: the spec that its newest files were written under.
-        fence: the number of the last version that is a fence: writers that began below it may not commit.
-        quarantine: objects with rows that dedupe itself refused.
-        reprocessed: the last work object that was done to the partition, so that nobody does it twice.
-        entry: the write id of ledger entry ``merged``, by which one is found that another batch has taken the number of; None in
-            manifests of an earlier lakeupsert, and of adopted files.
-        changes: what the merge of its batches changed; versions that merge none repeat it.
-        made: how this version came about (engine, strategy, seconds, worker), for people.
+        merged: the version contains every batch up to this one that touches the partition, and no later batch.
+        spec_version: the spec of its newest files.
+        fence: the number of the last version that is a fence. Writers that started below it must not commit.
+        quarantine: objects with rows that merges refused.
+        reprocessed: the last work object that was applied to the partition, so that it is not applied twice.
+        entry: the write id of ledger entry ``merged``. It shows if another batch has taken that number since. None for adopted
+            files, and in manifests of an earlier lakeupsert.
+        changes: what the last merge changed; versions without a merge repeat it.
+        made: how this version was written (engine, strategy, seconds, worker), for people.
     """
 
     partition: str
@@ -228,45 +229,45 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def files(self) -> int:
-        """Objects in the store; tombstones and vectors that lie in the manifest itself are in none."""
+        """How many objects it has in the store. Tombstones and vectors inside the manifest are not objects."""
         return sum(len(b.objects) for b in self.buckets)
 
 
 def added(digests: Iterable[str | None]) -> str | None:
-    """The digest of all the rows that these are of; None where one is not known."""
+    """The sum of some digests: the digest of all their rows. None if one is not known."""
     total = 0
     for digest in digests:
         if digest is None:
             return None
         try:
             total += int(digest, 16)
-        except ValueError as e:  # of an object that an earlier lakeupsert wrote, which has no digest of its own
+        except ValueError as e:  # an object from an earlier lakeupsert, which has no digest of its own
             raise metadata.damaged("A manifest or ledger entry", "one with digests of rows", str(e)) from e
     return f"{total % 2**64:016x}"
 
 
 def check_manifest(old: Manifest | None, new: Manifest) -> None:
-    """Invariants of a partition's chain."""
+    """Check the invariants of a partition's manifests."""
     wrong = []
     if new.buckets and sum(1 << HASH_BITS - b.bits for b in new.buckets) != 1 << HASH_BITS:
-        wrong.append(f"its buckets are {[(b.bucket, b.bits) for b in new.buckets]}")
+        wrong.append(f"its buckets do not cover each hash once: {[(b.bucket, b.bits) for b in new.buckets]}")
     if old is not None and new.partition != old.partition:
-        wrong.append(f"it is of {new.partition}")
+        wrong.append(f"it is for {new.partition}, the version before for {old.partition}")
     if old is not None and new.merged < old.merged:
-        wrong.append(f"`merged` falls from {old.merged} to {new.merged}")
+        wrong.append(f"`merged` decreases from {old.merged} to {new.merged}")
     if new.failed is not None and new.failed.batch <= new.merged:
-        wrong.append(f"batch {new.failed.batch} is marked failed and is merged")
+        wrong.append(f"batch {new.failed.batch} is marked failed but is merged")
     for bucket in new.buckets:
         c = bucket.counters
         accounted = c.live + c.tombstones + sum(getattr(c, name) for name in GONE)
         if c.appended != accounted:
             wrong.append(f"bucket {bucket.bucket}: {c.appended} rows appended, {accounted} accounted for")
         if c.live != sum(f.live for f in bucket.data) or c.tombstones != sum(f.rows for f in bucket.tombstones):
-            wrong.append(f"bucket {bucket.bucket}: its counters are not what its files hold")
+            wrong.append(f"bucket {bucket.bucket}: its counters differ from its files")
     if wrong:
         raise DamagedTableError(
             "broken-invariant",
             f"The next manifest of {new.partition} contradicts itself: {'; '.join(wrong)}. It was not written.",
-            next="report this as a bug of lakeupsert; readers keep the version before",
+            next="report this as a bug of lakeupsert; readers keep the previous version",
             partition=new.partition,
         )

@@ -1,4 +1,4 @@
-"""A snapshot: a manifest version for every partition, the one thing that readers begin from. A chain."""
+"""A snapshot: one manifest version per partition. Every reader starts from a snapshot. A chain."""
 
 import msgspec
 
@@ -8,9 +8,9 @@ from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition in a snapshot: its manifest version, and what that says in short.
+    """One partition in a snapshot: its manifest version and that version's figures.
 
-    ``files``: how many data files it has; -1 in snapshots of a lakeupsert that did not say.
+    ``files``: how many objects it has in the store; -1 in snapshots of an earlier lakeupsert.
     """
 
     version: int
@@ -21,11 +21,13 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All partitions at batch ``batch``; those in ``lagging`` lack newer batches and are named because of it.
+    """All partitions at batch ``batch``.
 
-    ``tags`` are names that people gave to snapshots, with their numbers; ``expired``: snapshots below this number are, but
-    for those with a tag. Each snapshot carries both on. ``changes``: by the merges that the snapshot before did not
-    show; a snapshot of tags or expiry alone repeats it.
+    Attributes:
+        lagging: partitions that lack newer batches.
+        tags: names that people gave to snapshots, with the snapshots' numbers. Each snapshot repeats them.
+        expired: snapshots below this number are expired, except those with a tag. Each snapshot repeats it.
+        changes: what the merges since the previous snapshot changed. A snapshot that only changes tags or expiry repeats it.
     """
 
     batch: int
@@ -37,24 +39,24 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     changes: Changes = NO_CHANGES
 
     def keeps(self, number: int) -> bool:
-        """Whether snapshot ``number`` may still be read, as the newest snapshot has it."""
+        """Whether snapshot ``number`` may still be read. Only the newest snapshot knows."""
         return number >= self.expired or number in self.tags.values()
 
     def lost(self, partition: str, head: Link[Manifest] | None) -> bool:
-        """Whether the version that this shows of a partition is gone: its ``head``, read later, is from before it.
+        """Whether the partition's version in this snapshot is lost: its ``head``, read later, is older.
 
-        A fence that was appended behind what is left has its number, and a smaller `merged`.
+        A fence that was appended to the remaining versions may have that number, but it has a smaller `merged`.
         """
         shown = self.partitions.get(partition)
         return shown is not None and (head is None or head.number < shown.version or head.body.merged < shown.merged)
 
     def shows(self, other: "Snapshot") -> bool:
-        """Whether readers of both see the same."""
+        """Whether readers of both snapshots see the same."""
         return (self.batch, self.partitions, self.lagging) == (other.batch, other.partitions, other.lagging)
 
     @property
     def partitions_with_rows(self) -> int:
-        """How many partitions readers see. One whose rows were all deleted, or withdrawn by a restore, stays listed."""
+        """How many partitions readers see. A partition whose rows were all deleted or withdrawn stays in the snapshot."""
         return sum(p.rows > 0 for p in self.partitions.values())
 
     @property
@@ -67,22 +69,22 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_snapshot(old: Snapshot | None, new: Snapshot) -> None:
-    """Invariants of the chain of snapshots: batch and versions never fall, no partition vanishes."""
+    """Check the invariants of snapshots: batch and versions never decrease, and no partition disappears."""
     wrong = []
     if old is not None:
         if new.expired < old.expired:
-            wrong.append(f"expired snapshots would come back: {new.expired} after {old.expired}")
+            wrong.append(f"expired snapshots would become readable again: {new.expired} after {old.expired}")
         if new.batch < old.batch:
-            wrong.append(f"batch falls from {old.batch} to {new.batch}")
+            wrong.append(f"batch decreases from {old.batch} to {new.batch}")
         for partition, shown in old.partitions.items():
             now = new.partitions.get(partition)
             if now is None or now.version < shown.version or now.merged < shown.merged:
-                wrong.append(f"{partition} falls back from version {shown.version}")
+                wrong.append(f"{partition} goes back from version {shown.version}")
     wrong += [f"{p} is merged beyond batch {new.batch}" for p, s in new.partitions.items() if s.merged > new.batch]
-    wrong += [f"{p} lags and is not listed" for p in new.lagging if p not in new.partitions]
+    wrong += [f"{p} lags and is not in the snapshot" for p in new.lagging if p not in new.partitions]
     if wrong:
         raise DamagedTableError(
             "broken-invariant",
-            f"The next snapshot contradicts itself: {'; '.join(wrong[:5])}. It was not written; readers keep the one before.",
+            f"The next snapshot contradicts itself: {'; '.join(wrong[:5])}. It was not written; readers keep the previous one.",
             next="report this as a bug of lakeupsert",
         )

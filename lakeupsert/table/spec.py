@@ -1,14 +1,15 @@
-"""What a table is: columns with field ids, key, order and partition columns, the delete rule. A chain; never trimmed.
+"""The spec: what a table is. Columns with field ids; key, ordering and partition columns; the delete rule. A chain; never
+trimmed.
 
-A field keeps its id for life, and its name until `rename` or `drop`, which the spec remembers: so a file of any age is read by
-the names of its time, and a name that is used anew never shows what another column held (ADR 0020).
+A field keeps its id for life and its name until `rename` or `drop`. The spec remembers both, so a file of any age is read by the
+names of its time, and a reused name never shows the values of another column (ADR 0020).
 """
 
 import base64
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import pyarrow as pa
@@ -17,33 +18,33 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 
 FIELD_ID = b"PARQUET:field_id"
 RESERVED = "_lakeupsert"
-"""How no column of a landing file begins, in any case."""
+"""Prefix that no column of a landing file may have, in upper or lower case."""
 DELETE_FLAG = "_lakeupsert_delete"
-"""Boolean column of appended files: the row is a delete. Only there where the table has a delete rule, or its keys are unique in
-the whole table."""
+"""Boolean column of appended files: the row is a delete. Only present if the table has a delete rule or unique keys across
+partitions."""
 FILE = "_lakeupsert_file"
-"""Integer column of appended files: the landing file's place in its batch. With `PLACE` it ends G1's rank."""
+"""Integer column of appended files: the landing file's place in its batch. `FILE` and `PLACE` are the last parts of a rank."""
 PLACE = "_lakeupsert_place"
 """Integer column of appended files: the row's place in its landing file."""
 HAS = "_lakeupsert_has"
-"""Binary column of all files of tables in mode columns: which columns the row brings by its order, a bit for each field id."""
+"""Binary column of all files of tables in mode columns: the columns that the row brings by its order, one bit per field id."""
 OLDER = "_lakeupsert_older"
-"""List column of base and delta files of such tables: which columns the row has from records of lower orders, and these."""
+"""List column of base and delta files of such tables: the columns that come from records of lower order, with these orders."""
 BATCH = "_lakeupsert_batch"
-"""Integer column of history files: the ledger number of the row's batch, or of a stored row of the last one that was merged."""
+"""Integer column of history files: the ledger number of the row's batch; for a stored row, of the last merged batch."""
 MOVED_TO = "_lakeupsert_moved_to"
-"""Text column of appended files with deletes that `append` made: the partition that the key's record came for."""
+"""Text column of appended files with deletes that `append` wrote: the partition that the key moved to."""
 FEATURES = frozenset({"columns", "history", "renames", "key_scope"})
-"""What a spec may require of those who read or write its table."""
+"""Format features that a spec may require its readers and writers to know."""
 
 
 class DeleteRule(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows are deletes: those whose ``column``, as text, is one of ``values``, and all of files called by a prefix.
+    """Which rows are deletes: rows whose ``column``, as text, is one of ``values``, and all rows of files with a name prefix.
 
     Attributes:
         keep: the column stays in base rows.
-        upserts: the values of all other rows, where they are told: a row with any other goes to quarantine.
-        file_prefix: how the names of files begin (without their folders) that hold nothing but deletes.
+        upserts: the values of all other rows; a row with another value goes to quarantine. None: any value is allowed.
+        file_prefix: name prefix (without folders) of files that contain only deletes.
     """
 
     column: str | None = None
@@ -57,9 +58,9 @@ _ORDERING = re.compile(r"(?is)(?:`(.+)`|(.+?))(?:\s+(asc|desc))?(?:\s+nulls\s+(f
 
 
 class Ordering(msgspec.Struct, frozen=True):
-    """A column of the window's ORDER BY, whose first row wins: the greatest value, or with ``ascending`` the least.
+    """An ordering column, as in a window's ORDER BY whose first row wins: the greatest value, or the least if ``ascending``.
 
-    Null loses to every value, unless it comes first.
+    Null loses to every value, unless ``nulls_first``.
     """
 
     column: str
@@ -68,11 +69,11 @@ class Ordering(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "Ordering":
-        """Of SQL's `column [asc|desc] [nulls first|last]`, ``desc nulls last`` by default; a column may be in backquotes."""
-        found = _ORDERING.fullmatch(text)
-        if found is None:
+        """Parse `column [asc|desc] [nulls first|last]`, by default ``desc nulls last``. The column may be in backquotes."""
+        match = _ORDERING.fullmatch(text)
+        if match is None:
             return cls(text)
-        quoted, plain, direction, nulls = found.groups()
+        quoted, plain, direction, nulls = match.groups()
         return cls(quoted or plain, (direction or "").lower() == "asc", (nulls or "").lower() == "first")
 
     def __str__(self) -> str:
@@ -81,7 +82,7 @@ class Ordering(msgspec.Struct, frozen=True):
 
 
 class ColumnGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns that have an order of their own, as another source brings them; ``order_by`` is as in `Ordering.parse`."""
+    """Columns with an ordering of their own, because another source brings them. ``order_by`` is as in `Ordering.parse`."""
 
     name: str
     order_by: tuple[str, ...]
@@ -92,15 +93,15 @@ class ColumnGroup(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(map(Ordering.parse, self.order_by))
 
 
-# A source may have parentheses within its name, but only whole ones, and the column that is made none: two expressions in one
-# text, as in `date(at), month(at)` or `date(at) as day, month(at)`, are no column's name.
+# A source's name may contain balanced parentheses, the new column's name none. Otherwise two expressions in one text, for example
+# `date(at), month(at)` or `date(at) as day, month(at)`, would match.
 _EXPRESSION = re.compile(r"(?is)(year|month|date|hour)\(((?:[^()]|\([^()]*\))+)\)(?:\s+as\s+([^(),]+))?")
 
 
 class PartitionColumn(msgspec.Struct, frozen=True):
-    """A partition column: one that rows bring, or what a ``function`` makes of their column ``source``.
+    """A partition column: a column of the rows, or the result of a ``function`` of their column ``source``.
 
-    ``year`` is an integer, ``date`` a date, ``month`` and ``hour`` are text such as 2020-01 and 2020-01-31-23; all in UTC.
+    ``year`` gives an integer, ``date`` a date, ``month`` and ``hour`` text like 2020-01 and 2020-01-31-23; all in UTC.
     """
 
     column: str
@@ -109,39 +110,39 @@ class PartitionColumn(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "PartitionColumn":
-        """Of a column's name, or of `date(created_at) as day`; without a name of its own it is `created_at_date`."""
-        found = _EXPRESSION.fullmatch(text.strip())
-        if found is None or not found[2].strip():
+        """Parse a column's name, or `date(created_at) as day`. Without `as`, the column is called `created_at_date`."""
+        match = _EXPRESSION.fullmatch(text.strip())
+        if match is None or not match[2].strip():
             return cls(text)
-        function, source, name = found[1].lower(), found[2].strip(), found[3]
+        function, source, name = match[1].lower(), match[2].strip(), match[3]
         return cls(name.strip() if name else f"{source}_{function}", function, source)
 
     @classmethod
     def parse_all(cls, texts: Iterable[str]) -> "list[PartitionColumn]":
-        """Of `partition_by`. Raises ConfigurationError where two would be one column."""
-        found: dict[str, PartitionColumn] = {}
+        """Parse `partition_by`. Raises ConfigurationError if two entries are the same column."""
+        columns: dict[str, PartitionColumn] = {}
         for one in map(cls.parse, texts):
-            other = found.setdefault(one.column.lower(), one)
+            other = columns.setdefault(one.column.lower(), one)
             if other is not one:
                 raise ConfigurationError(
                     "bad-setting",
-                    f"`partition_by` has `{other}` and `{one}`, and names that differ by case at most are one column. Nothing "
-                    "was changed.",
-                    next="name each column once; one that is made of another may have any name: `date(COLUMN) as NAME`",
+                    f"`partition_by` has `{other}` and `{one}`, whose names differ by case at most, so they are one column. "
+                    "Nothing was changed.",
+                    next="name each column once; a computed column may have any name: `date(COLUMN) as NAME`",
                 )
-        return list(found.values())
+        return list(columns.values())
 
     def __str__(self) -> str:
         return f"{self.function}({self.source}) as {self.column}" if self.function else self.column
 
     @property
-    def type(self) -> Any:
-        """``pyarrow.DataType`` of what the function makes."""
+    def type(self) -> pa.DataType:
+        """The type of the function's result."""
         return {"year": pa.int32(), "date": pa.date32()}.get(self.function or "", pa.string())
 
 
 class FieldText(msgspec.Struct, frozen=True, kw_only=True):
-    """A field for human readers; `arrow_schema` is what counts."""
+    """A field for human readers. Programs use `arrow_schema`."""
 
     id: int
     name: str
@@ -149,7 +150,7 @@ class FieldText(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renamed(msgspec.Struct, frozen=True, kw_only=True):
-    """A rename or drop: until then field ``id`` was called ``name``, and no field had an id above ``last_field_id``."""
+    """A rename or drop: before it, field ``id`` was called ``name`` and ``last_field_id`` was the highest field id."""
 
     id: int
     name: str
@@ -160,19 +161,20 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One version of the spec.
 
     Attributes:
-        order_by: names of the ordering columns, first things first; of these ``ascending`` and ``nulls_first`` (see `Ordering`).
-        partition_from: partition columns that are made of others; of these, only the rows of landing files are told.
-        stamped: the ordering column is not in the landing files; each batch's receipt stamp is its value.
-        order_in_name: the ordering column is not in the landing files: this pattern's group finds its value in their names.
-        ties: what decides between rows of a key with equal ordering values: the later ``arrival``, or ``content`` alone.
-        mode: whether the record of greatest rank is the row, or each column is that of the one that brings it (`rows.columns`).
-        nulls: whether a null is a value that a record brings. Of mode columns alone, as are ``groups``.
-        key_scope: where a key has one row: in each ``partition``, or in the ``table`` (`engine.keyindex`).
+        order_by: names of the ordering columns, most important first. ``ascending`` and ``nulls_first`` name some of these (see
+            `Ordering`).
+        partition_from: the partition columns that are computed from others, in the rows of landing files.
+        stamped: the ordering column is not in the landing files; its value is the batch's receipt stamp.
+        order_in_name: the ordering column is not in the landing files; this pattern's group finds its value in their names.
+        ties: what decides between rows of a key with equal ordering values: the later ``arrival``, or only the ``content``.
+        mode: ``rows``: the record of greatest rank is the row. ``columns``: each column has its own winner (`rows.columns`).
+        nulls: whether a null is a value that a record brings. Only for mode columns, as are ``groups``.
+        key_scope: whether a key has one row in each ``partition``, or in the whole ``table`` (`engine.keyindex`).
         history: whether merges keep the versions that they supersede (`read.history`).
-        requires: features of the format that who does not know them must not touch the table without.
-        arrow_schema: the schema as Arrow IPC in base64, field ids in the fields' metadata, partition columns included.
-        renames: every rename and drop that there was, the oldest first.
-        bucket_count: hash buckets of a partition; 1 until buckets land.
+        requires: format features that a reader or writer must know to use the table.
+        arrow_schema: the schema as Arrow IPC in base64, with field ids in the fields' metadata and with the partition columns.
+        renames: all renames and drops, oldest first.
+        bucket_count: always 1; manifests say how each partition is split into buckets.
     """
 
     table_id: str
@@ -199,18 +201,18 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     bucket_count: int = 1
 
     @cached_property
-    def schema(self) -> Any:
-        """``pyarrow.Schema`` of the table as its readers see it: every column, partition columns inside, in spec order."""
+    def schema(self) -> pa.Schema:
+        """The table as readers see it: all columns in spec order, including the partition columns."""
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.arrow_schema)))
 
     @cached_property
-    def stored_schema(self) -> Any:
-        """``pyarrow.Schema`` of rows in a partition: without the partition columns, which the folder's name holds."""
+    def stored_schema(self) -> pa.Schema:
+        """Rows in a partition: without the partition columns, whose values are in the folder's name."""
         return pa.schema([f for f in self.schema if f.name not in self.partition_by])
 
     @cached_property
-    def base_schema(self) -> Any:
-        """``pyarrow.Schema`` of base and delta files."""
+    def base_schema(self) -> pa.Schema:
+        """Base and delta files."""
         if self.mode == "rows":
             return self.stored_schema
         orders = [pa.field(f"o{i}", self.schema.field(name).type) for i, name in enumerate(self.all_orders)]
@@ -224,7 +226,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def columns_of(self) -> tuple[tuple[tuple[Ordering, ...], dict[str, int]], ...]:
-        """Of mode columns: the ordering and the columns, with their field ids, of all that is in no group, then of each group."""
+        """For mode columns: the ordering and the columns (with field ids), first of all columns in no group, then of each
+        group."""
         ids = {f.name: field_id(f) for f in self.stored_schema if f.name not in self.stored_key}
         grouped = [(g.ordering, {n: ids.pop(n) for n in self._in_group(g) if n in ids}) for g in self.groups]
         return ((self.ordering, ids), *grouped)
@@ -239,65 +242,66 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def content(self) -> tuple[str, ...]:
-        """Columns that decide between equal ordering values, by name, as ids go by arrival; none where arrival does."""
+        """With `ties` content, the columns that decide between equal ordering values. Sorted by name, because ids depend on
+        arrival."""
         names = set(self.stored_schema.names) - {*self.stored_key, *self.order_by}
         return tuple(sorted(names)) if self.ties == "content" else ()
 
     @cached_property
     def stored_key(self) -> tuple[str, ...]:
-        """Key columns that the files hold: a partition column in the key has one value in a partition."""
+        """The key columns in the files. A partition column in the key has a single value in a partition."""
         return tuple(name for name in self.key if name not in self.partition_by)
 
     @cached_property
-    def appended_schema(self) -> Any:
-        """``pyarrow.Schema`` of appended files: a row's, in mode columns what it brings, and where rows delete the flag."""
+    def appended_schema(self) -> pa.Schema:
+        """A row of an appended file, with `HAS` in mode columns and `DELETE_FLAG` if rows can be deletes."""
         has = [pa.field(HAS, pa.binary())] if self.mode == "columns" else []
         flag = [pa.field(DELETE_FLAG, pa.bool_(), nullable=False)] if self.has_deletes else []
         return pa.schema([*self.stored_schema, *has, *flag])
 
     @property
     def has_deletes(self) -> bool:
-        """Whether an appended row may be a delete: one that landed, or that of a key whose record went to another partition."""
+        """Whether an appended row may be a delete: one that landed, or one for a key that moved to another partition."""
         return self.delete is not None or self.key_scope == "table"
 
     @property
     def settles_early(self) -> bool:
-        """Whether a row that loses to another one of its batch is of no use any more."""
+        """Whether a row that loses to another row of its batch can be dropped."""
         return self.mode == "rows" and not self.history
 
     @cached_property
-    def history_schema(self) -> Any:
-        """``pyarrow.Schema`` of history files: superseded rows, and the deletes that superseded them."""
+    def history_schema(self) -> pa.Schema:
+        """History files: superseded rows, and the deletes that superseded them."""
         flag = pa.field(DELETE_FLAG, pa.bool_(), nullable=False)
         return pa.schema([*self.stored_schema, flag, pa.field(BATCH, pa.int64(), nullable=False)])
 
     @cached_property
-    def ranked_schema(self) -> Any:
-        """``pyarrow.Schema`` of appended files as they are stored: where each row came from, too."""
+    def ranked_schema(self) -> pa.Schema:
+        """Appended files as they are stored: `appended_schema` and where each row came from."""
         place = [pa.field(FILE, pa.int32(), nullable=False), pa.field(PLACE, pa.int64(), nullable=False)]
         return pa.schema([*self.appended_schema, *place])
 
     @cached_property
-    def arriving_schema(self) -> Any:
-        """``pyarrow.Schema`` of appended files as a merge reads them: with all columns of base files, too."""
+    def arriving_schema(self) -> pa.Schema:
+        """Appended files as a merge reads them: `ranked_schema` and all columns of base files."""
         return pa.unify_schemas([self.ranked_schema, self.base_schema])
 
     def called(self, name: str) -> str:
-        """What the table calls a column of a landing file, whose name may differ by case; itself where it has no such column."""
-        return self._called.get(name) or self._called.get(name.lower(), name)
+        """The table's name for a column of a landing file, ignoring case; ``name`` itself if the table has no such column."""
+        return self._current_names.get(name) or self._current_names.get(name.lower(), name)
 
     @cached_property
-    def _called(self) -> dict[str, str]:
+    def _current_names(self) -> dict[str, str]:
         names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
         return {name.lower(): name for name in names} | {name: name for name in names}
 
     def renamed_since(self, renames: int) -> dict[str, str | None]:
-        """Of a spec or a file from when there had been so many ``renames``, the columns that are called otherwise now, by their
-        names of then; None: dropped."""
+        """The columns whose names changed since a spec or file with so many ``renames``: old name to current name (None:
+        dropped)."""
         later = self.renames[renames:]
         then: dict[int, str] = {}
         for one in later:
-            if one.id <= later[0].last_field_id:  # else it came when the names had changed already
+            if one.id <= later[0].last_field_id:  # else the field is newer than these names
                 then.setdefault(one.id, one.name)
         if not then:
             return {}
@@ -305,53 +309,56 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return {name: now.get(id_) for id_, name in then.items()}
 
     def under_old_names(self, names: Mapping[str, str]) -> dict[str, str]:
-        """Of the columns that a landing file brings those that come as they were called before a rename, and not as they are now:
-        the file's name and that of now. A name that a rename gave to another column since is that column's.
+        """The columns of a landing file that still have a name from before a rename: the file's name to the current name.
 
-        ``names``: of each column its name by `aliases`, or else in the file, and the file's own."""
-        found = {name.lower(): own for name, own in names.items()}
+        A column that is also there under its current name is left out. So is an old name that a rename has since given to
+        another column. ``names``: for each column, its name after `aliases` and its name in the file."""
+        own_names = {name.lower(): own for name, own in names.items()}
         now = {field.id: field.name for field in self.fields}
-        given = {field.name.lower(): field.id for field in self.fields}
+        ids = {field.name.lower(): field.id for field in self.fields}
         return {
-            found[one.name.lower()]: now[one.id]
+            own_names[one.name.lower()]: now[one.id]
             for one in self.renames
             if one.id in now
-            and one.name.lower() in found
-            and now[one.id].lower() not in found
-            and given.get(one.name.lower(), one.last_field_id + 1) > one.last_field_id
+            and one.name.lower() in own_names
+            and now[one.id].lower() not in own_names
+            and ids.get(one.name.lower(), one.last_field_id + 1) > one.last_field_id
         }
 
     def names_in(self, renames: int) -> dict[str, str]:
-        """What columns are called in a file from when there had been so many ``renames``, where that is not as they are called
-        now; those whose name another column had then get one that is in no file. Nothing in tables without renames."""
-        if renames > len(self.renames):  # else its columns would be taken for others, without a word
+        """For a file written after so many ``renames``, the current name to the file's name of each column where they differ.
+
+        A newer column whose name another column had at that time gets a name that is in no file."""
+        if renames > len(self.renames):  # else columns would silently be taken for others
             raise TryAgainError(
                 "columns-renamed",
-                f"Columns were renamed while they were looked for: a file has the names of after {renames} renames, and "
-                f"{len(self.renames)} were known here. Nothing was changed.",
+                f"Columns were renamed while this command ran: a file has the names after {renames} renames, but this command "
+                f"started with {len(self.renames)}. Nothing was changed.",
                 next="run the same command again",
             )
-        then = self.renamed_since(renames)
-        if not then:
+        changed = self.renamed_since(renames)
+        if not changed:
             return {}
-        own = {now: name for name, now in then.items() if now is not None}
-        taken = {name.lower() for name in then}  # Spark tells no case
-        others = {f.name: f"{RESERVED}_{f.id}" for f in self.fields if f.name.lower() in taken and f.name not in own}
+        own = {now: name for name, now in changed.items() if now is not None}
+        old_names = {name.lower() for name in changed}  # Spark ignores case
+        others = {
+            f.name: f"{RESERVED}_{f.id}" for f in self.fields if f.name.lower() in old_names and f.name not in own
+        }
         return own | others
 
     @cached_property
-    def tombstone_schema(self) -> Any:
-        """``pyarrow.Schema`` of tombstone files: key and ordering columns."""
+    def tombstone_schema(self) -> pa.Schema:
+        """Tombstone files: key and ordering columns."""
         return pa.schema([self.schema.field(name) for name in dict.fromkeys((*self.stored_key, *self.order_by))])
 
     @cached_property
-    def deciding_schema(self) -> Any:
-        """``pyarrow.Schema`` of all that decides which row of a key wins, but where a row came from."""
+    def deciding_schema(self) -> pa.Schema:
+        """All columns that decide which row of a key wins, except where a row came from."""
         return pa.schema([*self.tombstone_schema, *(self.schema.field(name) for name in self.content)])
 
 
 def refuse_unknown(spec: TableSpec, where: str) -> None:
-    """Raise ConfigurationError where the table at ``where`` needs what this lakeupsert does not know."""
+    """Raise ConfigurationError if the table at ``where`` needs a feature that this lakeupsert does not know."""
     unknown = set(spec.requires) - FEATURES
     if unknown:
         raise ConfigurationError(
@@ -361,12 +368,12 @@ def refuse_unknown(spec: TableSpec, where: str) -> None:
         )
 
 
-def field_id(field: Any) -> int:
+def field_id(field: pa.Field) -> int:
     return int(field.metadata[FIELD_ID])
 
 
 def check_spec(old: TableSpec | None, new: TableSpec) -> None:
-    """Invariants of the chain of specs."""
+    """Check the invariants of specs."""
     if old is None:
         return
     kept = {f.id: f.name for f in new.fields}
@@ -383,6 +390,6 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     if broken or new.last_field_id < old.last_field_id:
         raise DamagedTableError(
             "broken-invariant",
-            f"The next spec would change what is fixed: {', '.join(broken) or 'field ids'}. It was not written.",
+            f"The next spec would change fixed properties: {', '.join(broken) or 'field ids'}. It was not written.",
             next="report this as a bug of lakeupsert, with both spec objects",
         )

@@ -1,7 +1,6 @@
-"""Column types: by the names that people write, Spark SQL's and Arrow's; how they grow; and what each may be used for."""
+"""Column types: their names in Spark SQL and Arrow, how they widen, and what each may be used for."""
 
 import re
-from typing import Any
 
 import pyarrow as pa
 
@@ -32,10 +31,10 @@ _DECIMAL = re.compile(r"(?:decimal|decimal128|numeric)\((\d+),(\d+)\)")
 _TIMESTAMP = re.compile(r"timestamp\[(s|ms|us|ns)(?:,tz=([^\]]+))?\]")
 
 
-def named_type(text: str, where: str) -> Any:
-    """``pyarrow.DataType`` of a name such as ``bigint``, ``int64``, ``decimal(12,2)`` or ``timestamp_ntz``.
+def named_type(text: str, where: str) -> pa.DataType:
+    """The type with a name like ``bigint``, ``int64``, ``decimal(12,2)`` or ``timestamp_ntz``.
 
-    Raises ConfigurationError naming ``where`` it stands.
+    Raises ConfigurationError, which says ``where`` the name is.
     """
     name = text.replace(" ", "")
     if match := _TIMESTAMP.fullmatch(name):
@@ -51,24 +50,24 @@ def named_type(text: str, where: str) -> Any:
         raise ConfigurationError(
             "unknown-type",
             f"{where}: {text!r} is not a type.",
-            next=f"use one of {', '.join(_NAMES)}, decimal(p,s), or Arrow's names such as int64 or timestamp[us, tz=UTC]",
+            next=f"use one of {', '.join(_NAMES)}, decimal(p,s), or a name of Arrow, for example int64 or timestamp[us, tz=UTC]",
         ) from e
 
 
-def type_name(type_: Any) -> str:
-    """The first of the names that `named_type` takes for a type; Arrow's own where people have none for it."""
+def type_name(type_: pa.DataType) -> str:
+    """The first name that `named_type` accepts for a type; Arrow's name if there is no other."""
     return next((name for name, named in _NAMES.items() if named.equals(type_)), str(type_))
 
 
-def normal(type_: Any) -> Any:
-    """The type under which a landing column is kept: encodings undone, nested fields nullable. Values stay what they are."""
+def normal(type_: pa.DataType) -> pa.DataType:
+    """The type in which a table stores a landing column: without encodings, nested fields nullable. It holds the same values."""
     t = pa.types
     if t.is_dictionary(type_):
         return normal(type_.value_type)
     if t.is_run_end_encoded(type_):
         return normal(type_.value_type)
     if t.is_string_view(type_):
-        return pa.string()  # pyarrow's filter and take lack kernels for views
+        return pa.string()  # pyarrow's filter and take have no kernels for views
     if t.is_binary_view(type_):
         return pa.binary()
     if t.is_list(type_) or t.is_list_view(type_):
@@ -84,20 +83,20 @@ def normal(type_: Any) -> Any:
     return type_
 
 
-def _nullable(field: Any) -> Any:
+def _nullable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, normal(field.type), nullable=True)
 
 
 _SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
 _UNSIGNED = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
-_FLOATS = [pa.float32(), pa.float64()]  # not float16: Spark reads no such file, and not as a wider type either
-_UNITS = ["s", "ms", "us"]  # not ns: years beyond 2262 would no longer fit
+_FLOATS = [pa.float32(), pa.float64()]  # not float16: Spark can't read such files, not even as a wider type
+_UNITS = ["s", "ms", "us"]  # not ns: years after 2262 would no longer fit
 
 
-def widened(current: Any, incoming: Any) -> Any:
-    """The smallest type that holds all values of both without changing one, or ``current`` where there is none.
+def widened(current: pa.DataType, incoming: pa.DataType) -> pa.DataType:
+    """The smallest type that holds all values of both types unchanged, or ``current`` if there is none.
 
-    A struct gets the fields that it lacks behind its own, whose places and ids stay; lists and maps what is in them.
+    A struct gets missing fields behind its own, whose places and ids stay. In lists and maps, the element types widen.
     """
     t = pa.types
     if t.is_null(current):
@@ -148,19 +147,19 @@ def widened(current: Any, incoming: Any) -> Any:
 _SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 
-def same_values(one: Any, other: Any) -> bool:
-    """Whether two types hold the same values, of which neither how wide they are stored nor a moment's zone is a part."""
-
-    def bare(type_: Any) -> Any:
-        if pa.types.is_decimal(type_):
-            return pa.decimal256(type_.precision, type_.scale)
-        with_zone = pa.types.is_timestamp(type_) and type_.tz
-        return pa.timestamp(type_.unit, "UTC") if with_zone else _SMALL.get(type_, type_)
-
-    return bool(bare(normal(one)).equals(bare(normal(other))))
+def same_values(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two types hold the same values. The width of storage and the zone of a timestamp do not matter."""
+    return bool(_bare(normal(one)).equals(_bare(normal(other))))
 
 
-def is_key_type(t: Any) -> bool:
+def _bare(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_decimal(type_):
+        return pa.decimal256(type_.precision, type_.scale)
+    with_zone = pa.types.is_timestamp(type_) and type_.tz
+    return pa.timestamp(type_.unit, "UTC") if with_zone else _SMALL.get(type_, type_)
+
+
+def is_key_type(t: pa.DataType) -> bool:
     p = pa.types
     return bool(
         p.is_integer(t) or p.is_decimal(t) or p.is_string(t) or p.is_large_string(t) or p.is_date(t) or p.is_timestamp(t)
@@ -168,10 +167,10 @@ def is_key_type(t: Any) -> bool:
     )  # fmt: skip
 
 
-def is_order_type(t: Any) -> bool:
+def is_order_type(t: pa.DataType) -> bool:
     return is_key_type(t) or bool(pa.types.is_floating(t) or pa.types.is_time(t) or pa.types.is_duration(t))
 
 
-def is_partition_type(t: Any) -> bool:
+def is_partition_type(t: pa.DataType) -> bool:
     p = pa.types
     return bool(p.is_date32(t) or p.is_string(t) or p.is_large_string(t) or p.is_integer(t) or p.is_boolean(t))

@@ -1,4 +1,4 @@
-"""A work object: which partitions a reprocess writes anew, and from what. Immutable; the queue's messages carry its name."""
+"""A work object: the partitions that a reprocess rewrites, and their sources. Immutable; queue messages carry its name."""
 
 from typing import Literal
 
@@ -14,10 +14,13 @@ AGAIN = "run `lakeupsert reprocess` again"
 
 
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition: the `merged` that it had, and with source `landing` what each batch that counts there brought for it,
-    without the rows in ``refused``, quarantine objects of its merges.
+    """One partition of a work object.
 
-    Their files were made from landing anew; no ledger entry names them.
+    Attributes:
+        merged: the partition's `merged` when the object was written.
+        batches: with source `landing`, what each batch that counts brings to the partition. The files were written again from the
+            landing files; no ledger entry names them.
+        refused: quarantine objects of the partition's merges, whose rows are left out.
     """
 
     merged: int
@@ -26,7 +29,7 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """``spec_version``: that of a snapshot which was published; partitions are written under it, or a newer one."""
+    """``spec_version``: of a published snapshot. Partitions are rewritten under this spec or a newer one."""
 
     format: int = 1
     source: Source
@@ -40,16 +43,16 @@ def write_work(store: ObjectStore, name: str, work: Work) -> None:
 
 
 def read_work(store: ObjectStore, name: str) -> Work:
-    """Raises RefusedError where it is gone, or of a later version; DamagedTableError where it is damaged."""
+    """Raises RefusedError if the object is gone or has a newer format, DamagedTableError if it is damaged."""
     try:
         work = metadata.decode(store.get(name), Work, lambda: store.uri(name), "a work object", next=AGAIN)
-        reason = None if work.format == 1 else f"has format {work.format}, and this lakeupsert reads 1"
+        reason = None if work.format == 1 else f"has format {work.format}; this lakeupsert reads format 1"
     except NotFoundError:
         reason = "is gone"
     if reason is not None:
         raise RefusedError(
             "no-work",
-            f"{store.uri(name)} {reason}. It says what a reprocess has to do; the partition stays as it is.",
+            f"{store.uri(name)} {reason}. It lists the work of a reprocess; the partition was not changed.",
             next=AGAIN,
         )
     return work

@@ -115,7 +115,7 @@ def test_full_disk_is_try_again(store: LocalStore, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreUnavailableError, match="No room to write") as caught:
+    with pytest.raises(StoreUnavailableError) as caught:
         store.create("a", b"x")
     assert (caught.value.code, caught.value.exit_code) == ("disk-full", 75)
     assert list(store.list("")) == []

@@ -14,7 +14,8 @@ import pytest
 
 from lakeupsert.config import Reading
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.accept import ChangedFileError, LandingInput, RowRules, read_rows
+from lakeupsert.landing.accept import RowRules, read_rows
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import (
     NotFoundError,

@@ -242,7 +242,7 @@ def test_queue_held_by_another_process_asks_to_try_again(queue: SqliteQueue, mon
     monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0)
     with closing(sqlite3.connect(queue.path)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(TryAgainError, match="held by another process") as caught:
+        with pytest.raises(TryAgainError, match="over 0 s") as caught:
             queue.send([message(2)])
     assert caught.value.code == "queue-busy"
     assert [lease.message for lease in drain(queue)] == [message(1)]
@@ -263,14 +263,14 @@ def test_send_beyond_the_disk_quota_sends_nothing(queue: SqliteQueue) -> None:
 
 @pytest.mark.parametrize("folder", ["/proc", "/no such folder"])
 def test_folder_that_takes_no_file_is_a_configuration_error(folder: str) -> None:
-    with pytest.raises(ConfigurationError, match="must exist, and folder and file be writable") as caught:
+    with pytest.raises(ConfigurationError, match=f"{folder}/queue.sqlite to write") as caught:
         SqliteQueue(f"{folder}/queue.sqlite").send([message(1)])
     assert caught.value.code == "queue-not-permitted"
 
 
 def test_file_that_is_no_database_is_refused_and_left_as_it_is(queue: SqliteQueue) -> None:
     Path(queue.path).write_text("order_id,amount\n" * 100)
-    with pytest.raises(ConfigurationError, match="only a hint, `lakeupsert run` sends the messages again") as caught:
+    with pytest.raises(ConfigurationError, match="`lakeupsert run`") as caught:
         queue.receive(10, HOLD)
     assert caught.value.code == "queue-unusable"
     assert Path(queue.path).read_text() == "order_id,amount\n" * 100
@@ -360,6 +360,6 @@ def test_address_of_a_file_opens_it(queue: SqliteQueue, slashes: str) -> None:
     ],
 )
 def test_unknown_address_is_refused_and_not_repeated(address: str) -> None:
-    with pytest.raises(ConfigurationError, match="sqlite:///absolute/path or a plain path") as caught:
+    with pytest.raises(ConfigurationError, match="sqlite:///absolute/path") as caught:
         open_queue(address)
     assert "secret" not in str(caught.value)

@@ -17,6 +17,7 @@ from moto.sqs import models as moto_sqs
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.queue import Message, QueueStats, SqsQueue, open_queue, sqs
+from lakeupsert.queue.base import NOTHING_DONE
 from lakeupsert.testing.queue_contract import HOLD, WorkQueueContract, drain, message, messages
 from lakeupsert.testing.servers import HOST, Server, free_port
 
@@ -184,9 +185,9 @@ class Requests:
         self.answer: Callable[[str, dict[str, Any]], dict[str, Any] | None] = lambda operation, parameters: None
         call = queue._call
 
-        def calling(operation: str, *args: Any, **parameters: Any) -> Any:
+        def calling(operation: str, parameters: dict[str, Any], *args: Any, **options: Any) -> Any:
             self.sent.append((operation, parameters))
-            return self.answer(operation, parameters) or call(operation, *args, **parameters)
+            return self.answer(operation, parameters) or call(operation, parameters, *args, **options)
 
         queue._call = calling  # type: ignore[method-assign]
 
@@ -367,7 +368,7 @@ def refused(queue: SqsQueue, code: str, kind: type[LakeupsertError], match: str)
 
 def test_queue_that_is_not_there_is_named_with_its_region() -> None:
     error = refused(SqsQueue("nowhere"), "no-such-queue", ConfigurationError, "no queue 'nowhere' in region eu-west-1")
-    assert "sent, received and answered nothing" in error.message
+    assert NOTHING_DONE in error.message
 
 
 def test_queue_that_was_deleted_meanwhile_is_missing_too(queue: SqsQueue) -> None:
@@ -447,7 +448,7 @@ def test_answer_of_another_kind_says_what_to_do(
     monkeypatch.setattr(sqs, "ATTEMPTS", 1)
     with Answering(status, body, "text/html" if body == HTML else JSON) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", endpoint)
-        error = refused(SqsQueue("sales"), code, kind, "sent, received and answered nothing")
+        error = refused(SqsQueue("sales"), code, kind, NOTHING_DONE)
     if code == "queue-not-permitted":
         assert "`sqs:GetQueueUrl`" in error.next
 
@@ -481,7 +482,7 @@ def test_permission_that_is_missing_is_named(
 def test_endpoint_that_nobody_listens_at_asks_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqs, "ATTEMPTS", 1)
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", f"http://{HOST}:{free_port()}")
-    refused(SqsQueue("sales"), "queue-unreachable", TryAgainError, "sent, received and answered nothing")
+    refused(SqsQueue("sales"), "queue-unreachable", TryAgainError, NOTHING_DONE)
 
 
 @no_server
@@ -493,7 +494,7 @@ def test_missing_setting_of_aws_is_told(unset: str, code: str, monkeypatch: pyte
     monkeypatch.delenv(unset)
     if unset == "AWS_ACCESS_KEY_ID":
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    refused(SqsQueue("sales"), code, ConfigurationError, "sent, received and answered nothing")
+    refused(SqsQueue("sales"), code, ConfigurationError, NOTHING_DONE)
 
 
 @no_server

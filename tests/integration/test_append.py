@@ -16,7 +16,7 @@ import pytest
 
 from lakeupsert.engine import local as engine_local
 from lakeupsert.errors import ConfigurationError, RefusedError
-from lakeupsert.landing import accept
+from lakeupsert.landing import accept, files
 from lakeupsert.pipeline import append as pipeline_append
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.lake import Lake, row
@@ -67,7 +67,7 @@ def test_file_that_became_whole_between_two_tries_is_taken(lake: Lake, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("step", "name"), [("take", "1.jsonl"), ("take", "1.parquet"), ("read_again", "1.parquet"), ("take", "1.csv")]
+    ("step", "name"), [("take", "1.jsonl"), ("take", "1.parquet"), ("hash_object", "1.parquet"), ("take", "1.csv")]
 )
 def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, step: str, name: str
@@ -85,8 +85,8 @@ def test_file_replaced_while_it_is_read_is_left_to_the_next_batch(
             (pq.write_table if name.endswith("parquet") else pa.csv.write_csv)(table, file)
 
     land("a")
-    if step == "read_again":  # what is too large to be in memory, as it lies there
-        monkeypatch.setattr(accept, "WHOLE_BYTES", 0)
+    if step == "hash_object":  # what is too large to be in memory, as it lies there
+        monkeypatch.setattr(files, "WHOLE_BYTES", 0)
     real = getattr(accept, step)
 
     def replaced(*given: Any, **named: Any) -> Any:

@@ -294,9 +294,9 @@ GROUP = '[tables.t.groups.g]\norder_by = ["at"]\ncolumns = ["a"]\n'
     [
         (SETTINGS + 'ties = "content"\n', "ties is 'content'; with mode"),
         (SETTINGS + 'tombstone_retention = "1d"\n', "tombstone_retention is '1d'; with mode"),
-        (SETTINGS.replace("columns", "rows") + 'nulls = "keep"\n', "nulls is 'keep'; it is for mode"),
-        (SETTINGS.replace("columns", "rows") + GROUP, r"groups is \['g'\]; it is for mode"),
-        (SETTINGS + GROUP + DELETE, "a table with \\[delete\\] can't have them"),
+        (SETTINGS.replace("columns", "rows") + 'nulls = "keep"\n', "nulls is 'keep'; .*mode"),
+        (SETTINGS.replace("columns", "rows") + GROUP, r"groups is \['g'\]; .*mode"),
+        (SETTINGS + GROUP + DELETE, r"groups is \['g'\]; .*\[delete\]"),
         (SETTINGS + GROUP.replace("columns", "colums"), "Did you mean 'columns'"),
         (SETTINGS.replace('"columns"', '"column"'), "expected 'rows', 'columns'"),
     ],
@@ -311,7 +311,7 @@ def test_settings_that_do_not_go_together(settings: str, message: str, tmp_path:
     [
         (GROUP.replace('"a"', '"colour"'), "names the column 'colour', which no readable file has"),
         (GROUP.replace('"at"', '"version"'), "names 'version', which is a key, ordering or partition column"),
-        (GROUP.replace('"at"', '"at nulls first"'), "null says that a record does not bring them"),
+        (GROUP.replace('"at"', '"at nulls first"'), "`groups.g.order_by` has 'at nulls first'"),
         (GROUP + GROUP.replace("groups.g", "groups.h"), "names 'at', which is in `groups.g` already"),
         (GROUP.replace('"at"', '"list"'), "can't be in `groups.g.order_by`"),
     ],
@@ -327,7 +327,7 @@ def test_groups_of_columns_that_are_not_there(group: str, message: str, tmp_path
     ("settings", "message"),
     [
         (SETTINGS.replace('"version"', '"version nulls first"'), "`order_by` has 'version nulls first'"),
-        (SETTINGS.replace('["day"]', '["date(day) as d"]'), "makes 'd' of 'day', which every record has to bring"),
+        (SETTINGS.replace('["day"]', '["date(day) as d"]'), "'d' from 'day'"),
         (SETTINGS.replace('"version"', '"since"'), "`order_by` names the column 'since', which no readable"),
     ],
 )

@@ -546,7 +546,7 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
         (["k=a", "l=0", "v=1"], 2, "not-the-key", "'v' is none of them"),
         (["k=a", "l=x"], 2, "unfit-value", "'x' is no int32, the type of the column 'l'"),
         (["k=\udcff", "l=0"], 2, "unfit-value", r"'\udcff' is no string, the type of the column 'k'"),
-        (["k=a", "l=0", "--partition", "x"], 2, "not-a-partition", "'x' is no value of the partition column"),
+        (["k=a", "l=0", "--partition", "x"], 2, "not-a-partition", "of the partition column"),
         (["k=a", "l"], 2, "usage", "'l' is not COLUMN=VALUE"),
         (["k=a", "k=b", "l=0"], 2, "usage", "'k=b' is a second value"),
         ([], 2, "usage", "Missing argument"),

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import blocks, csvfile
+from lakeupsert.landing.formats import blocks, csvfile, records
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.inference import FROM_TEXT, inferred, unify
 from lakeupsert.rows.convert import convert
@@ -456,7 +456,9 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
     writer = csv.writer(text, lineterminator=style[0], quoting=style[1])
     writer.writerows([("a", "b", "c"), *rows])
     data = text.getvalue().encode()
-    opened = csvfile.open_blocks(Memory(data), LandingInput("f", len(data), "", 0), Reading(), frozenset(["a"]))
+    opened = records.open_blocks(
+        Memory(data), LandingInput("f", len(data), "", 0), csvfile.Csv(Reading()), frozenset(["a"])
+    )
     read, places = [], []
     for block in opened.blocks:
         assert block.malformed == []
@@ -481,7 +483,7 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
 def test_any_bytes_give_rows_or_malformed_records_whatever_the_block(data: bytes, size: int) -> None:
     def everything() -> Iterator[Any]:
         file = LandingInput("f", len(data), "", 0)
-        for block in csvfile.open_blocks(Memory(b"a,b\n" + data), file, Reading(), frozenset()).blocks:
+        for block in records.open_blocks(Memory(b"a,b\n" + data), file, csvfile.Csv(Reading()), frozenset()).blocks:
             yield from zip(
                 block.places.tolist(), *(block.convert(n, pa.string())[0].to_pylist() for n in "ab"), strict=True
             )

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.accept import LandingInput, RowRules, read_rows
+from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.formats import blocks
+from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.evolution import create
 

@@ -204,14 +204,14 @@ def test_missing_settings_are_all_named(file: Path) -> None:
         ('strategy = "deltas"', "'deltas'"),
         ('engine = "duckdb"', "'duckdb'"),
         ("keep_snapshots = 0", "(found 0)"),
-        ('quarantine_limit = "much"', 'expected a share such as "1%"'),
-        ('superseded_retention = "1 day"', 'expected a duration such as "24h"'),
-        ('schema = { price = "int", PRICE = "int" }', "names that differ by case alone are one column"),
-        ('tombstone_retention = "99999999999d"', 'expected a duration such as "90d"'),
+        ('quarantine_limit = "much"', '"1%"'),
+        ('superseded_retention = "1 day"', '"24h"'),
+        ('schema = { price = "int", PRICE = "int" }', "schema is ['price', 'PRICE']"),
+        ('tombstone_retention = "99999999999d"', '"90d"'),
         ('tombstone_retention = "999999999d"', "expected 36500d at most"),
         ('order_by = ["ts", "ts"]', "a column is named twice"),
         ("order_by = []", "order_by"),
-        ('delete = "op"', "it is a table of its own"),
+        ('delete = "op"', "delete is 'op'"),
         ('delete = { column = "op" }', "values"),
     ],
 )
@@ -225,7 +225,7 @@ def test_unfit_value_is_refused_and_shown(file: Path, setting: str, expected: st
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ("order_in_name = '_('", "no regular expression"),
+        ("order_in_name = '_('", "order_in_name is '_('"),
         ("order_in_name = '_\\d+'", "0 groups"),
         ('order_in_name = \'_(\\d+)\'\norder_by = ["a", "b"]', "one column"),
         ('tombstone_retention = "long"', '"90d"'),
@@ -253,22 +253,22 @@ READ = "[tables.sales.read]\n"
         (READ + 'delimiter = "\\n"', "read.delimiter"),
         (READ + 'delimiter = ";"\nquote = ";"', "read.quote is ';'"),
         (READ + 'columns = ["a"]', "set header = false"),
-        (READ + 'header = false\ncolumns = ["a", "a"]', "a name of its own"),
-        (READ + 'header = false\ncolumns = ["a", " "]', "a name of its own"),
+        (READ + 'header = false\ncolumns = ["a", "a"]', "read.columns is"),
+        (READ + 'header = false\ncolumns = ["a", " "]', "read.columns is"),
         (READ + 'null = ""', "read.null"),
         (READ + 'encoding = "utf-88"', "read.encoding is 'utf-88'"),
         (READ + 'encoding = "base64"', "read.encoding"),
         (READ + 'envelope = "debezum"', "'debezum'"),
-        ('format = "delimited"\n' + READ + 'delimiter = "("', "no regular expression"),
+        ('format = "delimited"\n' + READ + 'delimiter = "("', "read.delimiter is '('"),
         ('format = "delimited"\n' + READ + 'delimiter = "(,)"', "without groups"),
-        ('format = "delimited"\n' + READ + 'delimiter = ",*"', "matches no empty text"),
+        ('format = "delimited"\n' + READ + 'delimiter = ",*"', "read.delimiter is ',*'"),
         (
             'format = "delimited"\n' + READ + 'quote = "\'"',
-            'read.quote is "\'"; it is for format csv, and `format` is delimited',
+            'read.quote is "\'"',
         ),
-        ('format = "parquet"\n' + READ + 'encoding = "latin-1"', "it is for format csv and delimited and jsonl"),
+        ('format = "parquet"\n' + READ + 'encoding = "latin-1"', "csv and delimited and jsonl"),
         ('format = "avro"\n' + READ + 'envelope = "dms"', "JSON"),
-        ('format = "csv"\n' + READ + 'envelope = "dms"', "it is for format jsonl and avro"),
+        ('format = "csv"\n' + READ + 'envelope = "dms"', "jsonl and avro"),
     ],
 )
 def test_reading_that_can_not_be_meant_is_refused(file: Path, text: str, expected: str) -> None:
@@ -297,7 +297,7 @@ def test_folder_given_as_configuration_is_refused(tmp_path: Path) -> None:
 
 
 def test_configuration_at_an_address_takes_no_relative_path(file: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"{file.as_uri()} says 'landing'") as raised:
+    with pytest.raises(ConfigurationError, match=f"{file.as_uri()} .*'landing'") as raised:
         load(file.as_uri(), {})
     assert raised.value.code == "relative-path"
     file.write_text(REQUIRED.replace('"landing"', '"/lake/landing"').replace('"processed"', '"/lake/processed"'))
@@ -485,8 +485,8 @@ def test_queue_and_size_of_large_partitions_are_read(file: Path) -> None:
     [
         ('queue = "sqs://large"', "bad-setting", "`bytes`"),
         ('bytes = "2GB"', "bad-setting", "`queue`"),
-        ('queue = "sqs://large"\nbytes = "much"', "bad-setting", 'such as "2GB"'),
-        ('queue = "sqs://large"\nbytes = "0"', "bad-setting", 'such as "2GB"'),
+        ('queue = "sqs://large"\nbytes = "much"', "bad-setting", '"2GB"'),
+        ('queue = "sqs://large"\nbytes = "0"', "bad-setting", '"2GB"'),
         ('queue = "sqs://large"\nsize = "2GB"', "unknown-setting", "'size'"),
         ('queue = "sqs://u:secret@large"\nbytes = "2GB"', "credential-in-configuration", "large.queue"),
         ('queue = "processed/_lakeupsert/queue.sqlite"\nbytes = "2GB"', "shared-queue", "'sales'"),

@@ -25,17 +25,10 @@ import pytest
 from pyarrow import orc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.accept import (
-    LandingInput,
-    RowRules,
-    Survey,
-    UnreadableFileError,
-    first_rows,
-    preview,
-    read_rows,
-    survey,
-)
+from lakeupsert.landing.accept import RowRules, read_rows
+from lakeupsert.landing.files import Survey, first_rows, preview, survey
 from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import TableSpec
@@ -187,8 +180,8 @@ def test_record_of_another_number_of_fields_is_refused_at_its_place(
     assert [row["id"] for row in accepted] == ["a", "b", "e"]
     assert [row["_lakeupsert_place"] for row in accepted][-1] == text.encode().index(b"e,2026")
     assert [(q["reason_code"], q["position"], q["raw"], q["reason"]) for q in quarantined] == [
-        ("malformed", text.encode().index(b"\nc,") + 1, "c,2026-01-02,3", f"3 fields, where {where} has 4."),
-        ("malformed", text.encode().index(b"\nd,") + 1, "d,2026-01-02,4,x,y", f"5 fields, where {where} has 4."),
+        ("malformed", text.encode().index(b"\nc,") + 1, "c,2026-01-02,3", f"3 fields, but {where} has 4."),
+        ("malformed", text.encode().index(b"\nd,") + 1, "d,2026-01-02,4,x,y", f"5 fields, but {where} has 4."),
     ]
 
 
@@ -200,7 +193,7 @@ def test_record_of_another_number_of_fields_is_refused_at_its_place(
     ],
 )  # fmt: skip
 def test_pattern_that_means_one_character_is_read_as_csv_is(pattern: str, sign: str | None) -> None:
-    dialect = delimited._dialect(Reading(format="delimited", delimiter=pattern))
+    dialect = delimited.dialect_of(Reading(format="delimited", delimiter=pattern))
     assert (dialect.reading.delimiter if isinstance(dialect, csvfile.Csv) else None) == sign
 
 
@@ -797,11 +790,11 @@ def test_what_is_no_change_event_is_refused_with_its_reason(landing: Landing) ->
     accepted, quarantined = landing.read(landing.put("a.jsonl", "\n".join(lines)), enveloped())
     assert accepted == []
     assert [(q["reason_code"], q["reason"].partition(":")[0]) for q in quarantined] == [
-        ("malformed", "A truncate of the source table, which no row can say"),
+        ("malformed", "A truncate of the source table is not supported"),
         ("malformed", "Not a change event of Debezium"),
         ("malformed", "Not JSON"),
         ("malformed", "Not a change event of Debezium"),
-        ("malformed", "The row in a change event of Debezium is no object but str."),
+        ("malformed", "The row in a change event of Debezium is str, not an object."),
         (
             "missing_column",
             "The file has no column at, day, id, and every row needs one in its key, partition and order.",
@@ -864,7 +857,7 @@ def test_messages_of_dms_give_their_data_and_metadata(landing: Landing) -> None:
     ]  # fmt: skip
     assert [q["reason"] for q in quarantined] == [
         "Not a message of AWS DMS: it has no `metadata`.",
-        "Not a message of AWS DMS: its `data` is no object.",
+        "Not a message of AWS DMS: its `data` is not an object.",
     ]
 
 

@@ -15,22 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.config import Reading
-from lakeupsert.landing import accept
-from lakeupsert.landing.accept import (
-    ChangedFileError,
-    LandingInput,
-    RowRules,
-    Survey,
-    UnplannedColumnError,
-    UnreadableFileError,
-    content_hash,
-    format_of,
-    read_rows,
-    survey,
-    unify,
-    without_nulls,
-)
+from lakeupsert.landing import accept, files
+from lakeupsert.landing.accept import RowRules, read_rows
+from lakeupsert.landing.files import Survey, content_hash, format_of, survey
 from lakeupsert.landing.formats import blocks, records
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
+from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.rows.convert import decoded
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
@@ -276,8 +266,8 @@ def test_partition_is_the_name_of_its_folder(landing: Landing, type_: Any, value
 @pytest.mark.parametrize(
     ("row", "code", "told"),
     [
-        ("1,2026-01-02,2026-03-01", "malformed", "3 fields, where the header has 5"),
-        ("1,2026-01-02,2026-03-01,1,n,", "malformed", "6 fields, where the header has 5"),
+        ("1,2026-01-02,2026-03-01", "malformed", "3 fields, but the header has 5"),
+        ("1,2026-01-02,2026-03-01,1,n,", "malformed", "6 fields, but the header has 5"),
         ("x,2026-01-02,2026-03-01,1,n", "bad_type", "Column 'id': 'x' does not fit int64."),
         ("1,2026-01-02,2026-03-01,8.705,n", "bad_type", "'8.705' does not fit decimal128(12, 2)"),
         ("1,2026-01-02,soon,1,n", "bad_type", "Column 'at': 'soon'"),
@@ -993,7 +983,7 @@ def test_content_is_hashed_while_rows_are_read(landing: Landing, monkeypatch: py
     """Also of a file that is read again from its beginning, as JSON lines are whose first block lacks a column."""
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 16)
     if name == "large.parquet":
-        monkeypatch.setattr(accept, "WHOLE_BYTES", 0)
+        monkeypatch.setattr(files, "WHOLE_BYTES", 0)
     rows = [good(id=i) for i in range(9)]
     if name.endswith("parquet"):
         file = landing.put(name, table_of(*rows))
@@ -1154,9 +1144,9 @@ def test_json_columns_come_from_every_line(landing: Landing) -> None:
     ],
 )
 def test_files_agree_on_one_type(a: Any, b: Any, typed: bool, expected: Any) -> None:
-    assert unify(a, b, typed) == expected
+    assert unify(a, b, typed=typed) == expected
     if not typed or expected not in (a, b):
-        assert unify(b, a, typed) == expected
+        assert unify(b, a, typed=typed) == expected
 
 
 def test_types_without_a_value_become_text() -> None:

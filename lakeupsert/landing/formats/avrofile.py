@@ -1,7 +1,7 @@
 """Landing files of Avro (object container files): types from the schema in the file, rows by block.
 
-Values are made of what stands in the file, without logical types: fastavro would take them by way of Python's dates and times,
-which end at microseconds and at the year 9999. A row's place is its index in the file.
+Stored values become Arrow values without fastavro's logical types, which use Python's dates and times: these end at
+microseconds and at the year 9999. A row's place is its index in the file.
 """
 
 import bz2
@@ -12,7 +12,6 @@ import struct
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from typing import Any
@@ -25,20 +24,25 @@ from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
+    Contents,
     LandingInput,
-    Malformed,
-    Opened,
-    UnreadableFileError,
-    absent,
-    among,
+    MalformedRecord,
+    Source,
     check_names,
+    find_missing,
+    select_names,
+    unreadable_if_damaged,
 )
-from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Unwrap
-from lakeupsert.landing.formats.nested import flat, nulls, offsets
+from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
+from lakeupsert.landing.formats.nested import flatten, nulls, offsets
 from lakeupsert.landing.formats.unpacked import XZ_MEMORY
 
+Schema = str | list[Any] | dict[str, Any]
+"""A schema of Avro: the name of a type, a union of schemas, or a type with its attributes."""
+Values = Sequence[Any]
+"""Decoded values of one type of Avro, or null; which Python type that is depends on the schema in the file."""
 LARGEST_BLOCK = 1 << 28
-"""Bytes of a block, unpacked; writers begin another one at some megabytes at the latest."""
+"""Most bytes of a block, unpacked. Writers begin another block after some megabytes at most."""
 _SHARE = 4  # a row as Python objects takes several times the memory that it takes in the file
 _SYNC_BYTES = 16
 _HEADER = fastavro.parse_schema(
@@ -54,97 +58,101 @@ _HEADER = fastavro.parse_schema(
 )
 _DAMAGED = (
     ValueError, KeyError, IndexError, TypeError, AttributeError, MemoryError, EOFError, OverflowError, RecursionError,
-    struct.error, zlib.error, lzma.LZMAError, pa.ArrowException, fastavro.schema.SchemaParseException,
+    struct.error, zlib.error, lzma.LZMAError, fastavro.schema.SchemaParseException,
     fastavro.schema.UnknownType,
 )  # fmt: skip
-"""What fastavro, the decompressors and Arrow raise of bytes that are not what the schema says."""
+"""What fastavro, the decompressors and Arrow raise if the bytes do not fit the schema."""
 _EXACT = Context(prec=100)
+_read_record: Callable[..., Any] = fastavro.schemaless_reader  # what it returns depends on the schema
 
 
 @dataclass(frozen=True)
 class _Column:
-    """Arrow's type of a type of Avro, and what makes an array of decoded values."""
+    """The Arrow type for a type of Avro, and the function that makes an array of decoded values."""
 
-    type: Any
-    array: Callable[[Sequence[Any]], Any]
+    type: pa.DataType
+    array: Callable[[Values], pa.Array]
 
 
 @dataclass(frozen=True)
-class _File:
-    """What the header says: the columns, how a record is decoded, and how a block is unpacked."""
+class _Header:
+    """What the header says: the columns, the schema to decode records with, and the codec of blocks."""
 
     columns: Mapping[str, _Column]
-    schema: Any
+    schema: Schema
     unpack: Callable[[bytes], bytes]
     sync: bytes
 
 
-def schema_of(source: Any, file: LandingInput, reading: Reading) -> Any:
-    """The columns (``pyarrow.Schema``), of enveloped rows those that they have once they are flattened."""
-    return pa.schema([(name, column.type) for name, column in _opened(source, file, reading).columns.items()])
+def schema_of(source: Source, file: LandingInput, reading: Reading) -> pa.Schema:
+    """The columns; for envelopes those of the flattened rows."""
+    return pa.schema([(name, column.type) for name, column in _read_header(source, file, reading).columns.items()])
 
 
 def open_blocks(
-    source: Any, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
-    opened = _opened(source, file, reading)
-    return Opened(absent(required, opened.columns), _blocks(source, file, reading, opened, only))
+    source: Source, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
+) -> Contents:
+    header = _read_header(source, file, reading)
+    return Contents(find_missing(required, header.columns), _blocks(source, file, reading, header, only))
 
 
-def _opened(source: Any, file: LandingInput, reading: Reading) -> _File:
-    with _failures(file):
-        header: Any = fastavro.schemaless_reader(source, _HEADER, None)
+def _read_header(source: Source, file: LandingInput, reading: Reading) -> _Header:
+    with unreadable_if_damaged(file, "Avro", *_DAMAGED):
+        header = _read_record(source, _HEADER, None)
         if header["magic"] != b"Obj\x01":
-            raise ValueError("it does not begin as a container file does")
+            raise ValueError("it does not begin with the mark of a container file")
         schema = json.loads(header["meta"]["avro.schema"])
         codec = header["meta"].get("avro.codec", b"null").decode()
         if codec not in _UNPACK:
-            raise ValueError(f"codec {codec!r}; {', '.join(_UNPACK)} can be read")
-        # A default is for readers who look for a field that is not there; many writers make one that does not fit its type.
+            raise ValueError(f"codec {codec!r} is not supported; these are: {', '.join(_UNPACK)}")
+        # Defaults are for fields that are not in the file, and many writers write defaults that do not fit their type.
         parsed: Any = fastavro.parse_schema(_without(schema, "default"))
         columns = _columns(parsed, reading)
         plain = fastavro.parse_schema(_without(schema, "default", "logicalType"))
     check_names(file.path, list(columns))
-    return _File(columns, plain, _UNPACK[codec], header["sync"])
+    return _Header(columns, plain, _UNPACK[codec], header["sync"])
 
 
 def _blocks(
-    source: Any, file: LandingInput, reading: Reading, opened: _File, only: Collection[str] | None
+    source: Source, file: LandingInput, reading: Reading, header: _Header, only: Collection[str] | None
 ) -> Iterator[ArrowBlock]:
-    wanted = {name: opened.columns[name] for name in among(opened.columns, only)}
+    wanted = {name: header.columns[name] for name in select_names(header.columns, only)}
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
-    place, held = 0, 0
-    rows: list[Any] = []
-    with _failures(file):
-        for count, data in _stored(source, opened):
+    place, pending_bytes = 0, 0
+    rows: list[Row] = []
+    with unreadable_if_damaged(file, "Avro", *_DAMAGED):
+        for count, data in _unpacked_blocks(source, header):
             text, begin = io.BytesIO(data), 0
             for _ in range(count):
-                rows.append(fastavro.schemaless_reader(text, opened.schema, None))
-                if len(rows) >= blocks.BLOCK_ROWS or held + text.tell() - begin >= blocks.BLOCK_BYTES // _SHARE:
+                rows.append(_read_record(text, header.schema, None))
+                if (
+                    len(rows) >= blocks.BLOCK_ROWS
+                    or pending_bytes + text.tell() - begin >= blocks.BLOCK_BYTES // _SHARE
+                ):
                     yield _block(rows, place, wanted, unwrap)
-                    place, rows, held, begin = place + len(rows), [], 0, text.tell()
+                    place, rows, pending_bytes, begin = place + len(rows), [], 0, text.tell()
             if text.tell() < len(data):
-                raise ValueError("a block has more bytes than its records take")
-            held += len(data) - begin
+                raise ValueError("a block has more bytes than its records")
+            pending_bytes += len(data) - begin
         if rows:
             yield _block(rows, place, wanted, unwrap)
 
 
-def _block(rows: Sequence[Any], place: int, wanted: Mapping[str, _Column], unwrap: Unwrap | None) -> ArrowBlock:
+def _block(rows: Sequence[Row], place: int, wanted: Mapping[str, _Column], unwrap: Unwrap | None) -> ArrowBlock:
     places = np.arange(place, place + len(rows))
     malformed = []
     if unwrap is not None:
-        found, left = [], []
+        flat_rows, numbers = [], []
         for i, row in enumerate(rows):
             try:
                 flattened = unwrap(row)
             except NoEnvelopeError as e:
-                malformed.append(Malformed(place + i, str(e), json.dumps(row, default=str).encode()))
+                malformed.append(MalformedRecord(place + i, str(e), json.dumps(row, default=str).encode()))
             else:
                 if flattened is not None:
-                    found.append(flattened)
-                    left.append(i)
-        rows, places = found, places[left]
+                    flat_rows.append(flattened)
+                    numbers.append(i)
+        rows, places = flat_rows, places[numbers]
     columns = {name: column.array([row.get(name) for row in rows]) for name, column in wanted.items()}
     return ArrowBlock(columns, places, malformed)
 
@@ -152,22 +160,22 @@ def _block(rows: Sequence[Any], place: int, wanted: Mapping[str, _Column], unwra
 # -- blocks as they are stored
 
 
-def _stored(source: Any, opened: _File) -> Iterator[tuple[int, bytes]]:
-    """The number of records of each block, and their bytes."""
+def _unpacked_blocks(source: Source, header: _Header) -> Iterator[tuple[int, bytes]]:
+    """The number of records in each block, and their bytes."""
     while (count := _number(source)) is not None:
         size = _number(source)
         if size is None or not 0 <= size <= LARGEST_BLOCK or count < 0:
             raise ValueError(f"a block of {count} records and {size} bytes")
-        data = opened.unpack(source.read(size))
+        data = header.unpack(source.read(size))
         if len(data) > LARGEST_BLOCK:
             raise ValueError(f"a block of more than {LARGEST_BLOCK} bytes")
-        if source.read(_SYNC_BYTES) != opened.sync:
-            raise ValueError("a block does not end where it says")
+        if source.read(_SYNC_BYTES) != header.sync:
+            raise ValueError("a block does not end after the size that it states")
         yield count, data
 
 
-def _number(source: Any) -> int | None:
-    """A zigzag number of variable length; None where the file ends."""
+def _number(source: Source) -> int | None:
+    """A zigzag number of variable length; None at the end of the file."""
     value, shift = 0, 0
     while byte := source.read(1):
         value |= (byte[0] & 0x7F) << shift
@@ -181,7 +189,7 @@ def _number(source: Any) -> int | None:
 
 def _snappy(data: bytes) -> bytes:
     size = shift = 0
-    for byte in data:  # Arrow wants to be told the size that the text begins with
+    for byte in data:  # Arrow needs the unpacked size, which the data begins with
         size |= (byte & 0x7F) << shift
         shift += 7
         if byte < 0x80:
@@ -204,21 +212,10 @@ _UNPACK: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@contextmanager
-def _failures(file: LandingInput) -> Iterator[None]:
-    try:
-        yield
-    except (*_DAMAGED, OSError) as e:
-        if isinstance(e, OSError) and e.errno is not None:
-            raise  # the disk or the network, not the file
-        reason = f"Not readable as Avro ({file.size} bytes): {type(e).__name__}: {e}"
-        raise UnreadableFileError(file.path, reason[:500]) from e
-
-
 # -- types
 
 
-def _without(schema: Any, *attributes: str) -> Any:
+def _without(schema: object, *attributes: str) -> Any:  # a part of any schema is JSON of any kind
     if isinstance(schema, list):
         return [_without(part, *attributes) for part in schema]
     if isinstance(schema, dict):
@@ -226,18 +223,18 @@ def _without(schema: Any, *attributes: str) -> Any:
     return schema
 
 
-def _columns(schema: Any, reading: Reading) -> dict[str, _Column]:
-    """The columns of a record's schema, as `fastavro.parse_schema` gives it: with full names."""
+def _columns(schema: Schema, reading: Reading) -> dict[str, _Column]:
+    """The columns of a record's schema, which `fastavro.parse_schema` returned: names in it are full names."""
     named = dict(_named(schema))
     record = _record(schema, named)
     if record is None:
-        raise ValueError("it holds no records")
+        raise ValueError("its schema is not a record: it holds no records")
     if reading.envelope is None:
         return {f["name"]: _column(f["type"], named) for f in record["fields"]}
     fields = {f["name"]: f["type"] for f in record["fields"]}
     row = _record(fields.get("after"), named)
     if row is None or "op" not in fields:
-        raise ValueError("its records are no change events of Debezium: they have no `op`, or `after` is no record")
+        raise ValueError("its records are not change events of Debezium: they have no `op`, or `after` is not a record")
     columns = {f["name"]: _column(f["type"], named) for f in row["fields"]}
     columns["__op"] = _column(fields["op"], named)
     columns["__ts_ms"] = _column(fields.get("ts_ms", "null"), named)
@@ -248,8 +245,8 @@ def _columns(schema: Any, reading: Reading) -> dict[str, _Column]:
     return columns
 
 
-def _named(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Every type that the schema gives a name."""
+def _named(schema: Schema | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every type that has a name in the schema, by this name."""
     if isinstance(schema, list):
         for one in schema:
             yield from _named(one)
@@ -262,27 +259,27 @@ def _named(schema: Any) -> Iterator[tuple[str, Any]]:
             yield from _named(f["type"])
 
 
-def _record(schema: Any, named: Mapping[str, Any]) -> Any:
-    """The record that this is, or that it is where it is not null; else None."""
+def _record(schema: Schema | None, named: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The record's schema if ``schema`` is a record, or a union of null and one; else None."""
     if isinstance(schema, list):
-        found = [record for one in schema if (record := _record(one, named)) is not None]
-        if len(found) > 1:
-            raise ValueError("a union of several records, of which each row would show one alone")
-        return found[0] if found else None
+        records = [record for one in schema if (record := _record(one, named)) is not None]
+        if len(records) > 1:
+            raise ValueError("a union of several records is not supported")
+        return records[0] if records else None
     if isinstance(schema, str):
         return _record(named[schema], named) if schema in named else None
     return schema if isinstance(schema, dict) and schema["type"] in ("record", "error") else None
 
 
-def _column(schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ()) -> _Column:
+def _column(schema: Schema, named: Mapping[str, dict[str, Any]], inside: tuple[str, ...] = ()) -> _Column:
     if isinstance(schema, list):
         some = [one for one in schema if one != "null"]
         for numbers in ({"int", "long"}, {"float", "double"}):
             if len(some) == 2 and all(isinstance(one, str) for one in some) and set(some) == numbers:
                 some = [max(numbers, key=("int", "float", "long", "double").index)]
         if len(some) > 1:
-            what = ", ".join(one if isinstance(one, str) else str(one["type"]) for one in some)
-            raise ValueError(f"a union of {what}, which no column can be")
+            what = ", ".join(str(one["type"] if isinstance(one, dict) else one) for one in some)
+            raise ValueError(f"a union of {what} does not fit one column")
         return _column(some[0] if some else "null", named, inside)
     if isinstance(schema, str):
         return _column(named[schema], named, inside) if schema in named else _plain(_PRIMITIVES[schema])
@@ -294,10 +291,10 @@ def _column(schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ())
     if kind == "map":
         return _map(_column(schema["values"], named, inside))
     if kind == "fixed" and schema["size"] == 0:
-        raise ValueError(f"{schema['name']} has a size of 0, which no column can")
+        raise ValueError(f"{schema['name']} has a size of 0, which a column can't have")
     if kind in ("record", "error"):
         if schema["name"] in inside:
-            raise ValueError(f"{schema['name']} holds itself, which no column can")
+            raise ValueError(f"{schema['name']} holds itself, which a column can't")
         within = (*inside, schema["name"])
         return _struct({f["name"]: _column(f["type"], named, within) for f in schema["fields"]})
     return _logical(kind, schema) or _plain(
@@ -321,8 +318,8 @@ _TEMPORAL = {
 }
 
 
-def _logical(kind: str, schema: Mapping[str, Any]) -> _Column | None:
-    """None where there is no logical type, or one that does not fit, which then does not count (as the specification says)."""
+def _logical(kind: str, schema: dict[str, Any]) -> _Column | None:
+    """None without a logical type, or if it does not fit: the specification says to ignore it then."""
     logical, size = str(schema.get("logicalType")), schema.get("size")
     if (kind, logical) in _TEMPORAL:
         type_, stored = _TEMPORAL[kind, logical], _PRIMITIVES[kind]
@@ -348,15 +345,15 @@ def _decimal(precision: int, scale: int) -> _Column | None:
     return _Column(type_, lambda values: pa.array([value(v) for v in values], type_))
 
 
-def _plain(type_: Any) -> _Column:
+def _plain(type_: pa.DataType) -> _Column:
     return _Column(type_, lambda values: pa.array(values, type_))
 
 
 def _list(item: _Column) -> _Column:
     type_ = pa.list_(item.type)
 
-    def array(values: Sequence[Any]) -> Any:
-        return pa.ListArray.from_arrays(offsets(values, pa.ListArray), item.array(flat(values)), type=type_)
+    def array(values: Values) -> pa.Array:
+        return pa.ListArray.from_arrays(offsets(values, pa.ListArray), item.array(flatten(values)), type=type_)
 
     return _Column(type_, array)
 
@@ -364,9 +361,9 @@ def _list(item: _Column) -> _Column:
 def _map(item: _Column) -> _Column:
     type_ = pa.map_(pa.string(), item.type)
 
-    def array(values: Sequence[Any]) -> Any:
-        keys = pa.array(flat(values), pa.string())
-        items = item.array(flat([None if v is None else v.values() for v in values]))
+    def array(values: Values) -> pa.Array:
+        keys = pa.array(flatten(values), pa.string())
+        items = item.array(flatten([None if v is None else v.values() for v in values]))
         return pa.MapArray.from_arrays(offsets(values, pa.ListArray), keys, items, type=type_)
 
     return _Column(type_, array)
@@ -374,10 +371,10 @@ def _map(item: _Column) -> _Column:
 
 def _struct(fields: Mapping[str, _Column]) -> _Column:
     if not fields:
-        raise ValueError("a record without fields, which no column can be")
+        raise ValueError("a record without fields, which Parquet can't store")
     type_ = pa.struct([(name, field.type) for name, field in fields.items()])
 
-    def array(values: Sequence[Any]) -> Any:
+    def array(values: Values) -> pa.Array:
         children = [field.array([None if v is None else v[name] for v in values]) for name, field in fields.items()]
         return pa.StructArray.from_arrays(children, fields=list(type_), mask=pa.array(nulls(values)))
 

@@ -1,34 +1,36 @@
-"""What the readers of landing files (`csvfile`, `avrofile` and others, a module for each format) share: blocks of rows.
+"""Blocks of rows: what the readers of all formats (`csvfile`, `avrofile` and others, a module for each) return.
 
-A row's place is its index in the file for typed formats and the byte of the text at which its record begins for the others (see
-`unpacked`): increasing in file order, and the same however the file is cut into blocks.
+A row's place is its index in a typed file, or the byte of the text at which its record begins (see `unpacked`). Places increase
+in file order, and do not depend on how the file is cut into blocks.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from lakeupsert.landing.formats.dominant import Leaning
 from lakeupsert.landing.formats.inference import FROM_TEXT, inferred
-from lakeupsert.landing.formats.leaning import Leaning
+from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import convert, plain
 from lakeupsert.rows.datafiles import to_bytes
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.types import normal
 
 BLOCK_ROWS = 1 << 16
-"""Most rows of a block of a typed file. More: fewer and larger kernel calls, and memory to hold them."""
+"""Most rows in a block of a typed file. More rows mean fewer and larger kernel calls, and more memory."""
 BLOCK_BYTES = 1 << 24
-"""About how many bytes of a file are in memory at once (its rows, decoded, take a few times that)."""
+"""About how many bytes of a file are in memory at once. Its decoded rows take a few times that."""
 LONGEST_RECORD = 1 << 26
-"""Bytes of the longest record of a text file. A quote that is never closed makes a record of the rest of its file."""
+"""Most bytes of one record of a text file. After a quote that is never closed, the rest of the file is one record."""
 
 
 class UnreadableFileError(Exception):
-    """The file as a whole can't be read: it is set aside with this reason, and the others go on without it."""
+    """The file as a whole can't be read. It is set aside with this reason, and the others are read without it."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -37,28 +39,36 @@ class UnreadableFileError(Exception):
 
 
 class UnplannedColumnError(UnreadableFileError):
-    """The table has no such column yet. A survey of the file finds it."""
+    """The table does not have such a column yet. A survey of the file finds it."""
 
 
 class ChangedFileError(NotFoundError):
-    """The listed file is not there any more, or another one is: the attempt is repeated without it."""
+    """The listed file was deleted or replaced. The attempt is repeated without it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
         self.path = path
 
 
+class Source(Protocol):
+    """What a format's reader reads: an opened file (``pyarrow.NativeFile``), or one that is decompressed or hashed on the way."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def seek(self, place: int, /) -> object: ...
+
+
 @dataclass(frozen=True)
 class LandingInput:
-    """One landing file as the driver hands it to a task.
+    """One landing file as the driver passes it to a task.
 
     Attributes:
         path: name in the landing store.
         size: bytes, as listed.
-        etag: as listed; another one now means another file.
+        etag: as listed; if it differs now, the file is another one.
         place: index in the batch, whose files are in the order of their relative paths.
-        row_groups: of a Parquet file, the half-open range to read, so that several tasks share a big file; None = all.
-        surveyed: False where only reading it tells which columns and fields it has.
+        row_groups: the half-open range of a Parquet file to read, so that several tasks share a big file; None for all.
+        surveyed: False if its columns and fields are known only once it is read.
     """
 
     path: str
@@ -69,8 +79,20 @@ class LandingInput:
     surveyed: bool = True
 
 
+@contextmanager
+def unreadable_if_damaged(file: LandingInput, kind: str, *errors: type[Exception]) -> Iterator[None]:
+    """Raise UnreadableFileError instead of Arrow's errors and of ``errors``: the bytes are not what ``kind`` says."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, *errors) as e:
+        if isinstance(e, OSError) and e.errno is not None:
+            raise  # the disk or the network, not the file
+        what = f"{type(e).__name__}: {e}" if isinstance(e, errors) else e
+        raise UnreadableFileError(file.path, f"Not readable as {kind} ({file.size} bytes): {what}"[:500]) from e
+
+
 @dataclass(frozen=True)
-class Malformed:
+class MalformedRecord:
     """A record that can't be split into columns."""
 
     place: int
@@ -79,51 +101,51 @@ class Malformed:
 
 
 class Block(Protocol):
-    """Some rows of one file, in file order. Masks are numpy booleans, rows are numbers within the block."""
+    """Some rows of one file, in file order. Methods take rows by their number in the block."""
 
     @property
-    def places(self) -> Any:
-        """int64 (numpy) of every row, increasing."""
+    def places(self) -> Indices:
+        """The place of every row in the file, increasing."""
 
     @property
-    def malformed(self) -> Sequence[Malformed]:
-        """Records between these rows that became no row."""
+    def malformed(self) -> Sequence[MalformedRecord]:
+        """Records between these rows that could not be split into columns."""
 
     @property
     def names(self) -> Iterable[str]:
         """The columns that rows of this block have."""
 
-    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
-        """See `rows.convert.convert`. A column that a row lacks is null in it."""
+    def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
+        """See `rows.convert.convert`. A row without this column has null there."""
 
-    def type_of(self, name: str, *, typed: bool) -> Any:
-        """The type of one of its columns, as a survey tells it: the file's own where these are ``typed``."""
+    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
+        """The type of one of its columns as a survey reports it: the file's own type if files of this format are ``typed``."""
 
-    def brings(self, name: str) -> Any:
-        """A mask of the rows that have a value in this column; of all where the file has a header or a schema that names it."""
+    def brings(self, name: str) -> Mask:
+        """Which rows have a value in this column; all rows if the file's header or schema names it."""
 
-    def has(self, name: str) -> Any:
-        """A mask of the rows that have this column, and be it null."""
+    def has(self, name: str) -> Mask:
+        """Which rows have this column, even if it is null."""
 
-    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """The values as they came, for a reason that a person reads."""
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
+        """The values as they were in the file, for a reason that a person reads."""
 
     def raw(self, rows: Sequence[int]) -> list[str]:
-        """The rows, whole, as they go to quarantine."""
+        """Whole rows as text, for quarantine."""
 
     def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
-        """The rows exactly, where `raw` is for people: an Arrow IPC stream of all of them in the first, None in the others.
+        """The exact rows, if `raw` does not hold them exactly: one Arrow IPC stream of all of them in the first, then None.
 
-        None in all, where `raw` is the line as it came.
+        None for every row if `raw` is the line as it was in the file.
         """
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A file whose columns are known and whose blocks are yet to be read (of one column, where it was opened so).
+class Contents:
+    """A file whose columns are known and whose blocks are yet to be read.
 
     Attributes:
-        missing: those of the required columns that the file, as a whole, lacks.
+        missing: the required columns that the file, as a whole, lacks.
     """
 
     missing: frozenset[str]
@@ -132,36 +154,36 @@ class Opened:
 
 @dataclass(frozen=True)
 class ArrowBlock:
-    """A block that came as Arrow arrays (`rows.convert.decoded`): typed files, and CSV with every column as text."""
+    """A block of Arrow arrays (`rows.convert.decoded`): of a typed file, or of CSV with every column as text."""
 
-    columns: dict[str, Any]
-    places: Any
-    malformed: Sequence[Malformed] = field(default=())
+    columns: dict[str, pa.Array]
+    places: Indices
+    malformed: Sequence[MalformedRecord] = field(default=())
 
     @property
     def names(self) -> Iterable[str]:
         return self.columns.keys()
 
-    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+    def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
         if name not in self.columns:
             return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
         return convert(self.columns[name], type_)
 
-    def type_of(self, name: str, *, typed: bool) -> Any:
+    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
         return normal(self.columns[name].type) if typed else inferred(self.columns[name], FROM_TEXT)
 
-    def brings(self, name: str) -> Any:
+    def brings(self, name: str) -> Mask:
         return np.full(len(self.places), name in self.columns)
 
     has = brings
 
-    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return plain(self.columns[name].take(pa.array(rows, pa.int64())))
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         if not self.columns:
             return ["{}"] * len(rows)
-        columns = [self.found(name, rows) for name in self.columns]
+        columns = [self.originals(name, rows) for name in self.columns]
         encode = msgspec.json.Encoder().encode
         return [encode(dict(zip(self.columns, row, strict=True))).decode() for row in zip(*columns, strict=True)]
 
@@ -174,43 +196,43 @@ class ArrowBlock:
 
 @dataclass(frozen=True)
 class Renamed:
-    """A block whose columns go by other names. What goes to quarantine keeps its own.
+    """A block whose columns have other names. Rows that go to quarantine keep the file's names.
 
     Attributes:
-        own: of every column that it brings, by the name that it goes by, its own name in ``block``.
+        own: the name in ``block`` of every column, by its new name.
     """
 
     block: Block
     own: Mapping[str, str]
 
     @property
-    def places(self) -> Any:
+    def places(self) -> Indices:
         return self.block.places
 
     @property
-    def malformed(self) -> Sequence[Malformed]:
+    def malformed(self) -> Sequence[MalformedRecord]:
         return self.block.malformed
 
     @property
     def names(self) -> Iterable[str]:
         return self.own.keys()
 
-    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+    def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
         if name not in self.own:
             return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
         return self.block.convert(self.own[name], type_)
 
-    def type_of(self, name: str, *, typed: bool) -> Any:
+    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
         return self.block.type_of(self.own[name], typed=typed)
 
-    def brings(self, name: str) -> Any:
+    def brings(self, name: str) -> Mask:
         return self.block.brings(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
 
-    def has(self, name: str) -> Any:
+    def has(self, name: str) -> Mask:
         return self.block.has(self.own[name]) if name in self.own else np.zeros(len(self.places), bool)
 
-    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
-        return self.block.found(self.own[name], rows)
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
+        return self.block.originals(self.own[name], rows)
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         return self.block.raw(rows)
@@ -220,7 +242,7 @@ class Renamed:
 
 
 def names_in_file(block: Block) -> dict[str, str]:
-    """The block's columns, each with the name that its file has for it."""
+    """The name that the file has for each column of the block."""
     if not isinstance(block, Renamed):
         return {name: name for name in block.names}
     inner = names_in_file(block.block)
@@ -229,16 +251,20 @@ def names_in_file(block: Block) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Columns:
-    """What a text file tells: its columns (``pyarrow.Schema``), of those whose type was inferred what most values are, and what
-    it calls those that have another name by `aliases`."""
+    """The columns of a file.
 
-    schema: Any
-    leanings: dict[str, Leaning]
+    Attributes:
+        leanings: the type of most values of each column whose type was inferred.
+        own: the file's own name of each column that `aliases` rename.
+    """
+
+    schema: pa.Schema
+    leanings: dict[str, Leaning] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
 
 
 def check_names(path: str, names: Sequence[str]) -> None:
-    """Raise UnreadableFileError where columns could not be told apart, or have no name to call them by."""
+    """Raise UnreadableFileError if two columns have the same name to a table, or a column has no usable name."""
     seen: dict[str, str] = {}
     for name in names:
         other = seen.get(name.lower())
@@ -250,25 +276,25 @@ def check_names(path: str, names: Sequence[str]) -> None:
     blank = [i + 1 for i, name in enumerate(names) if not name.strip()]
     if blank:
         raise UnreadableFileError(path, f"Column {blank[0]} of {len(names)} has no name.")
-    nul = next((name for name in names if "\0" in name), None)  # where libraries in C end a name
+    nul = next((name for name in names if "\0" in name), None)  # C libraries end a name there
     if nul is not None:
         raise UnreadableFileError(path, f"The column name {nul!r} has a NUL character.")
 
 
-def given_types(known: Any, text_columns: frozenset[str]) -> Callable[[str], Any]:
-    """The type of a text column, where it is not inferred: the table's (``pyarrow.Schema`` or None), or text by decision."""
+def given_types(known: pa.Schema | None, text_columns: frozenset[str]) -> Callable[[str], pa.DataType | None]:
+    """The type of a text column if it is not to be inferred: the table's type, or text for ``text_columns``."""
     given = dict.fromkeys(map(str.lower, text_columns), pa.string())
     given |= {f.name.lower(): f.type for f in known} if known is not None else {}
     return lambda name: given.get(name.lower())
 
 
-def absent(required: Iterable[str], names: Iterable[str]) -> frozenset[str]:
-    """Those of the required columns that are not among a file's, which may differ by case."""
-    found = set(map(str.lower, names))
-    return frozenset(name for name in required if name.lower() not in found)
+def find_missing(required: Iterable[str], names: Iterable[str]) -> frozenset[str]:
+    """The required columns that a file lacks; case does not matter."""
+    own = set(map(str.lower, names))
+    return frozenset(name for name in required if name.lower() not in own)
 
 
-def among(names: Iterable[str], only: Collection[str] | None) -> list[str]:
-    """Those of a file's columns that are asked for, whatever their case; None asks for all."""
+def select_names(names: Iterable[str], only: Collection[str] | None) -> list[str]:
+    """The columns of a file that are in ``only``, whatever their case; None selects all."""
     wanted = None if only is None else set(map(str.lower, only))
     return [name for name in names if wanted is None or name.lower() in wanted]

@@ -1,37 +1,26 @@
-"""Landing files of CSV: as RFC 4180 has it (comma, double quotes, a header), or with what `[read]` has in their place.
+"""Landing files of CSV: as in RFC 4180 (comma, double quotes, a header) unless `[read]` says otherwise.
 
-pyarrow cuts records into fields. It can't tell where they begin, since its streaming reader counts no bytes, so the file is
-cut into records here, as its parser would.
+pyarrow cuts records into fields. Its streaming reader does not report at which byte a record begins, so the file is cut into
+records here, by the same rules as its parser's.
 """
 
 import csv
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import records
-from lakeupsert.landing.formats.blocks import Columns, LandingInput, Opened
-from lakeupsert.landing.formats.records import HeaderError, Refuse, behind, line_ends
+from lakeupsert.landing.formats.records import Fields, HeaderError, line_ends, record_ends
+from lakeupsert.rows.arrays import Indices
 
 _BOM = b"\xef\xbb\xbf"
 _LF, _CR = b"\n\r"
-
-
-def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Columns:
-    """See `records.schema_of`."""
-    return records.schema_of(source, file, Csv(reading), known, text_columns)
-
-
-def open_blocks(
-    source: Any, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
-    return records.open_blocks(source, file, Csv(reading), required, only)
 
 
 class Csv:
@@ -42,28 +31,28 @@ class Csv:
 
     @cached_property
     def _record(self) -> re.Pattern[bytes]:
-        # As pyarrow's parser has it: a quote counts only where a field begins, and after its end the field goes on as it is.
+        # The rule of pyarrow's parser: a quote counts only at the beginning of a field; text after the closing quote is plain.
         quote, comma = re.escape(self.reading.quote.encode()), re.escape(self.reading.delimiter.encode())
         field = rb"(?:Q(?:[^Q]++|QQ)*+Q[^,\r\n]*+|[^Q,\r\n][^,\r\n]*+|)".replace(b",", comma).replace(b"Q", quote)
         return re.compile(field + rb"(?:" + comma + field + rb")*+(?:\r\n|\n|\r|\Z)")
 
-    def ends(self, data: bytes, final: bool) -> tuple[Any, bool]:
-        ends = line_ends(data, final)
+    def ends(self, data: bytes, *, final: bool) -> tuple[Indices, bool]:
+        breaks = line_ends(data, final=final)
         unclosed = False
         quote = self.reading.quote.encode()
         if quote and quote in data:
             characters = np.frombuffer(data, np.uint8)
             quotes = np.flatnonzero(characters == quote[0])
             if not self._quotes_alternate(characters, quotes):
-                return self.ends_by_field(data, final)
-            ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+                return self.ends_by_field(data, final=final)
+            breaks = breaks[np.searchsorted(quotes, breaks) % 2 == 0]
             unclosed = len(quotes) % 2 == 1
-        return behind(ends, data, final), unclosed and final
+        return record_ends(breaks, data, final=final), unclosed and final
 
-    def _quotes_alternate(self, characters: Any, quotes: Any) -> bool:
-        """Whether every other quote opens: it begins a field, or continues one as the second of a doubled quote.
+    def _quotes_alternate(self, characters: NDArray[np.uint8], quotes: Indices) -> bool:
+        """Whether every other quote opens: it begins a field, or is the second of a doubled quote.
 
-        Otherwise (`5" pipe`) some are plain characters, and counting them does not tell what is inside.
+        Otherwise (`5" pipe`) some quotes are plain characters, and counting quotes does not show which text is quoted.
         """
         opening, closing = quotes[0::2], quotes[1::2]
         before = characters[opening - 1]
@@ -71,8 +60,8 @@ class Csv:
         begins[1:] |= opening[1:] == closing[: len(opening) - 1] + 1
         return bool(begins.all())
 
-    def ends_by_field(self, data: bytes, final: bool) -> tuple[Any, bool]:
-        """The same, by going through every field: five times as long, and needed for very few blocks."""
+    def ends_by_field(self, data: bytes, *, final: bool) -> tuple[Indices, bool]:
+        """The same as `ends`, field by field: takes five times as long, and very few blocks need it."""
         ends: list[int] = []
         at = 0
         while at < len(data):
@@ -86,11 +75,15 @@ class Csv:
         return np.array(ends, np.int64), False
 
     def names(self, record: bytes) -> list[str]:
-        quoting: dict[str, Any] = (
-            {"quotechar": self.reading.quote} if self.reading.quote else {"quoting": csv.QUOTE_NONE}
-        )
+        quote = self.reading.quote or None
         try:
-            return next(csv.reader([record.decode()], delimiter=self.reading.delimiter, **quoting))
+            rows = csv.reader(
+                [record.decode()],
+                delimiter=self.reading.delimiter,
+                quotechar=quote,
+                quoting=csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE,
+            )
+            return next(rows)
         except csv.Error as e:
             raise HeaderError(str(e)) from e
 
@@ -100,19 +93,20 @@ class Csv:
         types = pa_csv.ConvertOptions(check_utf8=False)
         return int(pa_csv.read_csv(pa.py_buffer(text), read, self._parsing, types).num_columns)
 
-    def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str], refuse: Refuse) -> dict[str, Any]:
-        if not text:  # pyarrow takes no empty file
-            return {name: pa.array([], pa.string()) for name in wanted}
+    def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str]) -> Fields:
+        if not text:  # pyarrow refuses an empty file
+            return Fields({name: pa.array([], pa.string()) for name in wanted}, {})
+        miscounted: dict[int, int] = {}
 
-        def skip(row: Any) -> str:
-            refuse(row.number - 1, row.actual_columns)
+        def skip(row: pa_csv.InvalidRow) -> Literal["skip"]:  # pyarrow reports such rows by this call alone
+            miscounted[row.number - 1] = row.actual_columns
             return "skip"
 
         parsing = self._parsing
         parsing.invalid_row_handler = skip
         table = pa_csv.read_csv(
-            pa.py_buffer(_BOM + text),  # pyarrow skips one such mark, which must not be the first character of a value
-            # One block and one thread: only so are its row numbers true.
+            pa.py_buffer(_BOM + text),  # pyarrow skips one byte order mark: this one, not one that begins a value
+            # pyarrow's row numbers are right only with one block and one thread.
             read_options=pa_csv.ReadOptions(column_names=names, block_size=len(text) + len(_BOM), use_threads=False),
             parse_options=parsing,
             convert_options=pa_csv.ConvertOptions(
@@ -124,10 +118,10 @@ class Csv:
                 check_utf8=False,
             ),
         )
-        return {name: table[name].combine_chunks() for name in wanted}
+        return Fields({name: table[name].combine_chunks() for name in wanted}, miscounted)
 
     @property
-    def _parsing(self) -> Any:
+    def _parsing(self) -> pa_csv.ParseOptions:
         quote = self.reading.quote
         return pa_csv.ParseOptions(
             delimiter=self.reading.delimiter, quote_char=quote or False, newlines_in_values=bool(quote)

@@ -1,11 +1,12 @@
-"""Types for columns that come as text, and one type for a column that several files have."""
+"""Infer the type of a column of text, and unify the types that several files have for one column."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import convert, true
 from lakeupsert.table.types import widened
 
@@ -27,10 +28,10 @@ TEMPORAL = [pa.date32(), _ZONED, pa.timestamp("us")]
 FROM_TEXT = [pa.bool_(), *_NUMBERS, *TEMPORAL]
 
 
-def inferred(text: Any, candidates: list[Any]) -> Any:
-    """The first of ``candidates`` that every value of ``text`` is written as and converts to; string where none is.
+def inferred(text: Column, candidates: Sequence[pa.DataType]) -> pa.DataType:
+    """The first of ``candidates`` that every value of ``text`` is written as and converts to; string if there is none.
 
-    Null where there are no values. ``candidates`` are of `FROM_TEXT`, in its order: an earlier one is the narrower.
+    The null type if there are no values. ``candidates`` are types of `FROM_TEXT`, in its order: narrower types first.
     """
     text = text.drop_null()
     if not len(text):
@@ -42,31 +43,31 @@ def inferred(text: Any, candidates: list[Any]) -> Any:
     return pa.string()
 
 
-def fitting(text: Any, type_: Any) -> Any:
-    """A mask (numpy) of the values of ``text`` that are written as a type of `FROM_TEXT` and convert to it."""
-    written = true(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$"))
-    return written & ~convert(text, type_)[1]
+def fits(text: Column, type_: pa.DataType) -> Mask:
+    """Which values of ``text`` are written as a type of `FROM_TEXT` and convert to it."""
+    fit: Mask = true(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$")) & ~convert(text, type_)[1]
+    return fit
 
 
-def _written_as(text: Any, type_: Any) -> bool:
+def _written_as(text: Column, type_: pa.DataType) -> bool:
     return bool(np.all(true(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$"))))
 
 
-def unify(a: Any, b: Any, typed: bool) -> Any:
-    """One type for a column that is ``a`` in one place and ``b`` in another; the order matters only where ``typed``.
+def unify(a: pa.DataType, b: pa.DataType, *, typed: bool) -> pa.DataType:
+    """One type for a column that is ``a`` in one file and ``b`` in another. The order matters only for ``typed`` files.
 
-    Typed are Parquet files: where nothing holds both, ``a`` stays, and values of ``b`` that don't convert go to
-    quarantine. Text has no types of its own: where nothing holds both, it is what it was, text.
+    If no type holds both: for ``typed`` files ``a`` stays, and values of ``b`` that don't convert go to quarantine; for text
+    files, which have no types of their own, the column is text.
     """
     if pa.types.is_null(a) or pa.types.is_null(b):
         return b if pa.types.is_null(a) else a
     if not typed and pa.types.is_struct(a) and pa.types.is_struct(b):
         both = {f.name: f.type for f in a}
         for f in b:
-            both[f.name] = unify(both.get(f.name, pa.null()), f.type, typed)
+            both[f.name] = unify(both.get(f.name, pa.null()), f.type, typed=typed)
         return pa.struct(list(both.items()))
     if not typed and pa.types.is_list(a) and pa.types.is_list(b):
-        return pa.list_(unify(a.value_type, b.value_type, typed))
+        return pa.list_(unify(a.value_type, b.value_type, typed=typed))
     for wider, narrower in ((widened(a, b), a), (widened(b, a), b)):
         if not wider.equals(narrower):
             return wider
@@ -77,18 +78,18 @@ def unify(a: Any, b: Any, typed: bool) -> Any:
         return pa.float64()
     if typed:
         return a
-    # A zone holds for a column only where every value has one.
+    # A column has a zone only if every value has one.
     return pa.timestamp("us") if kinds <= {"date", "timestamp"} else pa.string()
 
 
-def _kind(type_: Any) -> str:
+def _kind(type_: pa.DataType) -> str:
     t = pa.types
     kinds = {"int": t.is_integer, "float": t.is_floating, "date": t.is_date, "timestamp": t.is_timestamp}
     return next((kind for kind, is_one in kinds.items() if is_one(type_)), str(type_))
 
 
-def without_nulls(type_: Any) -> Any:
-    """``type_`` with string for every null type in it: what a column is where no file had a value."""
+def without_nulls(type_: pa.DataType) -> pa.DataType:
+    """``type_`` with string for every null type in it: the type of a column that no file had a value for."""
     t = pa.types
     if t.is_null(type_):
         return pa.string()

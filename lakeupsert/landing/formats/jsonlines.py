@@ -1,12 +1,12 @@
-"""Landing files of JSON lines: one object a line, which is the row, or an envelope that holds it.
+"""Landing files of JSON lines: one object a line, which is the row or an envelope around the row.
 
-Numbers keep the digits that were written: 8.70 goes into a decimal, and 12345678901234567890 into text, as it stands.
-Names that differ from line to line are columns all the same; absent is null. An empty string stays one: JSON has null.
+Numbers keep the digits that were written: 8.70 stays 8.70 in a decimal, and 12345678901234567890 stays itself in text. Lines may
+have different names; each name is a column, and null in lines without it. An empty string is not null: JSON has null for that.
 """
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,32 +19,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import blocks, leaning
+from lakeupsert.landing.formats import blocks, dominant
 from lakeupsert.landing.formats.blocks import (
     Columns,
+    Contents,
     LandingInput,
-    Malformed,
-    Opened,
+    MalformedRecord,
+    Source,
     UnreadableFileError,
-    absent,
     check_names,
+    find_missing,
     given_types,
 )
-from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Unwrap
+from lakeupsert.landing.formats.dominant import Example, Leaning
+from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
 from lakeupsert.landing.formats.inference import TEMPORAL, inferred, unify
-from lakeupsert.landing.formats.leaning import Found, Leaning
-from lakeupsert.landing.formats.nested import flat, lengths, nulls, offsets
+from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
+from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import convert
 
 _BOM = b"\xef\xbb\xbf"
 _SHARE = 4  # a line as Python objects takes several times the memory of its text
 
 _DEEPEST = 20
-"""Levels of lists and objects that become a type; what is nested deeper is JSON text in it."""
+"""Levels of lists and objects that become a type. Values nested deeper are stored as JSON text."""
 
 
 class _Number(str):
-    """A number with a point or an exponent, as it was written."""
+    """A number with a point or an exponent, with the digits that were written."""
 
     __slots__ = ()
 
@@ -56,33 +58,33 @@ _encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(str.encode(nu
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """A block of decoded lines, see `blocks.Block`; ``lines`` is None where a row is not its line but what that wraps."""
+    """A block of decoded lines, see `blocks.Block`; ``lines`` is None if lines are envelopes around rows."""
 
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[Row]
     lines: Sequence[bytes] | None
-    places: Any
-    malformed: Sequence[Malformed]
+    places: Indices
+    malformed: Sequence[MalformedRecord]
 
     @cached_property
     def names(self) -> dict[str, None]:
         return dict.fromkeys(chain.from_iterable(self.rows))
 
-    def values(self, name: str) -> list[Any]:
+    def values(self, name: str) -> list[object]:
         return [row.get(name) for row in self.rows]
 
-    def convert(self, name: str, type_: Any) -> tuple[Any, Any]:
+    def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
         return _array(self.values(name), type_)
 
-    def type_of(self, name: str, *, typed: bool) -> Any:
-        return _inferred(self.values(name))
+    def type_of(self, name: str, *, typed: bool) -> pa.DataType:
+        return _infer(self.values(name))
 
-    def brings(self, name: str) -> Any:
+    def brings(self, name: str) -> Mask:
         return ~nulls(self.values(name))
 
-    def has(self, name: str) -> Any:
+    def has(self, name: str) -> Mask:
         return np.fromiter((name in row for row in self.rows), bool, len(self.rows))
 
-    def found(self, name: str, rows: Sequence[int]) -> list[Any]:
+    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return [self.rows[i].get(name) for i in rows]
 
     def raw(self, rows: Sequence[int]) -> list[str]:
@@ -94,48 +96,51 @@ class JsonBlock:
         return [None] * len(rows)
 
 
-def schema_of(source: Any, file: LandingInput, reading: Reading, known: Any, text_columns: frozenset[str]) -> Columns:
-    """The columns of all lines, in the order in which they first come; unknown types inferred."""
-    types: dict[str, Any] = {}
+def schema_of(
+    source: Source, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
+) -> Columns:
+    """The columns of all lines, in the order in which they first appear. Types that are not given are inferred."""
+    types: dict[str, pa.DataType] = {}
     leanings: dict[str, Leaning | None] = {}
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         for name in block.names:
-            known = given(name)
+            fixed = given(name)
             if name not in types:
-                types[name] = known or pa.null()
-            if known is not None and pa.types.is_nested(known):
-                types[name] = unify(types[name], _grown(block.values(name), known), typed=False)
-            elif known is None:
+                types[name] = fixed or pa.null()
+            if fixed is not None and pa.types.is_nested(fixed):
+                types[name] = unify(types[name], _with_new_fields(block.values(name), fixed), typed=False)
+            elif fixed is None:
                 values, type_ = block.values(name), pa.string()
-                if not pa.types.is_string(types[name]):  # nothing is wider than text
-                    type_ = _inferred(values)
+                if not pa.types.is_string(types[name]):  # no type is wider than text
+                    type_ = _infer(values)
                     types[name] = unify(types[name], type_, typed=False)
-                more = _leaning(values, type_, block.places, file.path)
-                leanings[name] = leaning.together(leanings.get(name), more)
+                more = _dominant(values, type_, block.places, file.path)
+                leanings[name] = dominant.together(leanings.get(name), more)
     return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
 
 
 def open_blocks(
-    source: Any, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
-    """Columns are decoded as they are asked for, line by line, so ``only`` saves nothing here.
+    source: Source, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
+) -> Contents:
+    """``only`` has no effect: whole lines are decoded, and columns are converted when a caller asks for them.
 
-    A required column is missing where no line of the file names it, so lines are read ahead until all were seen."""
-    found = _blocks(source, file, reading)
-    first = list(islice(found, 1))
-    missing = absent(required, chain.from_iterable(block.names for block in first))
+    A required column is missing if no line of the file has it, so lines are read ahead until all required columns were seen.
+    """
+    read = _blocks(source, file, reading)
+    first = list(islice(read, 1))
+    missing = find_missing(required, chain.from_iterable(block.names for block in first))
     if not missing:
-        return Opened(missing, chain(first, found))
-    for block in found:
-        missing = absent(missing, block.names)
+        return Contents(missing, chain(first, read))
+    for block in read:
+        missing = find_missing(missing, block.names)
         if not missing:
             break
     source.seek(0)
-    return Opened(missing, _blocks(source, file, reading))
+    return Contents(missing, _blocks(source, file, reading))
 
 
-def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
+def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
     seen: dict[str, None] = {}
     for offset, text in _whole_lines(source, file):
@@ -157,7 +162,7 @@ def _blocks(source: Any, file: LandingInput, reading: Reading) -> Iterator[JsonB
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without Python's collector, which else goes through all new objects again and again, for half of the time."""
+    """Disable Python's garbage collector, which otherwise takes half of the time to scan the new objects again and again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -167,9 +172,9 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def block_of_some(lines: Sequence[bytes], places: Any, unwrap: Unwrap | None = None) -> JsonBlock:
-    """A block of lines of which some are blank, or no JSON object, or all are wrapped: each is looked at."""
-    rows, left, malformed = [], [], []
+def block_of_some(lines: Sequence[bytes], places: Indices, unwrap: Unwrap | None = None) -> JsonBlock:
+    """A block of lines that are decoded one by one: some are blank or not JSON objects, or all are envelopes."""
+    rows, numbers, malformed = [], [], []
     for i, line in enumerate(lines):
         if not line.strip():
             continue
@@ -185,14 +190,14 @@ def block_of_some(lines: Sequence[bytes], places: Any, unwrap: Unwrap | None = N
             row, reason = None, str(e)
         if type(row) is dict:
             rows.append(row)
-            left.append(i)
+            numbers.append(i)
         else:
-            malformed.append(Malformed(int(places[i]), reason, line.rstrip(b"\r")))
-    return JsonBlock(rows, None if unwrap else [lines[i] for i in left], places[left], malformed)
+            malformed.append(MalformedRecord(int(places[i]), reason, line.rstrip(b"\r")))
+    return JsonBlock(rows, None if unwrap else [lines[i] for i in numbers], places[numbers], malformed)
 
 
-def _whole_lines(source: Any, file: LandingInput) -> Iterator[tuple[int, bytes]]:
-    """Runs of whole lines, without the last line end, and the byte of the file at which each begins."""
+def _whole_lines(source: Source, file: LandingInput) -> Iterator[tuple[int, bytes]]:
+    """Runs of whole lines without the last line end, each with the byte of the file at which it begins."""
     offset, data, final = 0, b"", False
     size = max(1, blocks.BLOCK_BYTES // _SHARE)
     while not final:
@@ -209,7 +214,7 @@ def _whole_lines(source: Any, file: LandingInput) -> Iterator[tuple[int, bytes]]
             offset, data = offset + end + 1, data[end + 1 :]
         if len(data) > blocks.LONGEST_RECORD:
             raise UnreadableFileError(
-                file.path, f"The line that begins at byte {offset} is longer than {blocks.LONGEST_RECORD} bytes."
+                file.path, f"The line at byte {offset} is longer than {blocks.LONGEST_RECORD} bytes."
             )
     if data:
         yield offset, data
@@ -218,8 +223,8 @@ def _whole_lines(source: Any, file: LandingInput) -> Iterator[tuple[int, bytes]]
 # -- values into columns
 
 
-def _array(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
-    """Decoded JSON values, however mixed, in ``type_``: an array, and a mask of those that have no value there."""
+def _array(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Decoded JSON values, also of several kinds, in ``type_``; and which of them do not fit it."""
     kinds = set(map(type, values)) - {type(None)}
     parts = [
         _FROM[kind](values if len(kinds) == 1 else [v if type(v) is kind else None for v in values], type_)
@@ -233,16 +238,16 @@ def _array(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
     return array, bad
 
 
-def _from_text(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _from_text(values: Sequence[str | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     return convert(pa.array(values, pa.string()), type_)
 
 
-def _from_bool(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _from_bool(values: Sequence[bool | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     return convert(pa.array(values, pa.bool_()), type_)
 
 
-def _from_int(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
-    if not pa.types.is_floating(type_):  # a float takes the nearest, as from text
+def _from_int(values: Sequence[int | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
+    if not pa.types.is_floating(type_):  # a float takes the nearest value, as from text
         try:
             return convert(pa.array(values, pa.int64()), type_)
         except OverflowError:
@@ -250,7 +255,7 @@ def _from_int(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
     return _from_digits([None if v is None else str(v) for v in values], type_)
 
 
-def _from_number(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _from_number(values: Sequence[_Number | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     if pa.types.is_integer(type_):
         exact, bad = _from_digits(values, pa.decimal128(38, 18))  # 8.0 is an integer, 8.5 is not
         out, unfit = convert(exact, type_)
@@ -258,13 +263,13 @@ def _from_number(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
     return _from_digits(values, type_)
 
 
-def _from_digits(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _from_digits(values: Sequence[str | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     t = pa.types
     takes = t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_) or _is_text(type_)
-    return convert(pa.array(values, pa.string()), type_) if takes else _bad(values, type_)
+    return convert(pa.array(values, pa.string()), type_) if takes else _all_bad(values, type_)
 
 
-def _from_object(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _from_object(values: Sequence[Row | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     if pa.types.is_struct(type_):
         return _struct(values, type_)
     if pa.types.is_map(type_):
@@ -272,13 +277,14 @@ def _from_object(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
     return _json_text(values, type_)
 
 
-def _from_list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _from_list(values: Sequence[list[object] | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     t = pa.types
     lists = t.is_list(type_) or t.is_large_list(type_) or t.is_fixed_size_list(type_)
     return _list(values, type_) if lists else _json_text(values, type_)
 
 
-_FROM: dict[type, Callable[[Sequence[Any], Any], tuple[Any, Any]]] = {
+# Any: the values are null or of the type that the function is listed under, which Python's types can't say.
+_FROM: dict[type, Callable[[Sequence[Any], pa.DataType], tuple[pa.Array, Mask]]] = {
     str: _from_text,
     bool: _from_bool,
     int: _from_int,
@@ -288,30 +294,30 @@ _FROM: dict[type, Callable[[Sequence[Any], Any], tuple[Any, Any]]] = {
 }
 
 
-def _json_text(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _json_text(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     if not _is_text(type_):
-        return _bad(values, type_)
+        return _all_bad(values, type_)
     texts = [None if v is None else _text_of(v) for v in values]
     return pa.array(texts, type_), nulls(texts) & ~nulls(values)
 
 
-def _text_of(value: Any) -> str | None:
+def _text_of(value: object) -> str | None:
     try:
         return _encode(value).decode()
-    except RecursionError:  # nested as deep as could just be decoded, where the stack was a little lower
+    except RecursionError:  # nested so deep that it could just be decoded, with a little less on the stack
         return None
 
 
-def _is_text(type_: Any) -> bool:
+def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def _bad(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _all_bad(values: Sequence[object], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     return pa.nulls(len(values), type_), ~nulls(values)
 
 
-def _struct(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
-    """An object with a name that the struct lacks is bad: its value would be lost."""
+def _struct(values: Sequence[Row | None], type_: pa.StructType) -> tuple[pa.Array, Mask]:
+    """An object with a name that the struct lacks is bad: the value of that name would be lost."""
     names = {f.name for f in type_}
     bad = np.fromiter((v is not None and not v.keys() <= names for v in values), bool, len(values))
     children = []
@@ -322,33 +328,33 @@ def _struct(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
     return pa.StructArray.from_arrays(children, fields=list(type_), mask=pa.array(nulls(values))), bad
 
 
-def _list(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
+def _list(values: Sequence[list[object] | None], type_: pa.DataType) -> tuple[pa.Array, Mask]:
     if pa.types.is_fixed_size_list(type_):
         size = type_.list_size
         wrong = np.fromiter((v is not None and len(v) != size for v in values), bool, len(values))
         filler = [None] * size
         filled = [filler if v is None or len(v) != size else v for v in values]
-        items, items_bad = _array(flat(filled), type_.value_type)
+        items, items_bad = _array(flatten(filled), type_.value_type)
         bad = wrong | items_bad.reshape(len(values), size).any(axis=1)
         return pa.FixedSizeListArray.from_arrays(items, type=type_, mask=pa.array(nulls(values) | wrong)), bad
-    items, items_bad = _array(flat(values), type_.value_type)
+    items, items_bad = _array(flatten(values), type_.value_type)
     kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
     return kind.from_arrays(offsets(values, kind), items, type=type_), _any_in(values, items_bad)
 
 
-def _map(values: Sequence[Any], type_: Any) -> tuple[Any, Any]:
-    _, keys_bad = _array(flat(values), type_.key_type)
+def _map(values: Sequence[Row | None], type_: pa.MapType) -> tuple[pa.Array, Mask]:
+    _, keys_bad = _array(flatten(values), type_.key_type)
     bad = _any_in(values, keys_bad)
     values = [None if is_bad else v for v, is_bad in zip(values, bad, strict=True)]  # a map can't hold a null key
-    keys, _ = _array(flat(values), type_.key_type)
-    items, items_bad = _array(flat([None if v is None else v.values() for v in values]), type_.item_type)
+    keys, _ = _array(flatten(values), type_.key_type)
+    items, items_bad = _array(flatten([None if v is None else v.values() for v in values]), type_.item_type)
     return pa.MapArray.from_arrays(offsets(values, pa.ListArray), keys, items, type=type_), bad | _any_in(
         values, items_bad
     )
 
 
-def _any_in(values: Sequence[Any], bad: Any) -> Any:
-    """Which lists hold a bad item, of a mask over the items of all of them."""
+def _any_in(values: Sequence[Sized | None], bad: Mask) -> Mask:
+    """Which lists have a bad item; ``bad`` is a mask of the items of all lists."""
     owner = np.repeat(np.arange(len(values)), lengths(values))
     return np.bincount(owner[bad], minlength=len(values)) > 0
 
@@ -356,8 +362,8 @@ def _any_in(values: Sequence[Any], bad: Any) -> Any:
 # -- types from values
 
 
-def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
-    """A type for decoded JSON values: their own, and text that is dates or timestamps throughout (only at the top)."""
+def _infer(values: Sequence[object], depth: int = 0) -> pa.DataType:
+    """The type of decoded JSON values. At the top level, text whose values are all dates or timestamps has that type."""
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.null()
@@ -371,49 +377,50 @@ def _inferred(values: Sequence[Any], depth: int = 0) -> Any:
     if depth == _DEEPEST:
         return pa.string()
     if kinds == {dict}:
-        objects = [v for v in values if v is not None]
-        names = dict.fromkeys(chain.from_iterable(objects))
-        # Parquet can't hold a struct without fields.
-        return (
-            pa.struct([(n, _inferred([v.get(n) for v in objects], depth + 1)) for n in names]) if names else pa.string()
-        )
-    return pa.list_(_inferred(flat(values), depth + 1)) if kinds == {list} else pa.string()
+        objects = [v for v in values if type(v) is dict]
+        fields = [
+            (n, _infer([v.get(n) for v in objects], depth + 1)) for n in dict.fromkeys(chain.from_iterable(objects))
+        ]
+        return pa.struct(fields) if fields else pa.string()  # Parquet can't store a struct without fields
+    if kinds == {list}:
+        return pa.list_(_infer(flatten([v for v in values if type(v) is list]), depth + 1))
+    return pa.string()
 
 
-def _leaning(values: Sequence[Any], type_: Any, places: Any, path: str) -> Leaning | None:
-    """What most of the values are, where ``type_`` is what holds all of them."""
+def _dominant(values: Sequence[object], type_: pa.DataType, places: Indices, path: str) -> Leaning | None:
+    """The type of most of the values, all of which fit ``type_``."""
     kinds = Counter(map(type, values))
     numbers = kinds[int] + kinds[_Number]
     valid = ~nulls(values)
 
-    def found(row: int) -> Found:
-        return Found(str(values[row]), int(places[row]), path)
+    def example(row: int) -> Example:
+        return Example(str(values[row]), int(places[row]), path)
 
     if pa.types.is_nested(type_):
-        return leaning.of_block(valid, valid, None, found)
+        return dominant.from_masks(valid, valid, None, example)
     if not pa.types.is_string(type_):
-        return leaning.of_block(valid, ~valid, type_, found)
+        return dominant.from_masks(valid, ~valid, type_, example)
     if kinds[str] + kinds[list] + kinds[dict] >= numbers + kinds[bool]:
         text = pa.array([v if v is None or type(v) is str else str(v) for v in values], pa.string())
-        return leaning.of_text(text, type_, TEMPORAL, places, path)
+        return dominant.from_text(text, type_, TEMPORAL, places, path)
     of_numbers = pa.float64() if kinds[_Number] else pa.int64()
     type_ = pa.bool_() if kinds[bool] > numbers else of_numbers
-    codes = leaning.has_codes(pa.array([v for v in values if type(v) is str], pa.string()))
-    return leaning.of_block(valid, _array(values, type_)[1], type_, found, codes=codes)
+    codes = dominant.has_codes(pa.array([v for v in values if type(v) is str], pa.string()))
+    return dominant.from_masks(valid, _array(values, type_)[1], type_, example, codes=codes)
 
 
-def _grown(values: Sequence[Any], type_: Any) -> Any:
-    """A column's type, with the fields in it that objects among its values have besides."""
+def _with_new_fields(values: Sequence[object], type_: pa.DataType) -> pa.DataType:
+    """A column's type, and in it the fields that only objects among its values have."""
     t = pa.types
     objects = [v for v in values if type(v) is dict]
     if t.is_struct(type_):
-        types = {f.name: _grown([v.get(f.name) for v in objects], f.type) for f in type_}
+        types = {f.name: _with_new_fields([v.get(f.name) for v in objects], f.type) for f in type_}
         for name in dict.fromkeys(chain.from_iterable(objects)):
-            types[name] = types.get(name) or _inferred([v.get(name) for v in objects], depth=1)
+            types[name] = types.get(name) or _infer([v.get(name) for v in objects], depth=1)
         return pa.struct(list(types.items()))
     if t.is_list(type_) or t.is_large_list(type_):
         kind = pa.list_ if t.is_list(type_) else pa.large_list
-        return kind(_grown(flat([v for v in values if type(v) is list]), type_.value_type))
+        return kind(_with_new_fields(flatten([v for v in values if type(v) is list]), type_.value_type))
     if t.is_map(type_):
-        return pa.map_(type_.key_type, _grown(flat([v.values() for v in objects]), type_.item_type))
+        return pa.map_(type_.key_type, _with_new_fields(flatten([v.values() for v in objects]), type_.item_type))
     return type_

@@ -1,86 +1,100 @@
-"""Text files cut into records at line ends, and blocks of records into columns: what CSV and delimited text share.
+"""What CSV and delimited text share: cut text files into records at line ends, and blocks of records into columns.
 
-Records are cut here and fields by the dialect, so that each row has the byte at which its record begins. Both must see the
-same records; each block compares.
+This module cuts records and the dialect cuts fields, so that the byte at which each row's record begins is known. Both must find
+the same records, which is checked for each block.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import blocks, leaning
+from lakeupsert.landing.formats import blocks, dominant
 from lakeupsert.landing.formats.blocks import (
     ArrowBlock,
     Columns,
+    Contents,
     LandingInput,
-    Malformed,
-    Opened,
+    MalformedRecord,
+    Source,
     UnreadableFileError,
-    absent,
-    among,
     check_names,
+    find_missing,
     given_types,
+    select_names,
 )
+from lakeupsert.landing.formats.dominant import Leaning
 from lakeupsert.landing.formats.inference import FROM_TEXT, inferred, unify
-from lakeupsert.landing.formats.leaning import Leaning
+from lakeupsert.rows.arrays import Indices, Mask
 
 _HEADER_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
 _LF, _CR = b"\n\r"
-
-Refuse = Callable[[int, int], None]
-"""Called with the number of a row that has another number of fields than there are columns, and that number."""
 
 
 class HeaderError(Exception):
     """The first record can't be cut into names."""
 
 
+@dataclass(frozen=True)
+class Fields:
+    """Records as text columns.
+
+    Attributes:
+        columns: the values of the records with as many fields as there are columns; null if there is no value.
+        miscounted: the number of fields of every other record, by its index.
+    """
+
+    columns: dict[str, pa.Array]
+    miscounted: dict[int, int]
+
+
 class Dialect(Protocol):
-    """How records are told apart and cut into fields."""
+    """How text is cut into records and records into fields."""
 
     reading: Reading
 
-    def ends(self, data: bytes, final: bool) -> tuple[Any, bool]:
-        """Where the records of ``data``, which begins with one, end behind their line ends; and whether a quote stays open.
+    def ends(self, data: bytes, *, final: bool) -> tuple[Indices, bool]:
+        """Where the records of ``data``, which begins with one, end, line ends included; and whether a quote stays open.
 
-        Without ``final``, what may go on in the next bytes has no end yet: also a last CR, which a LF may follow.
+        Unless ``final``, a record that may continue in the next bytes has no end yet; nor has a last CR, which a LF may follow.
         """
 
     def names(self, record: bytes) -> list[str]:
         """The fields of a header. Raises HeaderError, UnicodeDecodeError."""
 
     def count(self, record: bytes) -> int:
-        """How many fields a record has, whatever is in them."""
+        """The number of fields in a record, whatever they hold."""
 
-    def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str], refuse: Refuse) -> dict[str, Any]:
-        """Whole records as text columns, null where there is no value; those that are refused are left out."""
+    def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str]) -> Fields:
+        """Cut whole records into the ``wanted`` columns of ``names``."""
 
 
 @dataclass(frozen=True)
 class _Records:
     """Whole records: bytes ``starts[i]`` to ``ends[i]`` of ``data``, which begins at byte ``offset`` of the file.
 
-    ``unclosed``: the last one begins a quote that the file never closes.
+    ``unclosed``: the last record opens a quote that the file never closes.
     """
 
     offset: int
     data: bytes
-    starts: Any
-    ends: Any
+    starts: Indices
+    ends: Indices
     unclosed: bool
 
     def text(self, i: int) -> bytes:
         return self.data[self.starts[i] : self.ends[i]].rstrip(b"\r\n")
 
 
-def schema_of(source: Any, file: LandingInput, dialect: Dialect, known: Any, text_columns: frozenset[str]) -> Columns:
-    """The file's columns; types of those neither known nor text come from all their values."""
+def schema_of(
+    source: Source, file: LandingInput, dialect: Dialect, known: pa.Schema | None, text_columns: frozenset[str]
+) -> Columns:
+    """The columns of a file. Types that are neither in ``known`` nor in ``text_columns`` are inferred from all values."""
     pieces = _pieces(source, file, dialect)
     names, first = _columns(pieces, file, dialect)
     given = given_types(known, text_columns)
@@ -90,24 +104,26 @@ def schema_of(source: Any, file: LandingInput, dialect: Dialect, known: Any, tex
     for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
         for name in unknown:
             text, type_ = block.columns[name], pa.string()
-            if not pa.types.is_string(types[name]):  # nothing is wider
+            if not pa.types.is_string(types[name]):  # no type is wider
                 type_ = inferred(text, FROM_TEXT)
                 types[name] = unify(types[name], type_, typed=False)
-            more = leaning.of_text(text, type_, FROM_TEXT, block.places, file.path)
-            leanings[name] = leaning.together(leanings.get(name), more)
+            more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path)
+            leanings[name] = dominant.together(leanings.get(name), more)
     return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
 
 
 def open_blocks(
-    source: Any, file: LandingInput, dialect: Dialect, required: frozenset[str], only: Collection[str] | None = None
-) -> Opened:
+    source: Source, file: LandingInput, dialect: Dialect, required: frozenset[str], only: Collection[str] | None = None
+) -> Contents:
     pieces = _pieces(source, file, dialect)
     names, first = _columns(pieces, file, dialect)
-    return Opened(absent(required, names), _blocks(chain(first, pieces), names, among(names, only), file, dialect))
+    return Contents(
+        find_missing(required, names), _blocks(chain(first, pieces), names, select_names(names, only), file, dialect)
+    )
 
 
-def line_ends(data: bytes, final: bool) -> Any:
-    """Where lines end, before their line ends; without ``final`` a last CR ends none, since a LF may follow."""
+def line_ends(data: bytes, *, final: bool) -> Indices:
+    """The last character of every line end. Unless ``final``, a last CR does not count, since a LF may follow."""
     characters = np.frombuffer(data, np.uint8)
     is_end = characters == _LF
     if b"\r" in data:
@@ -118,28 +134,28 @@ def line_ends(data: bytes, final: bool) -> Any:
     return np.flatnonzero(is_end)
 
 
-def behind(ends: Any, data: bytes, final: bool) -> Any:
-    """The places behind these line ends; with ``final`` also that behind what has no line end."""
-    ends = ends + 1
+def record_ends(breaks: Indices, data: bytes, *, final: bool) -> Indices:
+    """Where records end, after their line ends ``breaks``. If ``final``, a last record without a line end counts too."""
+    ends = breaks + 1
     if final and len(data) and (not len(ends) or ends[-1] < len(data)):
         ends = np.append(ends, len(data))
     return ends
 
 
 def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -> tuple[list[str], list[_Records]]:
-    """The column names, and the records that were read along; nothing of both in an empty file."""
+    """The column names, and the first records after the header, which were read with it; neither in an empty file."""
     reading = dialect.reading
     for piece in pieces:
-        written = np.flatnonzero(~_blank(piece))
-        if not len(written):
+        filled = np.flatnonzero(~_blank(piece))
+        if not len(filled):
             continue
-        at = int(written[0])
+        at = int(filled[0])
         if not reading.has_header:
             try:
                 names = list(reading.columns) or [f"_c{i}" for i in range(dialect.count(piece.text(at)))]
             except pa.ArrowInvalid as e:
                 raise UnreadableFileError(
-                    file.path, f"Its first record does not tell how many columns it has: {e}"
+                    file.path, f"The number of columns in its first record can't be found: {e}"
                 ) from e
             return names, [piece]
         try:
@@ -166,35 +182,35 @@ def _block(
     piece: _Records, names: Sequence[str], wanted: Sequence[str], file: LandingInput, dialect: Dialect
 ) -> ArrowBlock:
     reading = dialect.reading
-    left = ~_blank(piece)
+    is_row = ~_blank(piece)
     refused: list[tuple[int, str]] = []
     if piece.unclosed:
-        refused.append((len(left) - 1, "A quote is opened and never closed."))
+        refused.append((len(is_row) - 1, "A quote is opened and never closed."))
     text = piece.data[piece.starts[0] :]
     if not text.isascii() and not _is_utf8(text):
         what = f"Not {reading.encoding.upper()}."
-        refused += [(i, what) for i in np.flatnonzero(left).tolist() if not _is_utf8(piece.text(i))]
-    left[[i for i, _ in refused]] = False
-    places = np.flatnonzero(left)
-    if not left.all():
-        text = b"".join(piece.data[piece.starts[i] : piece.ends[i]] for i in places)
+        refused += [(i, what) for i in np.flatnonzero(is_row).tolist() if not _is_utf8(piece.text(i))]
+    is_row[[i for i, _ in refused]] = False
+    records = np.flatnonzero(is_row)
+    if not is_row.all():
+        text = b"".join(piece.data[piece.starts[i] : piece.ends[i]] for i in records)
 
+    fields = dialect.split(text, names, wanted)
     where = "the header" if reading.has_header else "`columns`" if reading.columns else "the first record"
+    what = f"fields, but {where} has {len(names)}."
+    refused += [(int(records[row]), f"{count} {what}") for row, count in fields.miscounted.items()]
+    is_row[[i for i, _ in refused]] = False
+    starts = piece.starts[is_row] + piece.offset
+    if any(len(column) != len(starts) for column in fields.columns.values()):
+        raise UnreadableFileError(file.path, f"Its records can't be told apart from byte {piece.offset} on.")
+    malformed = [
+        MalformedRecord(int(piece.starts[i]) + piece.offset, reason, piece.text(i)) for i, reason in sorted(refused)
+    ]
+    return ArrowBlock(fields.columns, starts, malformed)
 
-    def refuse(row: int, fields: int) -> None:
-        refused.append((int(places[row]), f"{fields} fields, where {where} has {len(names)}."))
 
-    columns = dialect.split(text, names, wanted, refuse)
-    left[[i for i, _ in refused]] = False
-    starts = piece.starts[left] + piece.offset
-    if any(len(column) != len(starts) for column in columns.values()):
-        raise UnreadableFileError(file.path, f"Its records from byte {piece.offset} on can't be told apart.")
-    malformed = [Malformed(int(piece.starts[i]) + piece.offset, why, piece.text(i)) for i, why in sorted(refused)]
-    return ArrowBlock(columns, starts, malformed)
-
-
-def _pieces(source: Any, file: LandingInput, dialect: Dialect) -> Iterator[_Records]:
-    """The file's records, about a block of them at a time; the first piece is small, for who needs the header only."""
+def _pieces(source: Source, file: LandingInput, dialect: Dialect) -> Iterator[_Records]:
+    """The file's records, about a block at a time. The first piece is small, for callers that need only the header."""
     offset, data, size = 0, b"", min(_HEADER_BYTES, blocks.BLOCK_BYTES)
     final = False
     while not final:
@@ -205,12 +221,12 @@ def _pieces(source: Any, file: LandingInput, dialect: Dialect) -> Iterator[_Reco
                 continue
             if data.startswith(_BOM):
                 offset, data = len(_BOM), data[len(_BOM) :]
-        ends, unclosed = dialect.ends(data, final)
+        ends, unclosed = dialect.ends(data, final=final)
         longest = max(np.diff(ends, prepend=0).max(initial=0), 0 if len(ends) else len(data))
         if longest > blocks.LONGEST_RECORD:
             raise UnreadableFileError(
                 file.path,
-                f"A record of more than {blocks.LONGEST_RECORD} bytes begins after byte {offset}: "
+                f"After byte {offset}, a record has more than {blocks.LONGEST_RECORD} bytes: "
                 "probably a quote that is never closed.",
             )
         if len(ends):
@@ -219,9 +235,10 @@ def _pieces(source: Any, file: LandingInput, dialect: Dialect) -> Iterator[_Reco
             offset, data = offset + used, data[used:]
 
 
-def _blank(piece: _Records) -> Any:
+def _blank(piece: _Records) -> Mask:
     first = np.frombuffer(piece.data, np.uint8)[piece.starts]
-    return (first == _LF) | (first == _CR)
+    blank: Mask = (first == _LF) | (first == _CR)
+    return blank
 
 
 def _is_utf8(text: bytes) -> bool:

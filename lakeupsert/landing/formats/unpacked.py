@@ -1,41 +1,39 @@
-"""The text of a landing file as its readers take it: decompressed, by the ending of its name, and in UTF-8.
+"""The text of a landing file: decompressed, by the ending of its name, and decoded to UTF-8.
 
-Read from the beginning, some bytes at a time, in memory that follows what is asked for and not what it unpacks to. A place in
-a text file is a byte of this text.
+Read from the beginning, some bytes at a time. Memory follows the bytes that are asked for, not what the file unpacks to. A
+place in a text file is a byte of this text.
 """
 
 import codecs
 import lzma
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 import pyarrow as pa
 
 from lakeupsert.landing.formats import blocks
-from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.formats.blocks import LandingInput, Source, UnreadableFileError, unreadable_if_damaged
 
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".lz4": "lz4"}
 _READ_BYTES = 1 << 16
-_STEP_BYTES = 1 << 13  # to a decompressor: what it has waiting belongs to no row yet, and an estimate goes by places
+_STEP_BYTES = 1 << 13  # read by a decompressor at once: an estimate counts them all as rows
 UNDECODABLE = "lakeupsert"
-"""What `codecs` call how we decode what an encoding does not have."""
+"""The name in `codecs` of our handler for bytes that an encoding does not have."""
 XZ_MEMORY = 1 << 28
-"""Most bytes that a file's settings may make the decompressor of xz take; `xz -9` makes it take a quarter of this."""
+"""Most bytes of memory for the decompressor of xz, which each file sets; a file of `xz -9` needs a quarter of this."""
 
 
 class ReadAhead:
-    """A file that is read from its beginning in few large parts, whatever is asked for: to a remote store each is a request.
+    """Reads a file from its beginning in few large parts, however small the reads: on a remote store each part is a request.
 
-    The first parts are small, for who looks at the beginning alone. ``tell`` is the place up to which was asked.
+    The first parts are small, for callers that look only at the beginning. ``tell`` returns how far callers have read.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         self._begin()
 
     @classmethod
-    def of(cls, source: Any) -> "ReadAhead":
+    def of(cls, source: Source) -> "ReadAhead":
         return source if isinstance(source, cls) else cls(source)
 
     def _begin(self) -> None:
@@ -44,7 +42,7 @@ class ReadAhead:
     def read(self, size: int) -> bytes:
         if size < 0:
             raise ValueError(f"a length of {size}")
-        found = []
+        parts = []
         while size:
             if self._at == len(self._held):
                 self._held, self._at = self._source.read(max(size, min(self._next, blocks.BLOCK_BYTES))), 0
@@ -55,8 +53,8 @@ class ReadAhead:
             self._at += len(part)
             self._place += len(part)
             size -= len(part)
-            found.append(part)
-        return found[0] if len(found) == 1 else b"".join(found)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def tell(self) -> int:
         return self._place
@@ -67,30 +65,30 @@ class ReadAhead:
 
 
 def compression_of(path: str) -> str | None:
-    """By the name's ending: gzip, bz2, xz, zstd, lz4."""
+    """gzip, bz2, xz, zstd or lz4, by the ending of the name."""
     return _COMPRESSIONS.get(_ending(path))
 
 
 def without_compression(path: str) -> str:
-    """The name that says what is inside."""
+    """The name without the ending of a compression: its own ending tells the format."""
     return path[: len(path) - len(_ending(path))]
 
 
 def is_plain(path: str, encoding: str) -> bool:
-    """Whether a file's bytes are those of its text."""
+    """Whether the file is neither compressed nor in another encoding: its bytes are its text."""
     return not _ending(path) and is_utf8(encoding)
 
 
-def unpacked(source: Any, file: LandingInput, encoding: str) -> Any:
-    """What reads like ``source``, and is its text; `seek` takes it back to the beginning.
+def open_text(source: Source, file: LandingInput, encoding: str) -> Source:
+    """The text of ``source``. `seek` only goes back to the beginning.
 
-    A byte that ``encoding`` does not have is one that UTF-8 does not have either, in the same record.
+    A byte that is not valid in ``encoding`` becomes one that is not valid in UTF-8, in the same record.
     """
     if is_plain(file.path, encoding):
         return source
     ahead, compression = ReadAhead.of(source), compression_of(file.path)
-    text = _Decompressed(ahead, file, compression) if compression else ahead
-    return text if is_utf8(encoding) else _Decoded(text, file, encoding)
+    text = _DecompressedText(ahead, file, compression) if compression else ahead
+    return text if is_utf8(encoding) else _DecodedText(text, file, encoding)
 
 
 def _ending(path: str) -> str:
@@ -101,49 +99,44 @@ def is_utf8(encoding: str) -> bool:
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")  # readers of text pass over a byte order mark
 
 
-class _Decompressed:
-    """Streams that follow one another, as `cat` and parallel compressors make them, are one text."""
+class _Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
-    def __init__(self, source: Any, file: LandingInput, compression: str) -> None:
+
+class _DecompressedText:
+    """Decompressed text. Several streams in one file, as `cat` and parallel compressors write them, are one text."""
+
+    def __init__(self, source: Source, file: LandingInput, compression: str) -> None:
         self._source = source
         self._file = file
         self._compression = compression
         self._begin()
 
     def _begin(self) -> None:
-        if self._compression == "xz":
-            self._stream: Any = _Xz(self._source)
-        else:
-            self._stream = pa.CompressedInputStream(_KeptOpen(self._source), self._compression)
+        xz = self._compression == "xz"  # which Arrow does not have
+        stream = (
+            _Xz(self._source) if xz else pa.CompressedInputStream(_UnclosableSource(self._source), self._compression)
+        )
+        self._stream: _Stream = stream
 
     def read(self, size: int) -> bytes:
-        with self._failures():
-            return self._stream.read(size)  # type: ignore[no-any-return]  # pyarrow ships no types
+        with unreadable_if_damaged(self._file, self._compression, EOFError, lzma.LZMAError):
+            return self._stream.read(size)
 
     def seek(self, place: int) -> None:
         self._source.seek(place)
         self._begin()
 
-    @contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (pa.ArrowException, OSError, EOFError, lzma.LZMAError) as e:
-            if isinstance(e, OSError) and e.errno is not None:
-                raise  # the disk or the network, not the file
-            reason = f"Not readable as {self._compression} ({self._file.size} bytes): {e}"
-            raise UnreadableFileError(self._file.path, reason[:500]) from e
 
-
-class _KeptOpen:
-    """A file for Arrow's stream, which in the end closes what it read."""
+class _UnclosableSource:
+    """Keeps the file open when Arrow's stream, at its end, closes what it reads."""
 
     closed = False
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
 
-    def read(self, size: int) -> Any:
+    def read(self, size: int) -> bytes:
         return self._source.read(min(size, _STEP_BYTES))
 
     def close(self) -> None:
@@ -151,9 +144,9 @@ class _KeptOpen:
 
 
 class _Xz:
-    """xz, which Arrow does not have."""
+    """Decompresses xz, several streams in a row too."""
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         self._one: lzma.LZMADecompressor | None = None
 
@@ -172,10 +165,10 @@ class _Xz:
                 return text
 
 
-class _Decoded:
+class _DecodedText:
     """Text of another encoding, in UTF-8."""
 
-    def __init__(self, text: Any, file: LandingInput, encoding: str) -> None:
+    def __init__(self, text: Source, file: LandingInput, encoding: str) -> None:
         self._text = text
         self._file = file
         self._encoding = encoding
@@ -185,11 +178,11 @@ class _Decoded:
         while True:
             read = self._text.read(size)
             try:
-                found = self._decoder.decode(read, final=not read).encode(errors="surrogateescape")
-            except UnicodeError as e:  # such as UTF-16 without a byte order mark
+                text = self._decoder.decode(read, final=not read).encode(errors="surrogateescape")
+            except UnicodeError as e:  # for example UTF-16 without a byte order mark
                 raise UnreadableFileError(self._file.path, f"Not readable as {self._encoding}: {e}") from e
-            if found or not read:
-                return found
+            if text or not read:
+                return text
 
     def seek(self, place: int) -> None:
         self._text.seek(place)
@@ -197,7 +190,7 @@ class _Decoded:
 
 
 def _as_surrogates(error: UnicodeError) -> tuple[str, int]:
-    """Each byte that can't be decoded behind one that never is in UTF-8: as they are, several together may be a character."""
+    """Put a byte that UTF-8 never has before each byte that can't be decoded: several such bytes may else be a character."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     return "".join("\udcff" + chr(0xDC80 | byte) for byte in error.object[error.start : error.end]), error.end

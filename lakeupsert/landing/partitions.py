@@ -1,0 +1,63 @@
+"""The partition of a row: the name of its folder, by its partition columns."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.rows.convert import convert, true
+from lakeupsert.table.layout import folder_name
+from lakeupsert.table.spec import TableSpec
+
+
+def partition_sources(spec: TableSpec) -> tuple[str, ...]:
+    """The columns of landing files that decide a row's partition."""
+    sources = {one.column: one.source for one in spec.partition_from}
+    return tuple(dict.fromkeys(sources.get(column) or column for column in spec.partition_by))
+
+
+def derived_columns(spec: TableSpec, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """The partition columns that are derived from other columns."""
+    return {
+        one.column: _DERIVE[one.function or ""](_as_moment(columns[one.source or ""])) for one in spec.partition_from
+    }
+
+
+def _as_moment(values: pa.Array) -> pa.Array:
+    """Dates and timestamps as whole seconds in UTC; null outside the years 1 to 9999, which folder names can't hold."""
+    t, type_ = pa.types, values.type
+    if t.is_date32(type_):
+        seconds = values.view(pa.int32()).fill_null(0).to_numpy().astype(np.int64) * 86400
+    else:
+        per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[type_.unit if t.is_timestamp(type_) else "ms"]
+        seconds = values.view(pa.int64()).fill_null(0).to_numpy() // per_second
+    unfit = true(values.is_null()) | (seconds < _FIRST_SECOND) | (seconds > _LAST_SECOND)
+    return pa.array(np.where(unfit, 0, seconds).astype(np.int64), pa.int64(), mask=unfit).view(pa.timestamp("s"))
+
+
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799  # 0001-01-01 and the end of 9999
+_DERIVE: dict[str, Callable[[pa.Array], pa.Array]] = {
+    "year": lambda moments: pc.year(moments).cast(pa.int32()),
+    "month": lambda moments: pc.strftime(moments, "%Y-%m"),
+    "date": lambda moments: pc.floor_temporal(moments, unit="day").cast(pa.date32()),
+    "hour": lambda moments: pc.strftime(moments, "%Y-%m-%d-%H"),
+}
+
+
+def partition_names(spec: TableSpec, columns: Mapping[str, pa.Array]) -> pa.Array:
+    """The name of every row's partition; null if a value is missing or can't be in a folder's name."""
+    return joined_names([folder_names(name, columns[name]) for name in spec.partition_by])
+
+
+def joined_names(folders: Sequence[pa.Array]) -> pa.Array:
+    """The partition names, from the folder names of each partition column."""
+    return folders[0] if len(folders) == 1 else pc.binary_join_element_wise(*folders, "/")
+
+
+def folder_names(column: str, values: pa.Array) -> pa.Array:
+    """The name of the folder of every value, for example `day=2026-01-02`; null for a value that can't be in one."""
+    encoded = values.dictionary_encode()
+    texts, _ = convert(encoded.dictionary, pa.string())
+    names = [None if text is None else folder_name(column, text) for text in texts.to_pylist()]
+    return pa.array(names, pa.string()).take(encoded.indices)

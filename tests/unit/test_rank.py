@@ -1,0 +1,196 @@
+"""Which record of a key wins: `rows.rank`, by every tie, null and direction."""
+
+import math
+from decimal import Decimal
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from lakeupsert.rows.rank import equal_rows, latest, rows_up_to, sortable, sorted_by, versions
+from lakeupsert.table.evolution import create
+from lakeupsert.table.spec import DELETE_FLAG, DeleteRule, TableSpec
+
+Record = dict[str, Any]
+TIES = ("file", "place")
+INT = pa.int64()
+
+
+def spec_of(order: pa.DataType = INT, **declared: Any) -> TableSpec:
+    schema = pa.schema([("k", pa.string()), ("a", order), ("b", pa.int64()), ("v", pa.string()), ("p", pa.string())])
+    given = {"key": ["k"], "order_by": ["a"], "partition_by": ["p"], "delete": None, "stamped": False}
+    return create(schema, table_id="t", **{**given, **declared})
+
+
+def rows_of(records: list[Record], order: pa.DataType = INT) -> pa.Table:
+    """The records, each with null for what it does not name; the later one has the later place."""
+    types = {"k": pa.string(), "a": order, "b": pa.int64(), "v": pa.string(), "t": pa.int64(), DELETE_FLAG: pa.bool_()}
+    types |= dict.fromkeys(TIES, pa.int64())
+    defaults: Record = {"k": "k", "file": 0, DELETE_FLAG: False}
+    full = [{name: ({**defaults, "place": i} | r).get(name) for name in types} for i, r in enumerate(records)]
+    return pa.Table.from_pylist(full, pa.schema(types))
+
+
+def winner(records: list[Record], spec: TableSpec, order: pa.DataType = INT, **how: Any) -> Record:
+    rows = rows_of(records, order)
+    indices, wins = latest(rows, spec, TIES, **how)
+    assert wins.to_pylist() == [True] + [False] * (len(records) - 1)
+    return records[indices[0].as_py()]
+
+
+@pytest.mark.parametrize(
+    ("order_by", "ranked"),
+    [
+        ("a", [2, 1, None]),
+        ("a desc nulls last", [2, 1, None]),
+        ("a asc", [1, 2, None]),
+        ("a nulls first", [None, 2, 1]),
+        ("a asc nulls first", [None, 1, 2]),
+    ],
+)
+def test_each_direction_and_rule_for_null_ranks_values_whatever_their_order(
+    order_by: str, ranked: list[int | None]
+) -> None:
+    spec = spec_of(order_by=[order_by])
+    for arrived in permutations(ranked):
+        rows = rows_of([{"a": a} for a in arrived])
+        order, _ = latest(rows, spec, TIES)
+        assert rows["a"].take(order).to_pylist() == ranked
+
+
+@pytest.mark.parametrize(
+    ("order_by", "won"),
+    [(["a", "b"], (1, 2)), (["b", "a"], (0, 3)), (["a asc", "b"], (0, 3)), (["b asc", "a"], (1, 1))],
+)
+def test_second_ordering_column_only_decides_if_the_first_is_equal(order_by: list[str], won: tuple[int, int]) -> None:
+    records = [{"a": 0, "b": 3}, {"a": 1, "b": 1}, {"a": 1, "b": 2}]
+    for arrived in permutations(records):
+        found = winner(list(arrived), spec_of(order_by=order_by))
+        assert (found["a"], found["b"]) == won
+
+
+def test_null_in_the_first_ordering_column_loses_whatever_the_second_says() -> None:
+    records = [{"a": None, "b": 9}, {"a": 0, "b": None}]
+    for arrived in permutations(records):
+        assert winner(list(arrived), spec_of(order_by=["a", "b"]))["a"] == 0
+
+
+def test_equal_order_keeps_the_later_file_then_the_later_place() -> None:
+    spec = spec_of()
+    places = [(0, 5), (1, 0), (1, 1)]
+    for arrived in permutations(places):
+        found = winner([{"a": 1, "file": file, "place": place} for file, place in arrived], spec)
+        assert (found["file"], found["place"]) == (1, 1)
+
+
+def test_two_nulls_are_a_tie() -> None:
+    for order_by in ("a", "a nulls first"):
+        assert winner([{"a": None, "v": "old"}, {"a": None, "v": "new"}], spec_of(order_by=[order_by]))["v"] == "new"
+
+
+@pytest.mark.parametrize("type_", [pa.float16(), pa.float32(), pa.float64()])
+def test_nan_is_the_greatest_float_and_the_zeros_are_equal(type_: pa.DataType) -> None:
+    ascending = [-math.inf, -2.5, -0.5, 0.0, 0.5, 2.5, math.inf, math.nan]
+    as_type = [np.float16(value) for value in ascending] if type_ == pa.float16() else ascending
+    keys = sortable(pa.array(as_type, type_)).to_pylist()
+    assert keys == sorted(set(keys))
+    zeros = sortable(pa.array([np.float16(0.0), np.float16(-0.0)] if type_ == pa.float16() else [0.0, -0.0], type_))
+    assert zeros[0] == zeros[1]
+    assert sortable(pa.array([None, ascending[0]], pa.float64())).null_count == 1
+
+
+def test_zeros_of_both_signs_leave_the_tie_to_arrival() -> None:
+    spec = spec_of(pa.float64())
+    for first, second in ((0.0, -0.0), (-0.0, 0.0)):
+        records = [{"a": first, "v": "old"}, {"a": second, "v": "new"}]
+        assert winner(records, spec, pa.float64())["v"] == "new"
+
+
+def test_nan_wins_over_infinity_and_null_loses_to_it() -> None:
+    spec = spec_of(pa.float64())
+    for arrived in permutations([math.inf, math.nan, None]):
+        assert math.isnan(winner([{"a": a} for a in arrived], spec, pa.float64())["a"])
+
+
+@pytest.mark.parametrize("type_", [pa.decimal32(5, 2), pa.decimal64(15, 2), pa.decimal128(20, 2)])
+def test_narrow_decimals_rank_by_value_with_several_sort_keys(type_: pa.DataType) -> None:
+    """pyarrow 26 sorts decimal32 and decimal64 wrongly if there are several sort keys."""
+    values = [Decimal("-3.00"), Decimal("10.00"), Decimal("9.00")]
+    for arrived in permutations(values):
+        assert winner([{"a": a} for a in arrived], spec_of(type_), type_)["a"] == Decimal("10.00")
+
+
+@pytest.mark.parametrize("greater", ["delete", "v", "b"])
+def test_content_decides_between_equal_orders_whatever_arrived_first(greater: str) -> None:
+    """A delete first, then the columns by their names; places come last."""
+    spec = spec_of(ties="content", delete=DeleteRule(column="v", values=("D",), keep=True))
+    base = {"a": 1, "b": 1, "v": "x", DELETE_FLAG: False}
+    stronger = {
+        "delete": {**base, "b": 0, "v": "D", DELETE_FLAG: True},
+        "b": {**base, "b": 2, "v": "a"},
+        "v": {**base, "v": "y"},
+    }[greater]
+    for arrived in permutations([base, stronger]):
+        assert winner(list(arrived), spec) == stronger
+
+
+def test_arrival_decides_though_the_earlier_record_is_a_delete() -> None:
+    spec = spec_of(delete=DeleteRule(column="v", values=("D",), keep=True))
+    assert winner([{"a": 1, DELETE_FLAG: True}, {"a": 1, "v": "new"}], spec)["v"] == "new"
+
+
+def test_columns_named_first_decide_between_equal_orders_and_never_against_them() -> None:
+    spec = spec_of()
+    records = [{"a": 1, "t": 2, "v": "first"}, {"a": 1, "t": 1, "v": "later"}]
+    assert winner(records, spec, first=["t"])["v"] == "first"
+    assert winner([*records, {"a": 2, "t": 0, "v": "greater"}], spec, first=["t"])["v"] == "greater"
+
+
+def test_each_key_has_one_winner_and_columns_of_by_are_part_of_the_key() -> None:
+    records = [
+        {"k": k, "a": a, "t": t} for k, a, t in (("y", 1, 0), ("x", 1, 0), ("x", 2, 1), ("y", 3, 0), ("x", 0, 1))
+    ]
+    rows = rows_of(records)
+    order, wins = latest(rows, spec_of(), TIES)
+    assert [records[i]["k"] + str(records[i]["a"]) for i in order.to_pylist()] == ["x2", "x1", "x0", "y3", "y1"]
+    assert wins.to_pylist() == [True, False, False, True, False]
+    order, wins = latest(rows, spec_of(), TIES, by=["t"])
+    assert [(records[i]["t"], records[i]["k"], records[i]["a"]) for i in order.filter(wins).to_pylist()] == [
+        (0, "x", 1),
+        (0, "y", 3),
+        (1, "x", 2),
+    ]
+
+
+def test_no_row_has_no_winner() -> None:
+    order, wins = latest(rows_of([]), spec_of(), TIES)
+    assert (len(order), len(wins)) == (0, 0)
+
+
+def test_versions_are_the_first_rows_of_each_order_of_a_key() -> None:
+    spec = spec_of()
+    records = [{"k": k, "a": a} for k, a in (("x", 1), ("x", 1), ("x", None), ("x", None), ("y", 1), ("y", 0))]
+    rows = rows_of(records)
+    order, wins = latest(rows, spec, TIES)
+    marked = versions(rows, spec, order.to_numpy(), wins.to_numpy(zero_copy_only=False))
+    assert [(records[i]["k"], records[i]["a"]) for i in order.filter(pa.array(marked)).to_pylist()] == [
+        ("x", 1),
+        ("x", None),
+        ("y", 1),
+        ("y", 0),
+    ]
+
+
+def test_equal_rows_take_null_as_equal_to_null_alone() -> None:
+    rows = rows_of([{"a": None, "v": "x"}, {"a": None, "v": "x"}, {"a": 0, "v": "x"}, {"a": 0, "v": None}])
+    one, other = np.array([0, 0, 2, 3]), np.array([1, 2, 3, 3])
+    assert equal_rows(rows, ["a", "v"], one, other).tolist() == [True, False, False, True]
+
+
+def test_rows_up_to_a_key_of_two_columns_are_counted() -> None:
+    rows = pa.table({"k": ["a", "a", "b", "b"], "n": pa.array([1, 2, 1, 3], pa.int64())})
+    assert sorted_by(rows.take([3, 1, 0, 2]), ["k", "n"]).to_pylist() == [2, 1, 3, 0]
+    for last, count in ((("a", 0), 0), (("a", 1), 1), (("a", 9), 2), (("b", 2), 3), (("c", 0), 4)):
+        assert rows_up_to(rows, ["k", "n"], [pa.scalar(last[0]), pa.scalar(last[1], pa.int32())]) == count
