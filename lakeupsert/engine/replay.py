@@ -16,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.batch import AppendJob, QuarantineWriter, Report, settle_and_write, without_refused
+from lakeupsert.engine.batch import AppendJob, without_refused
+from lakeupsert.engine.reports import Report
+from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import (
     PARTITION,
@@ -58,7 +60,7 @@ def replay_rows(
     replayed: list[Replayed] = []
     passed: list[Any] = []
     reports: list[Report] = []
-    with QuarantineWriter(job) as quarantine:
+    with job.quarantine() as quarantine:
         for file in files:
             with opened(job.store, file.name) as source:
                 rows = pq.read_table(source)

@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
-from lakeupsert.engine.spark import window_order
+from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, of_keys
 from lakeupsert.read.view import View, ViewFile, plain_path

@@ -22,8 +22,10 @@ import pytest
 
 from lakeupsert.engine import keyindex
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.batch import PARTITION, AppendJob, Written, settle_and_write, touched_by
+from lakeupsert.engine.batch import PARTITION, AppendJob
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
+from lakeupsert.engine.reports import Written, touched_by
+from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
@@ -53,7 +55,7 @@ def engines(request: Any) -> list[Engine]:
     found: list[Engine] = [ArrowEngine()]
     if request.node.get_closest_marker("spark"):
         request.getfixturevalue("spark")
-        from lakeupsert.engine.spark import SparkEngine
+        from lakeupsert.engine.spark_window import SparkEngine
 
         found.append(SparkEngine())
     return found

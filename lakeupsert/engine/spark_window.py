@@ -1,155 +1,35 @@
-"""Spark, as the host of phase one and as an engine of phase two. Works under Spark Connect: no JVM object, no RDD.
-
-Spark distributes tasks and shuffles; rows cross the shuffle as Arrow IPC blobs, which keep every type and which the JVM
-never converts. Each call runs one action, once: tasks write files under unique names, so a second run of an action would
-write them again; retried and speculative tasks leave files that nobody names.
-"""
+"""Phase two's window engine: Spark ranks the rows, and tasks gather the winning ones. See `SparkEngine`."""
 
 import itertools
 import pickle
-import signal
-import sys
-import threading
-import zipimport
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import PythonException
-from pyspark.sql import SparkSession, Window
+from pyspark.sql import Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.config import Reading
-from lakeupsert.engine.batch import (
-    AppendJob,
-    Held,
-    Refused,
-    Report,
-    Written,
-    added_up,
-    grouped,
-    settle_and_write,
-    split,
-    with_ranges,
-)
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
-from lakeupsert.errors import ConfigurationError, TryAgainError
-from lakeupsert.landing.accept import TYPED, LandingInput, Survey, format_of, survey
+from lakeupsert.engine.spark_session import forget_zip_importers, ids, parallelism, session, spark_may_fail
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.adopted import adopted_rows
 from lakeupsert.rows.buckets import in_bucket
 from lakeupsert.rows.changes import Tally, of_keys
 from lakeupsert.rows.columns import combined
 from lakeupsert.rows.convert import true
-from lakeupsert.rows.datafiles import POSITION, from_bytes, stream_file, to_bytes
+from lakeupsert.rows.datafiles import POSITION, stream_file
 from lakeupsert.rows.digest import as_text, hashed_columns, row_hashes
 from lakeupsert.rows.floor import DELETED_AT, forgotten, lacking, since, up_to
 from lakeupsert.rows.rank import latest
-from lakeupsert.storage import ObjectStore, StoreUnavailableError
+from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
 
-TASK_BYTES = 64 << 20
-"""Landing bytes that a task reads, at most (one row group or text file is not cut)."""
-HELD_BYTES = 64 << 20
-"""Arrow bytes that a task collects before it cuts them by partition, or settles and writes them."""
-GROUP_BYTES = 16 << 20
-"""Landing bytes of the small partitions that are settled and written at once; decoded about `HELD_BYTES`."""
-BLOB_BYTES = 1 << 20
-BLOBS_PER_BATCH = 32
-"""How many rows (blobs) Spark hands to Python at once; its default of 10,000 would be gigabytes here."""
-SURVEYED_HERE = 64 << 20
-"""Bytes of text files up to which a survey is not worth a Spark job."""
-
-
-def session() -> Any:
-    """The active Spark session, or a new one under the machine's own Spark settings."""
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
-    with _interrupts_wait():
-        return (
-            SparkSession.builder.appName("lakeupsert")
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.log.level", "ERROR")
-            .config("spark.sql.session.timeZone", "UTC")
-            .getOrCreate()
-        )
-
-
-@contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C while Spark starts leaves a JVM behind, and the handler that Spark puts in place calls the JVM within the call
-    to it that was interrupted, which fails noisily: so it counts after the start, and the handler stays as it was."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.set())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came.is_set():
-        raise KeyboardInterrupt
-
-
-class SparkHost:
-    """See `lakeupsert.engine.batch.Host`."""
-
-    def survey(
-        self,
-        landing: ObjectStore,
-        inputs: Sequence[LandingInput],
-        reading: Reading,
-        known: Any,
-        text_columns: frozenset[str],
-    ) -> list[Survey]:
-        if sum(i.size for i in inputs if format_of(i.path, reading.format) not in TYPED) <= SURVEYED_HERE:
-            return [survey(landing, given, reading, known, text_columns) for given in inputs]
-
-        def run(batches: Iterator[Any]) -> Iterator[Any]:
-            for place in _ids(batches):
-                found = survey(landing, inputs[place], reading, known, text_columns)
-                yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
-
-        with _spark_may_fail(), _small_batches() as spark:
-            rows = spark.range(0, len(inputs), 1, len(inputs)).mapInArrow(run, "place bigint, found binary").collect()
-        return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
-
-    def run(self, job: AppendJob) -> list[Report]:
-        job = with_ranges(job)
-        groups = _task_groups(job.inputs)
-        landed = sum(given.size for given in job.inputs)
-
-        def read(batches: Iterator[Any]) -> Iterator[Any]:
-            for number in _ids(batches):
-                yield from _sent(job, split(job, groups[number]), small, numbers)
-
-        def write(batches: Iterator[Any]) -> Iterator[Any]:
-            yield pa.record_batch({"reports": [pickle.dumps(list(_settled(job, batches)))]})
-
-        with _spark_may_fail(), _small_batches() as spark:
-            parts = max(_parallelism(spark), landed // TASK_BYTES)
-            small = max(parts, landed // GROUP_BYTES)
-            numbers = spread(small + sum(1 << bits for bits in job.bits.values()), parts)
-            rows = (
-                spark.range(0, len(groups), 1, len(groups))
-                .mapInArrow(read, "number int, rows binary, reports binary")
-                .repartition(parts, "number")
-                .sortWithinPartitions("number")
-                .mapInArrow(write, "reports binary")
-                .collect()
-            )
-        reports: list[Report] = [report for row in rows for report in pickle.loads(row.reports)]
-        names = {f.name for r in reports if isinstance(r, Written) for f in r.files}
-        names |= {r.file.name for r in reports if isinstance(r, Refused)}
-        job.store.requests.add({"put": len(names)})  # the tasks' stores counted for themselves
-        return reports
+_ARRIVAL = ("age", "file", "place")
+_TIES = (AGE, FILE, PLACE)
 
 
 class SparkEngine:
@@ -182,7 +62,7 @@ class SparkEngine:
             ddl += ", lacking array<int>, void array<int>"
 
         def read(batches: Iterator[Any]) -> Iterator[Any]:
-            for number in _ids(batches):
+            for number in ids(batches):
                 unit, source = flat[number]
                 yield from _ranks(store, spec, unit, source, tasks[unit], *sources[unit][source], lacking=has_full)
 
@@ -191,7 +71,7 @@ class SparkEngine:
                 output = _gather(store, spec, spec_version, tasks[unit], sources[unit], rows)
                 yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [pickle.dumps(output)]})
 
-        with _spark_may_fail():
+        with spark_may_fail():
             spark = session()
             by_key = Window.partitionBy("unit", *keys)
             dead = F.lit(False)
@@ -216,7 +96,7 @@ class SparkEngine:
             if any(task.refuses for task in tasks):
                 known = F.coalesce(F.min(F.when(~F.col("dead"), F.col("age"))).over(by_key) == 0, F.lit(False))
             rows = (
-                spark.range(0, len(flat), 1, max(1, min(len(flat), 4 * _parallelism(spark))))
+                spark.range(0, len(flat), 1, max(1, min(len(flat), 4 * parallelism(spark))))
                 .mapInArrow(
                     read,
                     f"unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, {ddl}",
@@ -229,7 +109,7 @@ class SparkEngine:
                 .withColumn("begins", begins)
                 .withColumn("known", known)
                 .withColumn("version", F.dense_rank().over(by_key.orderBy(*greatest_first, *content)))
-                .repartition(max(1, min(len(tasks), 4 * _parallelism(spark))), "unit")
+                .repartition(max(1, min(len(tasks), 4 * parallelism(spark))), "unit")
                 .sortWithinPartitions("unit", *keys, "nth")
                 .select("unit", "source", "row", "deleted", "hash", "nth", "begins", "known", "version", *_ARRIVAL)
                 .mapInArrow(write, "unit int, output binary")
@@ -239,123 +119,6 @@ class SparkEngine:
         return [
             done.get(unit) or _gather(store, spec, spec_version, task, [], iter(())) for unit, task in enumerate(tasks)
         ]
-
-
-# ---------------------------------------------------------------- tasks of phase one
-
-
-def _task_groups(inputs: Sequence[LandingInput]) -> list[list[LandingInput]]:
-    """Landing files, or row groups of large Parquet files, in groups of up to `TASK_BYTES`."""
-    groups: list[list[LandingInput]] = [[]]
-    size = 0
-    for given in inputs:
-        for part, part_bytes in _parts(given):
-            if size + part_bytes > TASK_BYTES and groups[-1]:
-                groups.append([])
-                size = 0
-            groups[-1].append(part)
-            size += part_bytes
-    return groups
-
-
-def _parts(given: LandingInput) -> Iterator[tuple[LandingInput, int]]:
-    if given.row_groups is None or given.size <= TASK_BYTES:
-        yield given, given.size
-        return
-    first, end = given.row_groups
-    each = max(1, (end - first) * TASK_BYTES // given.size)
-    for low in range(first, end, each):
-        high = min(end, low + each)
-        part = LandingInput(given.path, given.size, given.etag, given.place, (low, high))
-        yield part, given.size * (high - low) // (end - first)
-
-
-def spread(count: int, parts: int) -> list[int]:
-    """So many numbers that Spark's `repartition` by an integer spreads evenly, the n-th to partition n modulo ``parts``.
-
-    It takes the Murmur3 hash of the number; others would do as well, but not as evenly: of two, both may meet.
-    """
-    found: list[list[int]] = [[] for _ in range(parts)]
-    each = -(-count // parts)
-    for number in itertools.count():
-        mixed = number * 0xCC9E2D51 & 0xFFFFFFFF
-        mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & 0xFFFFFFFF
-        mixed ^= 42
-        mixed = ((mixed << 13 | mixed >> 19) & 0xFFFFFFFF) * 5 + 0xE6546B64 & 0xFFFFFFFF
-        mixed ^= 4
-        for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-            mixed = (mixed ^ mixed >> shift) * factor & 0xFFFFFFFF
-        part = found[(mixed - (mixed >> 31 << 32)) % parts]
-        if len(part) < each:
-            part.append(number)
-            if sum(map(len, found)) == each * parts:
-                break
-    return [found[n % parts][n // parts] for n in range(count)]
-
-
-def _sent(job: AppendJob, found: Iterator[Any], small: int, numbers: Sequence[int]) -> Iterator[Any]:
-    """What the map side sends: a row for each piece of a group, by its number, and one for all reports."""
-    held = Held(job, HELD_BYTES)
-    reports: list[Report] = []
-    lost: list[Written] = []
-
-    def pieces() -> Iterator[Any]:
-        for group, rows in grouped(job, held.tables, small):
-            step = max(1, rows.num_rows * BLOB_BYTES // max(rows.nbytes, 1))
-            for at in range(0, rows.num_rows, step):
-                yield _wire(numbers[group], to_bytes(rows.slice(at, step)), None)
-        lost.extend(held.lost)
-
-    for item in found:
-        if not isinstance(item, pa.Table):
-            reports.append(item)
-        elif held.add(item):
-            yield from pieces()
-            held = Held(job, HELD_BYTES)
-    if held.tables:
-        held.settle()
-        yield from pieces()
-    yield _wire(numbers[0], None, pickle.dumps([*reports, *added_up(lost)]))
-
-
-def _wire(number: int, rows: bytes | None, reports: bytes | None) -> Any:
-    columns = [pa.array([number], pa.int32()), pa.array([rows], pa.binary()), pa.array([reports], pa.binary())]
-    return pa.record_batch(columns, ["number", "rows", "reports"])
-
-
-def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
-    """What the reduce side does with its rows, which come group by group."""
-    held: list[Any] = []
-    size = 0
-    group: int | None = None
-    lost: list[Written] = []
-    for batch in batches:
-        for number, rows, reports in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if reports is not None:
-                for report in pickle.loads(reports):
-                    if isinstance(report, Written):
-                        lost.append(report)
-                    else:
-                        yield report
-                continue
-            if number != group and size >= HELD_BYTES:
-                yield from settle_and_write(job, held)
-                held, size = [], 0
-            group = number
-            table = from_bytes(rows)
-            held.append(table)
-            size += table.nbytes
-    if held:
-        yield from settle_and_write(job, held)
-    yield from added_up(lost)
-    _forget_zip_importers()
-
-
-# ---------------------------------------------------------------- tasks of phase two
-
-
-_ARRIVAL = ("age", "file", "place")
-_TIES = (AGE, FILE, PLACE)
 
 
 def window_order(column: Any, ordering: Ordering) -> Any:
@@ -507,7 +270,7 @@ def _by_unit(batches: Iterator[Any]) -> Iterator[tuple[int, Iterator[Any]]]:
             pending.append(batch.slice(low, high - low))
     if unit is not None:
         yield unit, iter(pending)
-    _forget_zip_importers()
+    forget_zip_importers()
 
 
 def _gather(
@@ -638,75 +401,3 @@ class _Cursor:
             found.append(self._block.take(pa.array(rows[:here] - self._begin)))
             rows = rows[here:]
         return pa.concat_tables(found)
-
-
-# ---------------------------------------------------------------- Spark itself
-
-
-SPARKS_OWN = ("Py4JError", "Py4JNetworkError", "Py4JJavaError", "ConnectionRefusedError", "SparkConnectGrpcException")
-"""By name, as a client of Spark Connect has no py4j, and one of py4j no gRPC."""
-
-
-@contextmanager
-def _spark_may_fail() -> Iterator[None]:
-    """Tell the end of Spark or of its task processes, which blames no data, from an error of our code in a task."""
-    try:
-        yield
-    except Exception as e:
-        outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in str(e)
-        if not outage and type(e).__name__ not in SPARKS_OWN:
-            raise
-        raise TryAgainError(
-            "spark-failed",
-            f"Spark did not finish the job: {_first_lines(e)}",
-            next="see Spark's log for the reason, often too little memory for a task; then run the same command again",
-        ) from e
-
-
-def _first_lines(e: Exception) -> str:
-    try:
-        lines = [line.strip(": ") for line in str(e).splitlines() if not line.startswith(("\tat ", "Caused by"))]
-    except Exception:  # Py4J asks the JVM for the text, which may be gone
-        lines = [type(e).__name__]
-    return " ".join(lines[:3])
-
-
-def _ids(batches: Iterator[Any]) -> Iterator[int]:
-    for batch in batches:
-        yield from batch["id"].to_pylist()
-    _forget_zip_importers()
-
-
-def _forget_zip_importers() -> None:
-    """Make the next task of this Python worker begin sooner.
-
-    Before every task Spark calls importlib.invalidate_caches(), and Python 3.11 then reads `pyspark.zip` again for every
-    package in it that was ever imported: a quarter of a second of processor time a task, measured on a small night.
-    """
-    for path, importer in list(sys.path_importer_cache.items()):
-        if isinstance(importer, zipimport.zipimporter):
-            del sys.path_importer_cache[path]
-
-
-def _parallelism(spark: Any) -> int:
-    """Cores of the session, as far as it tells (Connect does not tell defaultParallelism)."""
-    asked = spark.conf.get("spark.default.parallelism", None)
-    return int(asked) if asked else int(spark.conf.get("spark.executor.instances", "0")) or _local_cores(spark)
-
-
-def _local_cores(spark: Any) -> int:
-    context = getattr(spark, "sparkContext", None)
-    return int(context.defaultParallelism) if context is not None else 8
-
-
-@contextmanager
-def _small_batches() -> Iterator[Any]:
-    """A session that hands few rows at a time to Python, since ours are blobs."""
-    spark = session()
-    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    before = spark.conf.get(name)
-    spark.conf.set(name, str(BLOBS_PER_BATCH))
-    try:
-        yield spark
-    finally:
-        spark.conf.set(name, before)

@@ -7,12 +7,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.batch import AppendJob, Held, Report, grouped, settle_and_write, split, with_ranges
+from lakeupsert.engine.batch import AppendJob, split, with_ranges
+from lakeupsert.engine.reports import Report
+from lakeupsert.engine.settle import Held, grouped, settle_and_write
 from lakeupsert.landing.accept import LandingInput, Survey, survey
 from lakeupsert.storage import ObjectStore
 
@@ -20,8 +22,25 @@ HELD_BYTES = 256 << 20
 SPILL_FILES = 64
 
 
+class Host(Protocol):
+    """Where the row work runs."""
+
+    def survey(
+        self,
+        landing: ObjectStore,
+        inputs: Sequence[LandingInput],
+        reading: Reading,
+        known: Any,
+        text_columns: frozenset[str],
+    ) -> list[Survey]:
+        """`landing.survey` of each file."""
+
+    def run(self, job: AppendJob) -> list[Report]:
+        """The row work of the whole batch, once."""
+
+
 class LocalHost:
-    """See `lakeupsert.engine.batch.Host`."""
+    """See `Host`."""
 
     def survey(
         self,
