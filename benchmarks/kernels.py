@@ -225,7 +225,7 @@ def floor(given: Given) -> Any:
 
 def beaten(candidates: Any, at: Any, came: Any, given: Given) -> Any:
     """Those of the positions ``at`` whose stored row has the key of an incoming one that is not older."""
-    both = pa.concat_tables([_tagged(candidates, 0, False), _tagged(came, 1, False)])
+    both = pa.concat_tables([_tagged(candidates, age=0, deleted=False), _tagged(came, age=1, deleted=False)])
     order, first = latest(both, given.spec, (AGE, FILE, PLACE))
     wins = np.zeros(both.num_rows, bool)
     wins[order.filter(first)] = True

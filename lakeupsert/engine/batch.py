@@ -1,10 +1,14 @@
-"""Phase one's row work, the same for every host: landing files in, appended files and reports out. Commits nothing.
+"""Phase one's row work, the same on every host: landing files to appended files and reports. Commits nothing.
 
-    read (landing) -> quarantine what is refused -> (settle early) -> cut by range -> | shuffle | -> settle by G1, sort -> write
+Reads     landing files, each of them once
+Writes    appended files and quarantine files, under names of their own
+Repeat    safe: files that no ledger entry names count for nothing
 
-A range is a partition, or of a large one the rows whose keys are in one bucket (`AppendJob.bits`). A host runs `split` on
-groups of landing files, `Held` and `grouped` on what comes of it, and `settle_and_write` on all rows of a range, or of several.
-What these return are small reports; rows never reach the caller.
+    read (landing) -> quarantine refused rows -> (settle early) -> cut by range -> | shuffle | -> settle by G1, sort -> write
+
+A range is a partition; in a large partition it is the rows whose keys fall into one bucket (`AppendJob.bits`). A host calls
+`read_landing` on groups of landing files, passes the rows through `settle.RowBuffer` and `settle.grouped`, and then calls
+`settle.settle_and_write` on all rows of one range or of several.
 """
 
 import hashlib
@@ -13,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +35,7 @@ from lakeupsert.landing.accept import (
     preview,
     read_rows,
 )
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import Footer
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import is_among
@@ -39,17 +43,27 @@ from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.spec import FILE, TableSpec
 
 RANGE_BYTES = 64 << 20
-"""Landing bytes of a range of keys, at most and about: what one task settles, and one unit merges."""
-LOOKED_AT = 16
-"""Places of a batch at which is looked to find its large partitions, at the least; and one for each `RANGE_BYTES`."""
-LINES_BYTES = 1 << 16
-"""What is read of a text file for that."""
-AT_ONCE = 16
+"""Approximate limit of a key range in landing bytes. One task settles a range, and one unit merges it."""
+MIN_PREVIEWS = 16
+"""Places of a batch that are previewed to find its large partitions; more if there are more than so many `RANGE_BYTES`."""
+PREVIEW_BYTES = 1 << 16
+"""Bytes of a text file that a preview reads."""
+PREVIEW_THREADS = 16
 
 
 @dataclass(frozen=True)
 class AppendJob:
-    """Everything that a task needs, wherever it runs; picklable."""
+    """What a task needs, wherever it runs; picklable.
+
+    Attributes:
+        start: how many entries the ledger had; the names of new files contain it.
+        only: set if a batch is read again for these partitions alone. Their rows are written; nothing is quarantined.
+        left_out: of a batch that is read again, the keys that merges refused (`floor.refused_by_merges`). Their rows count
+            as superseded.
+        full: the batch is a full extract, so reports have its greatest order.
+        bits: partitions that are cut into 2^bits ranges of key hashes (`rows.buckets`).
+        compared: share of the keys, by hash, that are compared between partitions (`settle.in_several_partitions`).
+    """
 
     landing: ObjectStore
     store: ObjectStore
@@ -59,125 +73,134 @@ class AppendJob:
     batch_id: str
     spec_version: int
     start: int
-    """How many entries the ledger has; it is in the new files' names."""
     only: frozenset[str] | None = None
-    """A batch that is read again for these partitions alone: their rows are written, and nothing to quarantine."""
-    left_out: Any = None
-    """Of a batch that is read again: keys that merges refused (`floor.refused_by_merges`), whose rows count as superseded now."""
+    left_out: Rows | None = None
     full: bool = False
-    """It is a full extract: what is written tells its greatest order."""
     bits: Mapping[str, int] = field(default_factory=dict)
-    """Partitions that are cut: of each, into 2^bits ranges of the hashes of its keys (`rows.buckets`)."""
-
     compared: float = 1.0
-    """The share of the keys, by their hashes, that are looked for in several partitions."""
 
     @property
     def spec(self) -> TableSpec:
         return self.rules.spec
 
+    def footer(self, kind: str, partition: str | None = None, bucket: int = 0) -> Footer:
+        bits = self.bits.get(partition, 0) if partition is not None else 0
+        renames = len(self.spec.renames) if partition is not None else 0
+        return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, partition, bucket, bits, renames)
+
     def quarantine(self) -> QuarantineWriter:
-        footer = Footer(self.spec.table_id, "quarantine", self.batch_id, self.spec_version)
-        return QuarantineWriter(self.store, self.start, footer)
+        return QuarantineWriter(self.store, self.start, self.footer("quarantine"))
+
+    def of_wanted_partitions(self, rows: Rows) -> Rows:
+        """``rows``, if the job has `only` the rows of those partitions."""
+        if self.only is None:
+            return rows
+        return rows.filter(pc.is_in(rows[PARTITION], pa.array(sorted(self.only), pa.string())))
+
+
+@dataclass(frozen=True)
+class _Preview:
+    """A place in a batch, and how many bytes of the batch it stands for."""
+
+    file: LandingInput
+    bytes: float
 
 
 def with_ranges(job: AppendJob) -> AppendJob:
-    """The job with `bits` for the partitions that get more than `RANGE_BYTES`, the same for every task, host and run.
+    """The job with `bits` for every partition that receives more than `RANGE_BYTES`. All tasks, hosts and runs get the same.
 
-    How much a partition gets is estimated from its column in some row groups, or some lines, spread evenly over the batch.
-    One that is small, and so may be missed, is in one piece.
+    The bytes of a partition are estimated from its column, in row groups or lines spread evenly over the batch. A small
+    partition may be missed, and stays in one piece.
     """
-    if sum(given.size for given in job.inputs) <= RANGE_BYTES:
+    if sum(file.size for file in job.inputs) <= RANGE_BYTES:
         return job
 
-    def look(place: tuple[LandingInput, float]) -> dict[str, float]:
-        given, stands_for = place
+    def bytes_by_partition(sample: _Preview) -> dict[str, float]:
         try:
-            rows = preview(job.landing, given, job.reading, job.spec, LINES_BYTES).partitions
-        except NotFoundError:  # whoever reads its rows tells
+            rows = preview(job.landing, sample.file, job.reading, job.spec, PREVIEW_BYTES).partitions
+        except NotFoundError:  # reading its rows will report it
             return {}
-        return {name: stands_for * count / sum(rows.values()) for name, count in rows.items()}
+        return {name: sample.bytes * count / sum(rows.values()) for name, count in rows.items()}
 
     sizes: Counter[str] = Counter()
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for found in pool.map(look, _places(job.inputs)):
+    with ThreadPoolExecutor(PREVIEW_THREADS) as pool:
+        for found in pool.map(bytes_by_partition, _previews(job.inputs)):
             sizes.update(found)
     ranges = {name: ceil(size / RANGE_BYTES) for name, size in sizes.items() if size > RANGE_BYTES}
     return replace(job, bits={name: (count - 1).bit_length() for name, count in sorted(ranges.items())})
 
 
-def _places(inputs: Sequence[LandingInput]) -> list[tuple[LandingInput, float]]:
-    """Row groups, and text files, evenly by bytes; and the bytes of the batch that each stands for."""
-    landed = sum(given.size for given in inputs)
-    count = max(LOOKED_AT, landed // RANGE_BYTES)
-    found: Counter[LandingInput] = Counter()
+def _previews(inputs: Sequence[LandingInput]) -> list[_Preview]:
+    """Row groups, and text files, spread evenly over the batch's bytes."""
+    total = sum(file.size for file in inputs)
+    count = max(MIN_PREVIEWS, total // RANGE_BYTES)
+    times: Counter[LandingInput] = Counter()
     begin = 0
-    for given in inputs:
-        for number in range(ceil(begin * count / landed), ceil((begin + given.size) * count / landed)):
-            part = given
-            if given.row_groups is not None:
-                first, end = given.row_groups
-                group = min(end - 1, first + int((number * landed / count - begin) / given.size * (end - first)))
-                part = replace(given, row_groups=(group, group + 1))
-            found[part] += 1
-        begin += given.size
-    return [(part, times * landed / count) for part, times in found.items()]
+    for file in inputs:
+        for number in range(ceil(begin * count / total), ceil((begin + file.size) * count / total)):
+            part = file
+            if file.row_groups is not None:
+                first, end = file.row_groups
+                group = min(end - 1, first + int((number * total / count - begin) / file.size * (end - first)))
+                part = replace(file, row_groups=(group, group + 1))
+            times[part] += 1
+        begin += file.size
+    return [_Preview(part, n * total / count) for part, n in times.items()]
 
 
-def split(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | Any]:
-    """Read landing files: reports, and accepted rows as tables of the ranked schema and `PARTITION`."""
+def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Report | Rows]:
+    """Read landing files. Yields reports, and accepted rows as tables with the ranked schema and `PARTITION`."""
     with job.quarantine() as quarantine:
-        for given in inputs:
+        for file in inputs:
             rows_read = rows_accepted = 0
             names: dict[str, str] = {}
-            begins = given.row_groups is None or given.row_groups[0] == 0
+            begins = file.row_groups is None or file.row_groups[0] == 0
             sha256 = hashlib.sha256() if begins else None
             try:
-                for rows in read_rows(job.landing, given, job.reading, job.rules, sha256):
+                for rows in read_rows(job.landing, file, job.reading, job.rules, sha256):
                     rows_read += rows.accepted.num_rows + rows.quarantined.num_rows
-                    accepted = rows.accepted
-                    rows_accepted += accepted.num_rows
+                    rows_accepted += rows.accepted.num_rows
                     names |= rows.names
                     if job.only is None:
                         quarantine.write(rows.quarantined)
-                    else:
-                        accepted = accepted.filter(
-                            pc.is_in(accepted[PARTITION], pa.array(sorted(job.only), pa.string()))
-                        )
-                    accepted, reports = without_refused(job, accepted)
+                    accepted, reports = without_left_out(job, job.of_wanted_partitions(rows.accepted))
                     yield from reports
-                    place = pa.array(np.full(accepted.num_rows, given.place, np.int32))
-                    yield accepted.append_column(FILE, place).select([*job.spec.ranked_schema.names, PARTITION])
+                    yield ranked_rows(job, accepted, file.place)
                 content = sha256.hexdigest() if sha256 else None
                 operations = job.spec.delete is not None and job.spec.delete.column in names
                 renamed = job.spec.under_old_names(names)
-                yield FileRead(given.path, rows_read, rows_accepted, content, operations, renamed)
+                yield FileRead(file.path, rows_read, rows_accepted, content, operations, renamed)
             except UnreadableFileError as e:
-                yield FileFailed(
-                    given.path, changed=False, reason=e.reason, unplanned=isinstance(e, UnplannedColumnError)
-                )
+                unplanned = isinstance(e, UnplannedColumnError)
+                yield FileFailed(file.path, changed=False, reason=e.reason, unplanned=unplanned)
             except ChangedFileError:
-                yield FileFailed(given.path, changed=True, reason="it changed or vanished while it was read")
-    yield from quarantine.report()
+                yield FileFailed(file.path, changed=True, reason="it changed or vanished while it was read")
+    yield from quarantine.reports()
 
 
-def without_refused(job: AppendJob, rows: Any) -> tuple[Any, list[Written]]:
-    """``rows`` but those that are left out, and what is told of these."""
+def ranked_rows(job: AppendJob, accepted: Rows, place: int) -> Rows:
+    """Accepted rows of the file at this place in the batch, with the ranked schema and `PARTITION`."""
+    file = pa.array(np.full(accepted.num_rows, place, np.int32))
+    return accepted.append_column(FILE, file).select([*job.spec.ranked_schema.names, PARTITION])
+
+
+def without_left_out(job: AppendJob, rows: Rows) -> tuple[Rows, list[Written]]:
+    """``rows`` without those whose keys are `left_out`, and reports that count these as superseded."""
     if job.left_out is None:
         return rows, []
-    is_out = is_among(rows, job.left_out, job.spec)
-    out, reports = rows.filter(pa.array(is_out)), []
-    for partition in pc.unique(out[PARTITION]).to_pylist():
+    is_left_out = is_among(rows, job.left_out, job.spec)
+    superseded, reports = rows.filter(pa.array(is_left_out)), []
+    for partition in pc.unique(superseded[PARTITION]).to_pylist():
         digest = Digest(job.spec)
-        digest.add(out.filter(pc.equal(out[PARTITION], partition)))
+        digest.add(superseded.filter(pc.equal(superseded[PARTITION], partition)))
         reports.append(Written(partition, digest.rows, digest.rows, str(digest), str(digest), ()))
-    return rows.filter(pa.array(~is_out)), reports
+    return rows.filter(pa.array(~is_left_out)), reports
 
 
-def quarantine_files(job: AppendJob, unreadable: dict[str, str]) -> Iterator[Report]:
-    """One quarantine row for each file that can't be read at all: path and reason."""
+def quarantine_files(job: AppendJob, unreadable: Mapping[str, str]) -> list[Report]:
+    """Write one quarantine row for each file that can't be read at all, given as path and reason."""
     with job.quarantine() as quarantine:
         n = len(unreadable)
         columns = [["unreadable_file"] * n, list(unreadable.values()), list(unreadable), *([[None] * n] * 3)]
         quarantine.write(pa.table(columns, schema=QUARANTINE_SCHEMA.remove(6)))
-    yield from quarantine.report()
+    return [*quarantine.reports()]

@@ -1,21 +1,23 @@
-"""`--host local`: phase one's row work in this process, for small nights and for tests.
+"""Where phase one's row work runs. `LocalHost` is `--host local`: this process, for small nights and for tests.
 
-Rows are held in memory up to ``HELD_BYTES`` and spill to a temporary folder beyond, a file for each group of ranges.
+Up to ``HELD_BYTES`` of rows stay in memory; beyond that they go to a temporary folder, one file for each group of ranges.
 """
 
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Protocol
 
 import pyarrow as pa
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.batch import AppendJob, split, with_ranges
+from lakeupsert.engine.batch import AppendJob, read_landing, with_ranges
 from lakeupsert.engine.reports import Report
-from lakeupsert.engine.settle import Held, grouped, settle_and_write
+from lakeupsert.engine.settle import RowBuffer, grouped, settle_and_write
 from lakeupsert.landing.accept import LandingInput, Survey, survey
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import ObjectStore
 
 HELD_BYTES = 256 << 20
@@ -23,20 +25,20 @@ SPILL_FILES = 64
 
 
 class Host(Protocol):
-    """Where the row work runs."""
+    """Where the row work runs. `spark_host.SparkHost` is the other one; it needs pyspark."""
 
     def survey(
         self,
         landing: ObjectStore,
         inputs: Sequence[LandingInput],
         reading: Reading,
-        known: Any,
+        known: pa.Schema | None,
         text_columns: frozenset[str],
     ) -> list[Survey]:
-        """`landing.survey` of each file."""
+        """`landing.accept.survey` of each file."""
 
     def run(self, job: AppendJob) -> list[Report]:
-        """The row work of the whole batch, once."""
+        """Do the row work of the whole batch, once."""
 
 
 class LocalHost:
@@ -47,54 +49,56 @@ class LocalHost:
         landing: ObjectStore,
         inputs: Sequence[LandingInput],
         reading: Reading,
-        known: Any,
+        known: pa.Schema | None,
         text_columns: frozenset[str],
     ) -> list[Survey]:
-        return [survey(landing, given, reading, known, text_columns) for given in inputs]
+        return [survey(landing, file, reading, known, text_columns) for file in inputs]
 
     def run(self, job: AppendJob) -> list[Report]:
         job = with_ranges(job)
         reports: list[Report] = []
-        held = Held(job, HELD_BYTES)
+        buffer = RowBuffer(job, HELD_BYTES)
         with ExitStack() as stack:
             spill: _Spill | None = None
-            for found in split(job, job.inputs):
-                if not isinstance(found, pa.Table):
-                    reports.append(found)
-                elif held.add(found):
+            for item in read_landing(job, job.inputs):
+                if not isinstance(item, pa.Table):
+                    reports.append(item)
+                elif buffer.add(item):
                     spill = spill or stack.enter_context(_Spill(job))
-                    spill.add(held.tables)
-                    reports += held.lost
-                    held = Held(job, HELD_BYTES)
-            reports += held.lost
+                    spill.add(buffer.tables)
+                    reports += buffer.lost
+                    buffer = RowBuffer(job, HELD_BYTES)
+            reports += buffer.lost
             if spill is None:
-                groups = iter([held.tables] if held.tables else [])
+                groups = iter([buffer.tables] if buffer.tables else [])
             else:
-                if held.tables:
-                    spill.add(held.tables)
+                if buffer.tables:
+                    spill.add(buffer.tables)
                 groups = spill.groups()
             for tables in groups:
-                reports.extend(settle_and_write(job, tables))
+                reports += settle_and_write(job, tables)
         return reports
 
 
 class _Spill:
-    """Temporary Arrow files; all rows of a range are in one of them."""
+    """Temporary Arrow files. All rows of a range are in the same file."""
 
     def __init__(self, job: AppendJob) -> None:
         self._job = job
 
     def __enter__(self) -> "_Spill":
         self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-")
-        self._files: dict[int, Any] = {}
+        self._files: dict[int, pa.RecordBatchStreamWriter] = {}
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for writer in self._files.values():
             writer.close()
         self._folder.cleanup()
 
-    def add(self, tables: Sequence[Any]) -> None:
+    def add(self, tables: Sequence[Rows]) -> None:
         for number, rows in grouped(self._job, tables, SPILL_FILES):
             if number not in self._files:
                 self._files[number] = pa.ipc.new_stream(
@@ -102,7 +106,7 @@ class _Spill:
                 )
             self._files[number].write_table(rows)
 
-    def groups(self) -> Iterator[list[Any]]:
+    def groups(self) -> Iterator[list[Rows]]:
         for number, writer in self._files.items():
             writer.close()
             with pa.OSFile(str(self._path(number))) as source, pa.ipc.open_stream(source) as reader:

@@ -1,14 +1,14 @@
-"""Quarantine files: rows that were refused, with the reason."""
+"""Quarantine files: rows that were refused, each with the reason. Merges write them too, so this must not import `batch`."""
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.reports import Refused
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import DataFileWriter, Footer
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
@@ -28,7 +28,10 @@ QUARANTINE_SCHEMA = pa.schema(
 
 
 class QuarantineWriter:
-    """Collects refused rows of one task in one file, which appears when the task is done with its landing files."""
+    """Writes a task's refused rows to one file, or to several if there are many, and counts them by reason.
+
+    The files are in the store when the block ends. ``start`` is as in `TableObjects`.
+    """
 
     def __init__(self, store: ObjectStore, start: int, footer: Footer) -> None:
         self._out = DataFileWriter(store, partial(TableObjects.new_quarantine, start), QUARANTINE_SCHEMA, footer, ())
@@ -40,10 +43,13 @@ class QuarantineWriter:
         self._out.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._out.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._out.__exit__(kind, error, trace)
 
-    def write(self, rows: Any) -> None:
+    def write(self, rows: Rows) -> None:
+        """``rows`` has the columns of `QUARANTINE_SCHEMA`, ``batch`` only if an earlier batch read and refused them."""
         if rows.num_rows:
             counts = pc.value_counts(rows["reason_code"].combine_chunks()).to_pylist()
             self._reasons.update({c["values"]: c["counts"] for c in counts})
@@ -52,13 +58,17 @@ class QuarantineWriter:
                 name = row["file"] if row["file"].isprintable() else repr(row["file"])
                 place = "" if row["position"] is None else f", place {row['position']}"
                 self._examples[code] = f"{name}{place}: {row['reason']}"
-            if "batch" not in rows.schema.names:  # a row that is tried again keeps that of the batch that read it
+            if "batch" not in rows.schema.names:
                 rows = rows.append_column("batch", pa.array([self._batch_id] * rows.num_rows))
             self._out.write(rows.cast(QUARANTINE_SCHEMA))
 
-    def report(self) -> Iterator[Refused]:
-        """One report a file; what is told of the reasons of all of them stands in the first."""
-        reasons, examples = dict(self._reasons), self._examples
-        for file in self._out.files:
-            yield Refused(QuarantineFile(name=file.name, rows=file.rows), reasons, examples)
-            reasons, examples = {}, {}
+    def reports(self) -> list[Refused]:
+        """After the block: one report a file. The first one has the reasons and examples of all files."""
+        return [
+            Refused(
+                QuarantineFile(name=file.name, rows=file.rows),
+                dict(self._reasons) if number == 0 else {},
+                self._examples if number == 0 else {},
+            )
+            for number, file in enumerate(self._out.files)
+        ]

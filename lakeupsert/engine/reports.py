@@ -1,6 +1,6 @@
-"""What the row work of phase one reports. Reports are small; rows never reach the caller."""
+"""Reports of phase one's row work. Tasks return these small values to the caller, never rows."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -9,26 +9,29 @@ from lakeupsert.table.manifest import DataFile, added
 
 
 class FileRead(msgspec.Struct, frozen=True, tag=True):
-    """A landing file, or its part, was read to the end; the part that begins the file knows the content's hash.
+    """A landing file, or a range of its row groups, was read to the end.
 
-    ``operations``: whether its rows have the column that the delete rule names.
+    Attributes:
+        accepted: rows that the table takes.
+        sha256: hash of the whole content; only the part that begins the file has it.
+        operations: the file has the column that the delete rule names.
+        renamed: columns that the file has only under a name from before a rename, or under an alias of that name: from the
+            name in the file to the current one.
     """
 
     path: str
     rows: int
     accepted: int
-    """How many of the rows the table takes."""
     sha256: str | None
     operations: bool
     renamed: dict[str, str] = {}
-    """Columns that it brings under the name that they had before a rename alone, or under an alias of that: what the file calls
-    them, and the name of now."""
 
 
 class FileFailed(msgspec.Struct, frozen=True, tag=True):
-    """A landing file can't be taken: ``changed`` while it was read (next batch), or unreadable (quarantine).
+    """A landing file can't be read. It either changed while it was read (left to the next batch) or is unreadable (quarantine).
 
-    ``unplanned``: it has a column that the table has not, and may be taken after a survey.
+    Attributes:
+        unplanned: the file has a column that the table lacks; the batch may take it after a survey.
     """
 
     path: str
@@ -38,7 +41,7 @@ class FileFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """A quarantine file, the reasons of its rows, and of each reason a row that tells it to people."""
+    """A quarantine file, with its rows counted by reason and one example row for each reason."""
 
     file: QuarantineFile
     reasons: dict[str, int]
@@ -46,9 +49,14 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Written(msgspec.Struct, frozen=True, tag=True):
-    """Rows of one partition went through: ``rows`` in, ``superseded`` lost among themselves, the rest is in ``files``.
+    """Rows of one partition were settled. Of ``rows`` that came, ``superseded`` lost to another one; ``files`` has the rest.
 
-    ``digest`` is of all, ``superseded_digest`` of those that lost.
+    Attributes:
+        digest: of all rows that came; ``superseded_digest`` is of those that lost.
+        order: of a full extract, the greatest order among these rows (see `rows.floor`).
+        live: rows in ``files`` that are not deletes.
+        keys: hashes (uint64) of the compared keys of every partition written together with this one; see
+            `settle.in_several_partitions`.
     """
 
     partition: str
@@ -58,25 +66,23 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     superseded_digest: str
     files: tuple[DataFile, ...]
     order: str | None = None
-    """Of a full extract, the greatest order of these rows (see `floor`)."""
     live: int = 0
-    """How many of the rows in ``files`` are no deletes."""
     keys: bytes = b""
-    """Hashes (uint64) of those keys that are compared, of all partitions that were written with this one; see
-    `in_several_partitions`."""
 
 
 Report = FileRead | FileFailed | Refused | Written
 
 
-def added_up(reports: Iterable[Written]) -> Iterator[Written]:
-    """One report for each partition, of them all."""
-    for partition, t in touched_by(reports).items():
-        yield Written(partition, t.rows, t.superseded, t.digest or "", t.superseded_digest or "", t.files)
+def total_by_partition(reports: Iterable[Written]) -> list[Written]:
+    """One report for each partition. ``order``, ``live`` and ``keys`` are not kept."""
+    return [
+        Written(partition, t.rows, t.superseded, t.digest or "", t.superseded_digest or "", t.files)
+        for partition, t in touched_by(reports).items()
+    ]
 
 
 def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:
-    """What was written, for each partition."""
+    """What was written to each partition, in the order of their names."""
     touched: dict[str, Touched] = {}
     for report in reports:
         if isinstance(report, Written):

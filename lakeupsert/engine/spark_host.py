@@ -1,38 +1,39 @@
-"""Spark, as the host of phase one and as an engine of phase two. Works under Spark Connect: no JVM object, no RDD.
+"""Phase one's row work in Spark tasks: `--host spark`. See `hosts.Host`.
 
-Spark distributes tasks and shuffles; rows cross the shuffle as Arrow IPC blobs, which keep every type and which the JVM
-never converts. Each call runs one action, once: tasks write files under unique names, so a second run of an action would
-write them again; retried and speculative tasks leave files that nobody names.
+Spark distributes tasks and shuffles. Rows cross the shuffle as Arrow IPC blobs, which keep every type and which the JVM does
+not convert. Each job runs one action, once: tasks write files under unique names, so a second run would write them again.
+Retried and speculative tasks leave files that no ledger entry names.
 """
 
 import itertools
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.batch import AppendJob, split, with_ranges
-from lakeupsert.engine.reports import Refused, Report, Written, added_up
-from lakeupsert.engine.settle import Held, grouped, settle_and_write
+from lakeupsert.engine.batch import AppendJob, read_landing, with_ranges
+from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
+from lakeupsert.engine.settle import RowBuffer, grouped, settle_and_write
 from lakeupsert.engine.spark_session import forget_zip_importers, ids, parallelism, session, spark_may_fail
 from lakeupsert.landing.accept import TYPED, LandingInput, Survey, format_of, survey
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.storage import ObjectStore
 
 TASK_BYTES = 64 << 20
-"""Landing bytes that a task reads, at most (one row group or text file is not cut)."""
+"""Landing bytes that a task reads, at most. A single row group or text file is not cut, and may be larger."""
 HELD_BYTES = 64 << 20
 """Arrow bytes that a task collects before it cuts them by partition, or settles and writes them."""
 GROUP_BYTES = 16 << 20
-"""Landing bytes of the small partitions that are settled and written at once; decoded about `HELD_BYTES`."""
+"""Landing bytes of small partitions that are settled and written together; about `HELD_BYTES` when decoded."""
 BLOB_BYTES = 1 << 20
 BLOBS_PER_BATCH = 32
-"""How many rows (blobs) Spark hands to Python at once; its default of 10,000 would be gigabytes here."""
+"""Rows (blobs) that Spark passes to Python at a time. Its default of 10,000 would be gigabytes here."""
 SURVEYED_HERE = 64 << 20
-"""Bytes of text files up to which a survey is not worth a Spark job."""
+"""Bytes of text files up to which a survey runs in this process, since a Spark job would not pay."""
 
 
 class SparkHost:
@@ -43,13 +44,13 @@ class SparkHost:
         landing: ObjectStore,
         inputs: Sequence[LandingInput],
         reading: Reading,
-        known: Any,
+        known: pa.Schema | None,
         text_columns: frozenset[str],
     ) -> list[Survey]:
         if sum(i.size for i in inputs if format_of(i.path, reading.format) not in TYPED) <= SURVEYED_HERE:
-            return [survey(landing, given, reading, known, text_columns) for given in inputs]
+            return [survey(landing, file, reading, known, text_columns) for file in inputs]
 
-        def run(batches: Iterator[Any]) -> Iterator[Any]:
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for place in ids(batches):
                 found = survey(landing, inputs[place], reading, known, text_columns)
                 yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
@@ -60,22 +61,22 @@ class SparkHost:
 
     def run(self, job: AppendJob) -> list[Report]:
         job = with_ranges(job)
-        groups = _task_groups(job.inputs)
-        landed = sum(given.size for given in job.inputs)
+        tasks = _tasks(job.inputs)
+        landed = sum(file.size for file in job.inputs)
 
-        def read(batches: Iterator[Any]) -> Iterator[Any]:
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in ids(batches):
-                yield from _sent(job, split(job, groups[number]), small, numbers)
+                yield from _mapped(job, tasks[number], small, numbers)
 
-        def write(batches: Iterator[Any]) -> Iterator[Any]:
-            yield pa.record_batch({"reports": [pickle.dumps(list(_settled(job, batches)))]})
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield pa.record_batch({"reports": [pickle.dumps(_reduced(job, batches))]})
 
         with spark_may_fail(), _small_batches() as spark:
             parts = max(parallelism(spark), landed // TASK_BYTES)
             small = max(parts, landed // GROUP_BYTES)
             numbers = spread(small + sum(1 << bits for bits in job.bits.values()), parts)
             rows = (
-                spark.range(0, len(groups), 1, len(groups))
+                spark.range(0, len(tasks), 1, len(tasks))
                 .mapInArrow(read, "number int, rows binary, reports binary")
                 .repartition(parts, "number")
                 .sortWithinPartitions("number")
@@ -89,12 +90,12 @@ class SparkHost:
         return reports
 
 
-def _task_groups(inputs: Sequence[LandingInput]) -> list[list[LandingInput]]:
+def _tasks(inputs: Sequence[LandingInput]) -> list[list[LandingInput]]:
     """Landing files, or row groups of large Parquet files, in groups of up to `TASK_BYTES`."""
     groups: list[list[LandingInput]] = [[]]
     size = 0
-    for given in inputs:
-        for part, part_bytes in _parts(given):
+    for file in inputs:
+        for part, part_bytes in _parts(file):
             if size + part_bytes > TASK_BYTES and groups[-1]:
                 groups.append([])
                 size = 0
@@ -103,22 +104,23 @@ def _task_groups(inputs: Sequence[LandingInput]) -> list[list[LandingInput]]:
     return groups
 
 
-def _parts(given: LandingInput) -> Iterator[tuple[LandingInput, int]]:
-    if given.row_groups is None or given.size <= TASK_BYTES:
-        yield given, given.size
+def _parts(file: LandingInput) -> Iterator[tuple[LandingInput, int]]:
+    """The file, or ranges of its row groups, each with its bytes."""
+    if file.row_groups is None or file.size <= TASK_BYTES:
+        yield file, file.size
         return
-    first, end = given.row_groups
-    each = max(1, (end - first) * TASK_BYTES // given.size)
-    for low in range(first, end, each):
-        high = min(end, low + each)
-        part = LandingInput(given.path, given.size, given.etag, given.place, (low, high))
-        yield part, given.size * (high - low) // (end - first)
+    first, end = file.row_groups
+    step = max(1, (end - first) * TASK_BYTES // file.size)
+    for low in range(first, end, step):
+        high = min(end, low + step)
+        part = LandingInput(file.path, file.size, file.etag, file.place, (low, high))
+        yield part, file.size * (high - low) // (end - first)
 
 
 def spread(count: int, parts: int) -> list[int]:
-    """So many numbers that Spark's `repartition` by an integer spreads evenly, the n-th to partition n modulo ``parts``.
+    """``count`` numbers that Spark's `repartition` by an integer spreads evenly: the n-th goes to partition n modulo ``parts``.
 
-    It takes the Murmur3 hash of the number; others would do as well, but not as evenly: of two, both may meet.
+    Spark partitions by the Murmur3 hash of the number, so 0, 1, 2, … would not be spread evenly: two may share a partition.
     """
     found: list[list[int]] = [[] for _ in range(parts)]
     each = -(-count // parts)
@@ -138,67 +140,72 @@ def spread(count: int, parts: int) -> list[int]:
     return [found[n % parts][n // parts] for n in range(count)]
 
 
-def _sent(job: AppendJob, found: Iterator[Any], small: int, numbers: Sequence[int]) -> Iterator[Any]:
-    """What the map side sends: a row for each piece of a group, by its number, and one for all reports."""
-    held = Held(job, HELD_BYTES)
+def _mapped(
+    job: AppendJob, inputs: Sequence[LandingInput], groups: int, numbers: Sequence[int]
+) -> Iterator[pa.RecordBatch]:
+    """The map side: a record for each blob of rows, with its group's number, and one record for all reports."""
+    buffer = RowBuffer(job, HELD_BYTES)
     reports: list[Report] = []
     lost: list[Written] = []
-
-    def pieces() -> Iterator[Any]:
-        for group, rows in grouped(job, held.tables, small):
-            step = max(1, rows.num_rows * BLOB_BYTES // max(rows.nbytes, 1))
-            for at in range(0, rows.num_rows, step):
-                yield _wire(numbers[group], to_bytes(rows.slice(at, step)), None)
-        lost.extend(held.lost)
-
-    for item in found:
+    for item in read_landing(job, inputs):
         if not isinstance(item, pa.Table):
             reports.append(item)
-        elif held.add(item):
-            yield from pieces()
-            held = Held(job, HELD_BYTES)
-    if held.tables:
-        held.settle()
-        yield from pieces()
-    yield _wire(numbers[0], None, pickle.dumps([*reports, *added_up(lost)]))
+        elif buffer.add(item):
+            yield from _blobs(job, buffer.tables, groups, numbers)
+            lost += buffer.lost
+            buffer = RowBuffer(job, HELD_BYTES)
+    if buffer.tables:
+        buffer.settle()
+        yield from _blobs(job, buffer.tables, groups, numbers)
+        lost += buffer.lost
+    yield _record(numbers[0], None, pickle.dumps([*reports, *total_by_partition(lost)]))
 
 
-def _wire(number: int, rows: bytes | None, reports: bytes | None) -> Any:
+def _blobs(job: AppendJob, tables: Sequence[Rows], groups: int, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    for group, rows in grouped(job, tables, groups):
+        step = max(1, rows.num_rows * BLOB_BYTES // max(rows.nbytes, 1))
+        for at in range(0, rows.num_rows, step):
+            yield _record(numbers[group], to_bytes(rows.slice(at, step)), None)
+
+
+def _record(number: int, rows: bytes | None, reports: bytes | None) -> pa.RecordBatch:
     columns = [pa.array([number], pa.int32()), pa.array([rows], pa.binary()), pa.array([reports], pa.binary())]
     return pa.record_batch(columns, ["number", "rows", "reports"])
 
 
-def _settled(job: AppendJob, batches: Iterator[Any]) -> Iterator[Report]:
-    """What the reduce side does with its rows, which come group by group."""
-    held: list[Any] = []
+def _reduced(job: AppendJob, batches: Iterator[pa.RecordBatch]) -> list[Report]:
+    """The reduce side: settle and write the rows, which come group by group."""
+    reports: list[Report] = []
+    lost: list[Written] = []
+    held: list[Rows] = []
     size = 0
     group: int | None = None
-    lost: list[Written] = []
     for batch in batches:
-        for number, rows, reports in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            if reports is not None:
-                for report in pickle.loads(reports):
+        for number, rows, pickled in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            if pickled is not None:
+                for report in pickle.loads(pickled):
                     if isinstance(report, Written):
                         lost.append(report)
                     else:
-                        yield report
+                        reports.append(report)
                 continue
             if number != group and size >= HELD_BYTES:
-                yield from settle_and_write(job, held)
+                reports += settle_and_write(job, held)
                 held, size = [], 0
             group = number
             table = from_bytes(rows)
             held.append(table)
             size += table.nbytes
     if held:
-        yield from settle_and_write(job, held)
-    yield from added_up(lost)
+        reports += settle_and_write(job, held)
+    reports += total_by_partition(lost)
     forget_zip_importers()
+    return reports
 
 
 @contextmanager
-def _small_batches() -> Iterator[Any]:
-    """A session that hands few rows at a time to Python, since ours are blobs."""
+def _small_batches() -> Iterator[SparkSession]:
+    """A session that passes few rows at a time to Python, since each of ours is a blob."""
     spark = session()
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)

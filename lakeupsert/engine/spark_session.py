@@ -1,4 +1,4 @@
-"""A Spark session, its failures, and what tasks need of it."""
+"""The Spark session, its failures, and what its tasks have in common. Works under Spark Connect: no JVM object, no RDD."""
 
 import signal
 import sys
@@ -6,21 +6,24 @@ import threading
 import zipimport
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
+import pyarrow as pa
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from lakeupsert.errors import TryAgainError
 from lakeupsert.storage import StoreUnavailableError
 
+SPARK_ERRORS = ("Py4JError", "Py4JNetworkError", "Py4JJavaError", "ConnectionRefusedError", "SparkConnectGrpcException")
+"""Names, not classes: a Spark Connect client has no py4j, and a client with py4j has no gRPC."""
 
-def session() -> Any:
-    """The active Spark session, or a new one under the machine's own Spark settings."""
+
+def session() -> SparkSession:
+    """The active Spark session, or a new one with the machine's own Spark settings."""
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    with _interrupts_wait():
+    with _interrupts_delayed():
         return (
             SparkSession.builder.appName("lakeupsert")
             .config("spark.ui.enabled", "false")
@@ -32,39 +35,38 @@ def session() -> Any:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Ctrl-C while Spark starts leaves a JVM behind, and the handler that Spark puts in place calls the JVM within the call
-    to it that was interrupted, which fails noisily: so it counts after the start, and the handler stays as it was."""
+def _interrupts_delayed() -> Iterator[None]:
+    """Delay Ctrl-C until Spark has started, and restore the signal handler afterwards.
+
+    Interrupting the start leaves a JVM behind. Spark also installs a handler that calls the JVM from within the interrupted
+    call, which fails noisily.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came = threading.Event()
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came.is_set():
+    if interrupted.is_set():
         raise KeyboardInterrupt
-
-
-SPARKS_OWN = ("Py4JError", "Py4JNetworkError", "Py4JJavaError", "ConnectionRefusedError", "SparkConnectGrpcException")
-"""By name, as a client of Spark Connect has no py4j, and one of py4j no gRPC."""
 
 
 @contextmanager
 def spark_may_fail() -> Iterator[None]:
-    """Tell the end of Spark or of its task processes, which blames no data, from an error of our code in a task."""
+    """Raise TryAgainError if Spark or its task processes end; errors of our own code in a task pass through."""
     try:
         yield
     except Exception as e:
         outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in str(e)
-        if not outage and type(e).__name__ not in SPARKS_OWN:
+        if not outage and type(e).__name__ not in SPARK_ERRORS:
             raise
         raise TryAgainError(
             "spark-failed",
             f"Spark did not finish the job: {_first_lines(e)}",
-            next="see Spark's log for the reason, often too little memory for a task; then run the same command again",
+            next="read Spark's log for the reason, which is often too little memory for a task; then run the same command again",
         ) from e
 
 
@@ -76,29 +78,32 @@ def _first_lines(e: Exception) -> str:
     return " ".join(lines[:3])
 
 
-def ids(batches: Iterator[Any]) -> Iterator[int]:
+def ids(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    """The numbers of `SparkSession.range` that a task got."""
     for batch in batches:
         yield from batch["id"].to_pylist()
     forget_zip_importers()
 
 
 def forget_zip_importers() -> None:
-    """Make the next task of this Python worker begin sooner.
+    """Let the next task of this Python worker start sooner.
 
-    Before every task Spark calls importlib.invalidate_caches(), and Python 3.11 then reads `pyspark.zip` again for every
-    package in it that was ever imported: a quarter of a second of processor time a task, measured on a small night.
+    Before every task Spark calls importlib.invalidate_caches(). Python 3.11 then reads `pyspark.zip` again for every package
+    that was ever imported from it: a quarter of a second of processor time a task, measured on a small night.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimport.zipimporter):
             del sys.path_importer_cache[path]
 
 
-def parallelism(spark: Any) -> int:
-    """Cores of the session, as far as it tells (Connect does not tell defaultParallelism)."""
-    asked = spark.conf.get("spark.default.parallelism", None)
-    return int(asked) if asked else int(spark.conf.get("spark.executor.instances", "0")) or _local_cores(spark)
+def parallelism(spark: SparkSession) -> int:
+    """Cores of the session, as far as the client can see; Spark Connect does not expose defaultParallelism."""
+    configured = spark.conf.get("spark.default.parallelism", None)
+    if configured:
+        return int(configured)
+    return int(spark.conf.get("spark.executor.instances", "0")) or _local_cores(spark)
 
 
-def _local_cores(spark: Any) -> int:
+def _local_cores(spark: SparkSession) -> int:
     context = getattr(spark, "sparkContext", None)
     return int(context.defaultParallelism) if context is not None else 8

@@ -236,8 +236,8 @@ def test_versions_of_a_key_that_lost_early_are_counted(
     for engine in (engine_spark, engine_hosts):
         monkeypatch.setattr(engine, "HELD_BYTES", 30_000)
     settled = []
-    real = engine_settle.Held.settle
-    monkeypatch.setattr(engine_settle.Held, "settle", lambda held: (real(held), settled.append(len(held.lost)))[0])
+    real = engine_settle.RowBuffer.settle
+    monkeypatch.setattr(engine_settle.RowBuffer, "settle", lambda held: (real(held), settled.append(len(held.lost)))[0])
     keys = 3000 // versions
     (tmp_path / "landing").mkdir()
     for file in range(2):
