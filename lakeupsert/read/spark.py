@@ -24,7 +24,7 @@ from pyspark.sql import types as s
 
 from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, of_keys
+from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
 from lakeupsert.rows.convert import plain
@@ -64,7 +64,7 @@ def history_to_spark(spark: SparkSession, view: View, where: str | None = None) 
     alive = alive.withColumns({DELETE_FLAG: f.lit(False), BATCH: f.lit(LIVES)})
     types |= {DELETE_FLAG: s.BooleanType(), BATCH: s.LongType()}
     past = _frame(spark, view, types, (file for name in partitions for file in view.history(name)))
-    rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= of_keys(spec)])
+    rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= shared_columns(spec)])
     columns = {name: f.col(_quoted(name)) for name in types}
     lives = columns[BATCH] == LIVES
     newest_first = [*(window_order(columns[o.column], o) for o in spec.ordering), lives.desc()]
