@@ -18,7 +18,7 @@ from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normal
 
 READAHEAD = 2
-"""Batches decoded ahead of the consumer. More: hides latency. Less: memory."""
+"""Batches decoded ahead of the consumer. More hides latency, but takes memory."""
 
 
 def reader_schema(spec: TableSpec) -> pa.Schema:
