@@ -158,8 +158,8 @@ class _Merge:
                     if not met and not task.full:
                         out.live.write(stored)
                         continue
-                    tables = [_tagged(stored, age=0, deleted=False), rest.slice(0, met)]
-                    both = pa.concat_tables(tables, promote_options="default" if _has_more(rest) else "none")
+                    tables = [_add_ranks(stored, age=0, deleted=False), rest.slice(0, met)]
+                    both = pa.concat_tables(tables, promote_options="default" if _has_more_columns(rest) else "none")
                     rest = rest.slice(met)
                     if task.full:
                         both = self._without_lacking(both, past)
@@ -233,14 +233,14 @@ class _Merge:
             stream_file(self._store, msgspec.structs.replace(file, deleted=None), schema, near, begin, spec)
             for file, begin in zip(files, begins, strict=False)
         )
-        for rows in _batched(itertools.chain.from_iterable(streams)):
+        for rows in _concat_small(itertools.chain.from_iterable(streams)):
             is_near = [pc.is_in(sortable(rows[name]), values) for name, values in keys.items()]
             rows = rows.filter(reduce(pc.and_, is_near))
             if hashes is not None:
                 rows = rows.filter(pa.array(np.isin(key_hashes(rows, spec), hashes)))
             tables.append(rows.filter(pc.invert(pc.is_in(rows[POSITION], dead))) if len(dead) else rows)
         met = pa.concat_tables(tables)
-        return _tagged(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
+        return _add_ranks(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
 
     def _incoming(self) -> Rows:
         """Tombstones, deltas, appended rows and adopted rows in one table, with every version of a key that they have."""
@@ -261,14 +261,14 @@ class _Merge:
             for file in files:
                 tables.append(self._own(read_file(store, file, spec.arriving_schema, spec), file, age=age))
         if not task.forgets:
-            return pa.concat_tables(tables or [_tagged(stored.empty_table(), age=0, deleted=False)])
-        tables.append(_tagged(stored.empty_table(), age=0, deleted=False))
+            return pa.concat_tables(tables or [_add_ranks(stored.empty_table(), age=0, deleted=False)])
+        tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
         rows = pa.concat_tables(tables, promote_options="default")
         return since(rows, rows[AGE], task.forgets)
 
     def _own(self, rows: Rows, file: DataFile, *, age: int, deleted: bool = False) -> Rows:
         """The rows of a file that belong to the task's bucket, with every column that ranks them."""
-        return _tagged(in_bucket(rows, file, self._task, self._spec), age=age, deleted=deleted)
+        return _add_ranks(in_bucket(rows, file, self._task, self._spec), age=age, deleted=deleted)
 
     def _settle(self, rows: Rows, past: MergeWriter | None = None, *, again: bool = False) -> _Winners:
         """Find the winners. Losers go to `lost`, and to the history of ``past``.
@@ -324,7 +324,7 @@ class _Merge:
         return rows.filter(pa.array(~dead))
 
 
-def _batched(tables: Iterable[Rows]) -> Iterator[Rows]:
+def _concat_small(tables: Iterable[Rows]) -> Iterator[Rows]:
     """Small tables concatenated: comparing them one by one costs more for the calls than for the rows."""
     held: list[Rows] = []
     for table in tables:
@@ -336,7 +336,7 @@ def _batched(tables: Iterable[Rows]) -> Iterator[Rows]:
         yield pa.concat_tables(held)
 
 
-def _tagged(rows: Rows, *, age: int, deleted: bool) -> Rows:
+def _add_ranks(rows: Rows, *, age: int, deleted: bool) -> Rows:
     """``rows`` with every column that ranks them, in one order. Columns that they already have keep their values."""
     defaults = {_DELETED.name: deleted, FILE: 0, PLACE: 0, _AGE.name: age}
     brought = [name for name in defaults if name in rows.schema.names]
@@ -362,6 +362,6 @@ def _known(rows: Rows, order: Column, wins: Column) -> Mask:
     return known
 
 
-def _has_more(rest: Rows) -> bool:
+def _has_more_columns(rest: Rows) -> bool:
     """Whether incoming rows have columns that stored rows lack."""
     return not {_KNOWN, DELETED_AT.name}.isdisjoint(rest.schema.names)

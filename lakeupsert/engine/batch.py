@@ -7,7 +7,7 @@ Repeat    safe: files that no ledger entry names count for nothing
     read (landing) -> quarantine refused rows -> (settle early) -> cut by range -> | shuffle | -> settle by G1, sort -> write
 
 A range is a partition; in a large partition it is the rows whose keys fall into one bucket (`AppendJob.bits`). A host calls
-`read_landing` on groups of landing files, passes the rows through `settle.RowBuffer` and `settle.grouped`, and then calls
+`read_landing` on groups of landing files, passes the rows through `settle.RowBuffer` and `settle.group_by_range`, and then calls
 `settle.settle_and_write` on all rows of one range or of several.
 """
 
@@ -106,7 +106,7 @@ class _Preview:
     bytes: float
 
 
-def with_ranges(job: AppendJob) -> AppendJob:
+def choose_ranges(job: AppendJob) -> AppendJob:
     """The job with `bits` for every partition that receives more than `RANGE_BYTES`. All tasks, hosts and runs get the same.
 
     The bytes of a partition are estimated from its column, in row groups or lines spread evenly over the batch. A small
@@ -163,7 +163,7 @@ def read_landing(job: AppendJob, inputs: Iterable[LandingInput]) -> Iterator[Rep
                     names |= rows.names
                     if job.only is None:
                         quarantine.write(rows.quarantined)
-                    accepted, reports = without_left_out(job, job.of_wanted_partitions(rows.accepted))
+                    accepted, reports = drop_left_out(job, job.of_wanted_partitions(rows.accepted))
                     yield from reports
                     yield ranked_rows(job, accepted, file.place)
                 content = sha256.hexdigest() if sha256 else None
@@ -184,7 +184,7 @@ def ranked_rows(job: AppendJob, accepted: Rows, place: int) -> Rows:
     return accepted.append_column(FILE, file).select([*job.spec.ranked_schema.names, PARTITION])
 
 
-def without_left_out(job: AppendJob, rows: Rows) -> tuple[Rows, list[Written]]:
+def drop_left_out(job: AppendJob, rows: Rows) -> tuple[Rows, list[Written]]:
     """``rows`` without those whose keys are `left_out`, and reports that count these as superseded."""
     if job.left_out is None:
         return rows, []

@@ -13,9 +13,9 @@ from typing import Protocol
 import pyarrow as pa
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.batch import AppendJob, read_landing, with_ranges
+from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Report
-from lakeupsert.engine.settle import RowBuffer, grouped, settle_and_write
+from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
 from lakeupsert.landing.accept import LandingInput, Survey, survey
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import ObjectStore
@@ -55,7 +55,7 @@ class LocalHost:
         return [survey(landing, file, reading, known, text_columns) for file in inputs]
 
     def run(self, job: AppendJob) -> list[Report]:
-        job = with_ranges(job)
+        job = choose_ranges(job)
         reports: list[Report] = []
         buffer = RowBuffer(job, HELD_BYTES)
         with ExitStack() as stack:
@@ -99,7 +99,7 @@ class _Spill:
         self._folder.cleanup()
 
     def add(self, tables: Sequence[Rows]) -> None:
-        for number, rows in grouped(self._job, tables, SPILL_FILES):
+        for number, rows in group_by_range(self._job, tables, SPILL_FILES):
             if number not in self._files:
                 self._files[number] = pa.ipc.new_stream(
                     str(self._path(number)), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")

@@ -138,13 +138,13 @@ def settle(
     with keys, _Ranges(rows) as arrived:
         for number, (_, file) in enumerate(files):
             for block in stream_file(packs, file, _arrived_schema(spec)):
-                arrived.add(_hashed(block.append_column(_SOURCE, _repeated(number, pa.int32(), block)), spec))
+                arrived.add(_add_hashes(block.append_column(_SOURCE, _repeat(number, pa.int32(), block)), spec))
         for range_ in arrived.ranges:
             incoming = arrived.take(range_)
             if incoming is None and not fold:
                 continue
             hashes = np.empty(0, np.uint64) if incoming is None else np.unique(incoming[_HASH].to_numpy())
-            stored = _stored(to.store, spec, index, deltas, range_, None if fold else hashes)
+            stored = _read_index(to.store, spec, index, deltas, range_, None if fold else hashes)
             if fold:
                 folded += _write_index(to, range_, stored)
                 stored = stored.filter(pa.array(_is_among(stored, hashes)))
@@ -156,9 +156,9 @@ def settle(
             keys.write(found.changes.take(pc.sort_indices(found.changes[_HASH])))
             losers.add(incoming.take(order.filter(pc.invert(wins))))
             losers.add(found.late)
-    result, vectors = _without_losers(to, touched, losers)
+    result, vectors = _drop_losers(to, touched, losers)
     if any(m.num_rows for m in moved):
-        result = _with_moved(to, result, pa.concat_tables(moved))
+        result = _add_moved(to, result, pa.concat_tables(moved))
     deletes = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
     objects = vectors | deletes | {f.name for f in (*keys.files, *folded)}
     return Settled(dict(sorted(result.items())), tuple(keys.files), tuple(folded) if fold else None, frozenset(objects))
@@ -175,7 +175,7 @@ def made_anew(to: Writing, sources: Iterable[Source], rows: int) -> tuple[DataFi
         for source in sources:
             for number, file in enumerate(source.files):
                 for block in _source_blocks(to.store, spec, source, file, number):
-                    spilled.add(_hashed(block, spec))
+                    spilled.add(_add_hashes(block, spec))
         for range_ in spilled.ranges:
             in_range = spilled.take(range_)
             if in_range is None:
@@ -245,7 +245,7 @@ def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _
     n = stored.num_rows
     both = pa.concat_tables(
         [
-            rows.select(spec.tombstone_schema.names).append_column(AGE, _repeated(age, pa.int8(), rows))
+            rows.select(spec.tombstone_schema.names).append_column(AGE, _repeat(age, pa.int8(), rows))
             for age, rows in enumerate((stored, best))
         ]
     )
@@ -274,7 +274,7 @@ def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _
     return _Found(changes, late, moved)
 
 
-def _stored(
+def _read_index(
     store: ObjectStore,
     spec: TableSpec,
     index: Sequence[DataFile],
@@ -299,14 +299,14 @@ def _stored(
     base, changes = read(index), [read([file]) for file in deltas]
     # A change is later than what it changes, and has won against it.
     newer = pa.concat_tables(
-        [rows.append_column(AGE, _repeated(age, pa.int32(), rows)) for age, rows in enumerate(changes, 1)]
+        [rows.append_column(AGE, _repeat(age, pa.int32(), rows)) for age, rows in enumerate(changes, 1)]
         or [schema.append(pa.field(AGE, pa.int32())).empty_table()]
     )
     if not newer.num_rows:
         return base
     contested = _is_among(base, np.unique(newer[_HASH].to_numpy()))
     older = base.filter(pa.array(contested))
-    both = pa.concat_tables([older.append_column(AGE, _repeated(0, pa.int32(), older)), newer])
+    both = pa.concat_tables([older.append_column(AGE, _repeat(0, pa.int32(), older)), newer])
     order, wins = latest(both, spec, (AGE,))
     rows = pa.concat_tables([base.filter(pa.array(~contested)), both.take(order.filter(wins)).select(schema.names)])
     return rows.take(pc.sort_indices(rows[_HASH]))
@@ -327,11 +327,11 @@ def _is_among(rows: Rows, hashes: Hashes) -> Mask:
     return found
 
 
-def _hashed(rows: Rows, spec: TableSpec) -> Rows:
+def _add_hashes(rows: Rows, spec: TableSpec) -> Rows:
     return rows.append_column(_HASH, pa.array(key_hashes(rows, spec)))
 
 
-def _repeated(value: object, type_: pa.DataType, rows: Rows) -> Column:
+def _repeat(value: object, type_: pa.DataType, rows: Rows) -> Column:
     return pa.repeat(pa.scalar(value, type_), rows.num_rows)
 
 
@@ -363,7 +363,7 @@ class _Losers:
         return [np.concatenate([nothing, *self._positions.get(number, [])]) for number in range(len(self.files))]
 
 
-def _without_losers(to: Writing, touched: dict[str, Touched], losers: _Losers) -> tuple[dict[str, Touched], set[str]]:
+def _drop_losers(to: Writing, touched: dict[str, Touched], losers: _Losers) -> tuple[dict[str, Touched], set[str]]:
     """``touched`` with these rows superseded, and the objects that were written for it."""
     files = [file for _, file in losers.files]
     live = with_deleted(to.store, files, losers.positions(), partial(TableObjects.new_late, to.start))
@@ -380,11 +380,11 @@ def _without_losers(to: Writing, touched: dict[str, Touched], losers: _Losers) -
     return result, {name for f in live for name in f.objects} - {name for f in files for name in f.objects}
 
 
-def _with_moved(to: Writing, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
+def _add_moved(to: Writing, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
     """``touched`` with a delete in every partition that a key leaves. It has the rank of the record that moved the key."""
     spec, result = to.spec, dict(touched)
     schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string()))
-    rows = rows.append_column(DELETE_FLAG, _repeated(True, pa.bool_(), rows))
+    rows = rows.append_column(DELETE_FLAG, _repeat(True, pa.bool_(), rows))
     with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
         for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
             leaving = aligned(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
@@ -436,7 +436,7 @@ def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source, file: Da
             block = block.append_column(PLACE, block[POSITION])
         for name, value in given.items():
             if name not in block.schema.names:
-                block = block.append_column(name, _repeated(value, result.field(name).type, block))
+                block = block.append_column(name, _repeat(value, result.field(name).type, block))
         yield pa.table([block[name] for name in result.names], schema=result)
 
 

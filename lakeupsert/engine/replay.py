@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.batch import AppendJob, ranked_rows, without_left_out
+from lakeupsert.engine.batch import AppendJob, drop_left_out, ranked_rows
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import ConfigurationError
@@ -64,7 +64,7 @@ def replay_rows(
                 continue
             accepted, staying = _take_again(rows, job, renames_of)
             for table in accepted:
-                table, superseded = without_left_out(job, table)
+                table, superseded = drop_left_out(job, table)
                 reports += superseded
                 passed.append(ranked_rows(job, job.of_wanted_partitions(table), len(replayed)))
             if accepted:

@@ -137,7 +137,7 @@ class _RangeNumbers:
     numbers: Indices
 
 
-def grouped(job: AppendJob, tables: Sequence[Rows], groups: int) -> Iterator[tuple[int, Rows]]:
+def group_by_range(job: AppendJob, tables: Sequence[Rows], groups: int) -> Iterator[tuple[int, Rows]]:
     """Cut rows into one table for each group of ranges, in their order. Every task assigns a range to the same group.
 
     Whole partitions are spread evenly over the first ``groups`` groups. Each range of a partition that is cut has a group of

@@ -14,10 +14,10 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.batch import AppendJob, read_landing, with_ranges
+from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
-from lakeupsert.engine.settle import RowBuffer, grouped, settle_and_write
-from lakeupsert.engine.spark_session import forget_zip_importers, ids, parallelism, session, spark_may_fail
+from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
+from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
 from lakeupsert.landing.accept import TYPED, LandingInput, Survey, format_of, survey
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
@@ -55,23 +55,23 @@ class SparkHost:
                 found = survey(landing, inputs[place], reading, known, text_columns)
                 yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
 
-        with spark_may_fail(), _small_batches() as spark:
+        with explain_spark_failures(), _small_batches() as spark:
             rows = spark.range(0, len(inputs), 1, len(inputs)).mapInArrow(run, "place bigint, found binary").collect()
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
     def run(self, job: AppendJob) -> list[Report]:
-        job = with_ranges(job)
+        job = choose_ranges(job)
         tasks = _tasks(job.inputs)
         landed = sum(file.size for file in job.inputs)
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in ids(batches):
-                yield from _mapped(job, tasks[number], small, numbers)
+                yield from _map_side(job, tasks[number], small, numbers)
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield pa.record_batch({"reports": [pickle.dumps(_reduced(job, batches))]})
+            yield pa.record_batch({"reports": [pickle.dumps(_reduce_side(job, batches))]})
 
-        with spark_may_fail(), _small_batches() as spark:
+        with explain_spark_failures(), _small_batches() as spark:
             parts = max(parallelism(spark), landed // TASK_BYTES)
             small = max(parts, landed // GROUP_BYTES)
             numbers = spread(small + sum(1 << bits for bits in job.bits.values()), parts)
@@ -140,7 +140,7 @@ def spread(count: int, parts: int) -> list[int]:
     return [found[n % parts][n // parts] for n in range(count)]
 
 
-def _mapped(
+def _map_side(
     job: AppendJob, inputs: Sequence[LandingInput], groups: int, numbers: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     """The map side: a record for each blob of rows, with its group's number, and one record for all reports."""
@@ -162,7 +162,7 @@ def _mapped(
 
 
 def _blobs(job: AppendJob, tables: Sequence[Rows], groups: int, numbers: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    for group, rows in grouped(job, tables, groups):
+    for group, rows in group_by_range(job, tables, groups):
         step = max(1, rows.num_rows * BLOB_BYTES // max(rows.nbytes, 1))
         for at in range(0, rows.num_rows, step):
             yield _record(numbers[group], to_bytes(rows.slice(at, step)), None)
@@ -173,7 +173,7 @@ def _record(number: int, rows: bytes | None, reports: bytes | None) -> pa.Record
     return pa.record_batch(columns, ["number", "rows", "reports"])
 
 
-def _reduced(job: AppendJob, batches: Iterator[pa.RecordBatch]) -> list[Report]:
+def _reduce_side(job: AppendJob, batches: Iterator[pa.RecordBatch]) -> list[Report]:
     """The reduce side: settle and write the rows, which come group by group."""
     reports: list[Report] = []
     lost: list[Written] = []

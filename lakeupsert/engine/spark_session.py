@@ -23,7 +23,7 @@ def session() -> SparkSession:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    with _interrupts_delayed():
+    with _delay_interrupts():
         return (
             SparkSession.builder.appName("lakeupsert")
             .config("spark.ui.enabled", "false")
@@ -35,7 +35,7 @@ def session() -> SparkSession:
 
 
 @contextmanager
-def _interrupts_delayed() -> Iterator[None]:
+def _delay_interrupts() -> Iterator[None]:
     """Delay Ctrl-C until Spark has started, and restore the signal handler afterwards.
 
     Interrupting the start leaves a JVM behind. Spark also installs a handler that calls the JVM from within the interrupted
@@ -55,7 +55,7 @@ def _interrupts_delayed() -> Iterator[None]:
 
 
 @contextmanager
-def spark_may_fail() -> Iterator[None]:
+def explain_spark_failures() -> Iterator[None]:
     """Raise TryAgainError if Spark or its task processes end; errors of our own code in a task pass through."""
     try:
         yield

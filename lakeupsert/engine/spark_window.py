@@ -13,12 +13,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
-from lakeupsert.engine.spark_session import forget_zip_importers, ids, parallelism, session, spark_may_fail
+from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.adopted import adopted_rows
 from lakeupsert.rows.arrays import Column as ArrowColumn
@@ -90,13 +89,13 @@ class SparkEngine:
                 yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [pickle.dumps(output)]})
 
         schema = _deciding_ddl(spec, has_full=has_full)
-        with spark_may_fail():
+        with explain_spark_failures():
             spark = session()
             most = 4 * parallelism(spark)
             rows = (
                 spark.range(0, len(flat), 1, max(1, min(len(flat), most)))
                 .mapInArrow(read, schema)
-                .transform(_ranked, spec, tasks)
+                .transform(_rank, spec, tasks)
                 .repartition(max(1, min(len(tasks), most)), "unit")
                 .sortWithinPartitions("unit", *_key_names(spec), "nth")
                 .select("unit", "source", "row", "deleted", "hash", "nth", "begins", "known", "version", *_ARRIVAL)
@@ -124,7 +123,7 @@ def _key_names(spec: TableSpec) -> list[str]:
     return [f"k{i}" for i in range(len(spec.stored_key))]
 
 
-def _ranked(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> DataFrame:
+def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> DataFrame:
     """Rank the rows of every key. ``frame`` has the columns of `_deciding_ddl`; the columns that are added:
 
     nth: 1 for the winner, then 2, 3, …; 0 for rows that a full extract deletes
@@ -315,24 +314,6 @@ def _by_unit(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[pa.R
     forget_zip_importers()
 
 
-@dataclass(frozen=True)
-class _Counted:
-    """Columns of ranked rows that `Tally` needs. ``uses`` marks rows that are part of what their key comes to; None: winners."""
-
-    nth: NDArray[np.int32]
-    ages: NDArray[np.int32]
-    deleted: Mask
-    versions: NDArray[np.int32]
-    uses: Mask | None
-
-    @classmethod
-    def of(cls, batch: pa.RecordBatch, uses: Mask | None) -> "_Counted":
-        nth, ages, deleted, versions = (
-            batch[name].to_numpy(zero_copy_only=False) for name in ("nth", "age", "deleted", "version")
-        )
-        return cls(nth, ages, deleted, versions, uses)
-
-
 class _Gatherer:
     """Reads the winning rows of one task by position and writes them; adds up the losers.
 
@@ -355,7 +336,8 @@ class _Gatherer:
         spec, task = self._spec, self._task
         lost = lost_sum = adopted_sum = 0
         superseded: list[list[Indices]] = [[] for _ in task.kept]
-        counted: list[_Counted] = []
+        counted: list[Rows] = []
+        used: list[Mask] = []
         tally = Tally()
         with MergeWriter(self._store, spec, spec_version, task, tally) as out:
             for batch in _whole_keys(ranked) if spec.mode == "columns" or spec.history else ranked:
@@ -364,18 +346,18 @@ class _Gatherer:
                 lost_sum += int(hashes[~wins].sum())
                 source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
                 adopted_sum += int(hashes[source < len(task.base)].sum())
-                uses: Mask | None = None
+                counted.append(pa.table(batch.select(["nth", "age", "deleted", "version"])))
                 if spec.mode == "columns":
                     uses, changed = self._write_combined(out, batch, wins)
+                    used.append(uses)
                     goes = changed[np.cumsum(wins) - 1]
                 else:
                     self._write_winners(out, batch, wins)
                     goes = ~wins
-                counted.append(_Counted.of(batch, uses))
                 for number, positions in enumerate(superseded):
                     positions.append(row[goes & (source == number)])
             if counted:
-                _count(spec, tally, counted)
+                _count(spec, tally, pa.concat_tables(counted), np.concatenate(used) if used else None)
         positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
         return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
 
@@ -437,16 +419,14 @@ def _whole_keys(ranked: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | R
         yield pa.Table.from_batches(held).combine_chunks()
 
 
-def _count(spec: TableSpec, tally: Tally, counted: Sequence[_Counted]) -> None:
-    nth, ages, deleted, versions = (
-        np.concatenate(parts) for parts in zip(*((c.nth, c.ages, c.deleted, c.versions) for c in counted), strict=True)
-    )
-    uses = [c.uses for c in counted if c.uses is not None]
+def _count(spec: TableSpec, tally: Tally, ranked: Rows, uses: Mask | None) -> None:
+    """``uses`` marks rows that are part of what their key comes to; None: the winners."""
+    nth, ages, deleted, versions = (ranked[name].to_numpy() for name in ("nth", "age", "deleted", "version"))
     dies = nth == 0
     tally.lacking(ages[dies], deleted[dies])
     nth, ages, deleted, versions = (column[~dies] for column in (nth, ages, deleted, versions))
     by_content = (lambda one, other: versions[one] == versions[other]) if spec.ties == "content" else None
-    tally.meet(nth == 1, ages, deleted, by_content, np.concatenate(uses) if uses else None)
+    tally.meet(nth == 1, ages, deleted, by_content, uses)
 
 
 class _Cursor:

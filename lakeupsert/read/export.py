@@ -49,7 +49,7 @@ def export(view: View, output: str, *, where: str | None, overwrite: bool, histo
     if target.exists():
         _check_replaceable(target, folder=folder, overwrite=overwrite)
     read = history_to_arrow if history else to_arrow
-    with _replaced_when_complete(target) as path:
+    with _replace_when_complete(target) as path:
         if folder:
             return _hive(partial(read, view, where), view, path, where)
         return writers[target.suffix](read(view, where), path)
@@ -149,7 +149,7 @@ def _hive(read: Callable[..., pa.RecordBatchReader], view: View, path: Path, whe
 
 
 @contextmanager
-def _replaced_when_complete(target: Path) -> Iterator[Path]:
+def _replace_when_complete(target: Path) -> Iterator[Path]:
     """A path beside ``target`` to write to. It replaces ``target`` if the block ends without an error."""
     unfinished = target.with_name(f".{target.name}.{clock.new_id()}.tmp")
     try:

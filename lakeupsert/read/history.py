@@ -76,19 +76,19 @@ def history_to_arrow(view: View, where: str | None = None, partition: str | None
 def _versions(view: View, where: str | None, schema: pa.Schema, partition: str) -> Iterator[Rows]:
     spec = view.spec
     scan = scans(spec, where, schema, shared_columns(spec))
-    past = _past(view, partition, scan(len(spec.renames)))
+    past = _read_past(view, partition, scan(len(spec.renames)))
     for batch in batches(view, view.files(only=partition), scan):
         if batch.num_rows:
             met = rows_up_to(past, spec.stored_key, [batch[name][-1] for name in spec.stored_key])
             alive = pa.Table.from_batches([batch]).append_column(DELETE_FLAG, pa.repeat(False, batch.num_rows))
             alive = alive.append_column(BATCH, pa.repeat(LIVES, batch.num_rows))
-            yield _with_ends(pa.concat_tables([alive, past.slice(0, met)]), spec, schema)
+            yield _find_ends(pa.concat_tables([alive, past.slice(0, met)]), spec, schema)
             past = past.slice(met)
     if past.num_rows:
-        yield _with_ends(past, spec, schema)
+        yield _find_ends(past, spec, schema)
 
 
-def _past(view: View, partition: str, scan: Scan) -> Rows:
+def _read_past(view: View, partition: str, scan: Scan) -> Rows:
     """The rows of the partition's history files that pass the filter, in key order."""
     spec = view.spec
     schema = pa.schema([*reader_schema(spec), (DELETE_FLAG, pa.bool_()), (BATCH, pa.int64())])
@@ -105,7 +105,7 @@ def _past(view: View, partition: str, scan: Scan) -> Rows:
     return rows.take(sorted_by(rows, spec.stored_key))
 
 
-def _with_ends(rows: Rows, spec: TableSpec, schema: pa.Schema) -> Rows:
+def _find_ends(rows: Rows, spec: TableSpec, schema: pa.Schema) -> Rows:
     """All rows of some keys to their versions, with `FROM` and `UNTIL`."""
     rows = rows.append_column(_LIVES, pc.equal(rows[BATCH], LIVES))
     order, wins = latest(rows, spec, (BATCH, DELETE_FLAG), first=(_LIVES,))

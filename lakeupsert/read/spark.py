@@ -64,7 +64,7 @@ def history_to_spark(spark: SparkSession, view: View, where: str | None = None) 
     types |= {DELETE_FLAG: s.BooleanType(), BATCH: s.LongType()}
     past = _frame(spark, view, types, (file for name in partitions for file in view.history(name)))
     rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= shared_columns(spec)])
-    columns = {name: f.col(_quoted(name)) for name in types}
+    columns = {name: f.col(_quote(name)) for name in types}
     lives = columns[BATCH] == LIVES
     newest_first = [*(window_order(columns[o.column], o) for o in spec.ordering), lives.desc()]
     ties = [*([DELETE_FLAG, *spec.content] if spec.ties == "content" else []), BATCH, DELETE_FLAG]
@@ -76,7 +76,7 @@ def history_to_spark(spark: SparkSession, view: View, where: str | None = None) 
     # A full extract's row lives, even below a delete that the table has forgotten.
     until = f.when(~lives, f.lag(columns[spec.order_by[0]]).over(of_key))
     found = rows.withColumns({FROM: columns[spec.order_by[0]], UNTIL: until, DEAD: ~is_version | columns[DELETE_FLAG]})
-    return _where(found.where(~f.col(DEAD)).select([_quoted(name) for name in schema.names]), conjuncts)
+    return _where(found.where(~f.col(DEAD)).select([_quote(name) for name in schema.names]), conjuncts)
 
 
 def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:
@@ -112,16 +112,16 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
         schema = s.StructType([s.StructField(names.get(name, name), type_) for name, type_ in types.items()])
         found = _scan(spark, view, spark.read.schema(schema).options(**options, basePath=root), files)
         # In the spec's order, including partition columns, as a union needs it.
-        columns = {name: f.col(_quoted(names.get(name, name))) for name in types}
+        columns = {name: f.col(_quote(names.get(name, name))) for name in types}
         return found.select(*[column.alias(name) if name in names else column for name, column in columns.items()])
 
     # There are several scans if `latest` has temporary files here, or if files have columns with former names.
-    with _jars_may_be_missing(spark), _files_listed_in_driver(spark, local=home.startswith("file:")):
+    with _explain_missing_jars(spark), _list_files_in_driver(spark, local=home.startswith("file:")):
         return reduce(DataFrame.union, [scan(root, renames, files) for (root, renames), files in together.items()])
 
 
 def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile]) -> DataFrame:
-    scan = reader.parquet(*[_escaped(_hadoop_path(file.uri)) for file in files])
+    scan = reader.parquet(*[_escape(_hadoop_path(file.uri)) for file in files])
     superseded = [file for file in files if file.superseded]
     if not superseded:
         return scan
@@ -189,7 +189,7 @@ def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
 
 
 @contextmanager
-def _files_listed_in_driver(spark: SparkSession, *, local: bool) -> Iterator[None]:
+def _list_files_in_driver(spark: SparkSession, *, local: bool) -> Iterator[None]:
     """Keep Spark from checking more than 32 local files in a job with a task for each: 730 files took 3.0 s so, 0.5 s without."""
     name = "spark.sql.sources.parallelPartitionDiscovery.threshold"
     before = spark.conf.get(name)
@@ -205,7 +205,7 @@ _JARS = {"s3a|awssdk": ("S3", "hadoop-aws"), r"azurebfs|fs\.azure": ("Azure Stor
 
 
 @contextmanager
-def _jars_may_be_missing(spark: SparkSession) -> Iterator[None]:
+def _explain_missing_jars(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     except Exception as e:  # Py4J's or Spark Connect's
@@ -237,7 +237,7 @@ class SparkTerms:
     """Expressions of Spark. Literals get the type in the files; how Spark would parse a literal depends on the session."""
 
     def column(self, field: pa.Field) -> Column:
-        return f.col(_quoted(field.name))
+        return f.col(_quote(field.name))
 
     def literal(self, value: pa.Scalar) -> Column:
         t = value.type
@@ -302,16 +302,16 @@ def spark_type(type_: pa.DataType, column: str) -> s.DataType:
 
 
 def _hadoop_path(uri: str) -> str:
-    """The path for Hadoop, which decodes nothing in a URL, not even in `file:`. Hadoop's own `s3:` was another, removed client."""
+    """The path for Hadoop, which decodes nothing in a URL, not even in `file:`. Its own `s3:` client was removed long ago."""
     return (
         "file:" + plain_path(uri) if uri.startswith("file:") else re.sub("^s3:", "s3a:", azureaccount.hadoop_place(uri))
     )
 
 
-def _escaped(path: str) -> str:
+def _escape(path: str) -> str:
     """Spark reads every path as a pattern, so special characters are escaped. The base path is not a pattern."""
     return "".join("\\" + c if c in "{}[]*?\\" else c for c in path)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

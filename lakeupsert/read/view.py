@@ -199,7 +199,7 @@ def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] 
             f"There is no snapshot {snapshot}: nothing was published yet.",
             next="run `lakeupsert run` first; until then `published` has no rows",
         )
-    wanted = _parsed(snapshot, head) if isinstance(snapshot, str) else snapshot
+    wanted = _parse(snapshot, head) if isinstance(snapshot, str) else snapshot
     if not isinstance(wanted, date):
         wanted = index(wanted)  # also an integer of numpy
     if isinstance(wanted, date):
@@ -246,7 +246,7 @@ def expired(number: int, head: Link[Snapshot] | None) -> ConfigurationError:
     )
 
 
-def _parsed(text: str, head: Link[Snapshot]) -> int | datetime:
+def _parse(text: str, head: Link[Snapshot]) -> int | datetime:
     if text in head.body.tags:
         return head.body.tags[text]
     if text.isascii() and text.isdecimal():

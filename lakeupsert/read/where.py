@@ -139,9 +139,9 @@ def parse_where(where: str | None, schema: pa.Schema, terms: Terms) -> list[Conj
         translator = _Translator(where, schema, terms)
         return [translator.conjunct(part) for part in parts]
     except (sqlglot.errors.SqlglotError, UnicodeError) as e:
-        raise _refused(where, "it does not parse as a condition in SQL") from e
+        raise _unfit_filter(where, "it does not parse as a condition in SQL") from e
     except RecursionError as e:
-        raise _refused(where, "it is nested too deeply") from e
+        raise _unfit_filter(where, "it is nested too deeply") from e
 
 
 def all_of(conjuncts: Sequence[Conjunct]) -> Expression | None:
@@ -196,7 +196,7 @@ class _Translator:
         elif isinstance(node, exp.Column):
             field = self._field(node)
             if not pa.types.is_boolean(field.type):
-                raise _refused(self._where, f"{field.name!r} is {field.type}, not a condition by itself")
+                raise _unfit_filter(self._where, f"{field.name!r} is {field.type}, not a condition by itself")
             found = self._column(field)
         else:
             raise self._unsupported(node)
@@ -223,7 +223,7 @@ class _Translator:
         other = self._field(right)
         if not other.type.equals(field.type) or pa.types.is_nested(field.type):
             types = f"{field.name!r} is {field.type} and {other.name!r} is {other.type}"
-            raise _refused(self._where, f"{types}: these types can't be compared")
+            raise _unfit_filter(self._where, f"{types}: these types can't be compared")
         return self._compare(kind, field, other)
 
     def _compare(self, kind: _Kind, field: pa.Field, other: pa.Scalar | pa.Field) -> Expression:
@@ -246,29 +246,29 @@ class _Translator:
 
     def _like(self, field: pa.Field, pattern: str) -> Expression:
         if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
-            raise _refused(self._where, f"LIKE takes text, and {field.name!r} is {field.type}")
+            raise _unfit_filter(self._where, f"LIKE takes text, and {field.name!r} is {field.type}")
         if "\\" in re.sub(r"\\[\\%_]", "", pattern):
-            raise _refused(self._where, f"in {pattern!r}, `\\` must stand before `%`, `_` or another `\\`")
+            raise _unfit_filter(self._where, f"in {pattern!r}, `\\` must stand before `%`, `_` or another `\\`")
         return self._terms.like(self._column(field), pattern)
 
     def _column(self, field: pa.Field) -> Expression:
         self._comparisons += 1
         if self._comparisons > _MOST:
-            raise _refused(self._where, f"it has more than {_MOST} comparisons; `column IN (…)` counts as one")
+            raise _unfit_filter(self._where, f"it has more than {_MOST} comparisons; `column IN (…)` counts as one")
         self._columns.add(field.name)
         return self._terms.column(field)
 
     def _field(self, node: _Node) -> pa.Field:
         node = node.unnest()
         if not isinstance(node, exp.Column):
-            raise _refused(self._where, f"{node.sql()!r} is not a column")
+            raise _unfit_filter(self._where, f"{node.sql()!r} is not a column")
         name = ".".join(part.name for part in node.parts)
         # In SQL `a.b` is a table and a column; a column called `a.b` is one part, in quotes.
         found = [f for f in self._schema if f.name.lower() == name.lower()] if len(node.parts) == 1 else []
         if not found:
             quote = "; a name with a dot needs quotes" if len(node.parts) > 1 else ""
             columns = ", ".join(self._schema.names)
-            raise _refused(self._where, f"there is no column {name!r}; the columns are {columns}{quote}")
+            raise _unfit_filter(self._where, f"there is no column {name!r}; the columns are {columns}{quote}")
         return found[0]
 
     def _literal(self, node: _Node, field: pa.Field) -> pa.Scalar:
@@ -279,7 +279,7 @@ class _Translator:
         texts = pa.array([self._text(node.unnest(), field) for node in nodes], pa.string())
         values, bad = convert(texts, field.type)
         if bad.any():
-            raise self._unfit(texts.filter(pa.array(bad))[0].as_py(), field)
+            raise self._unfit_literal(texts.filter(pa.array(bad))[0].as_py(), field)
         return values
 
     def _text(self, node: _Node, field: pa.Field) -> str:
@@ -294,21 +294,21 @@ class _Translator:
         elif isinstance(number, exp.Literal) and not number.is_string:
             text, fits = sign + number.this, t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_)
         else:
-            raise _refused(self._where, f"{node.sql()!r} is not a literal")
+            raise _unfit_filter(self._where, f"{node.sql()!r} is not a literal")
         if not fits:
-            raise self._unfit(text, field)
+            raise self._unfit_literal(text, field)
         return text
 
-    def _unfit(self, text: str, field: pa.Field) -> ConfigurationError:
+    def _unfit_literal(self, text: str, field: pa.Field) -> ConfigurationError:
         is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
         hint = "; write text in quotes" if is_text else ""
-        return _refused(self._where, f"{text!r} is not a valid {field.type}, the type of {field.name!r}{hint}")
+        return _unfit_filter(self._where, f"{text!r} is not a valid {field.type}, the type of {field.name!r}{hint}")
 
     def _unsupported(self, node: _Node) -> ConfigurationError:
-        return _refused(self._where, f"{node.sql()!r} is not supported here")
+        return _unfit_filter(self._where, f"{node.sql()!r} is not supported here")
 
 
-def _refused(where: str, why: str) -> ConfigurationError:
+def _unfit_filter(where: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         "unfit-filter",
         f"The filter {where!r} can't be used: {why}.",
