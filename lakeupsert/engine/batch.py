@@ -25,20 +25,12 @@ import pyarrow.compute as pc
 from lakeupsert.config import Reading
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA, QuarantineWriter
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, Written
-from lakeupsert.landing.accept import (
-    PARTITION,
-    ChangedFileError,
-    LandingInput,
-    RowRules,
-    UnplannedColumnError,
-    UnreadableFileError,
-    preview,
-    read_rows,
-)
+from lakeupsert.landing.accept import RowRules, preview, read_rows
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import Footer
 from lakeupsert.rows.digest import Digest
-from lakeupsert.rows.floor import is_among
+from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.spec import FILE, TableSpec
 

@@ -16,7 +16,8 @@ from lakeupsert.config import Reading
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
-from lakeupsert.landing.accept import LandingInput, Survey, survey
+from lakeupsert.landing.accept import Survey, survey
+from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import ObjectStore
 

@@ -20,8 +20,8 @@ from lakeupsert.engine.batch import AppendJob, drop_left_out, ranked_rows
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.accept import TYPED, Survey, UnreadableFileError, aliased, format_of, new_columns, take
-from lakeupsert.landing.formats.blocks import ArrowBlock, Block, Renamed
+from lakeupsert.landing.accept import TYPED, Survey, aliased, format_of, new_columns, take
+from lakeupsert.landing.formats.blocks import ArrowBlock, Block, Renamed, UnreadableFileError
 from lakeupsert.landing.formats.jsonlines import block_of_some
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.convert import true

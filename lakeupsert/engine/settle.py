@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.reports import Report, Written
-from lakeupsert.landing.accept import PARTITION
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.convert import true
 from lakeupsert.rows.datafiles import Pack, write_into
 from lakeupsert.rows.digest import as_text, hashed_columns, row_hashes
-from lakeupsert.rows.floor import greatest
+from lakeupsert.rows.floor import PARTITION, greatest
 from lakeupsert.rows.rank import latest
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import DataFile

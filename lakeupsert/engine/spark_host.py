@@ -18,7 +18,8 @@ from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
 from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
-from lakeupsert.landing.accept import TYPED, LandingInput, Survey, format_of, survey
+from lakeupsert.landing.accept import TYPED, Survey, format_of, survey
+from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.storage import ObjectStore
