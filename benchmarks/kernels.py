@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.memory import WORDS, peak_bytes
-from lakeupsert.engine.arrow import ArrowEngine, _tagged
+from lakeupsert.engine.arrow import ArrowEngine, _add_ranks
 from lakeupsert.engine.merge import AGE, MergeTask, MergeWriter
 from lakeupsert.rows import datafiles
 from lakeupsert.rows.buckets import key_hashes
@@ -225,7 +225,7 @@ def floor(given: Given) -> Any:
 
 def beaten(candidates: Any, at: Any, came: Any, given: Given) -> Any:
     """Those of the positions ``at`` whose stored row has the key of an incoming one that is not older."""
-    both = pa.concat_tables([_tagged(candidates, 0, False), _tagged(came, 1, False)])
+    both = pa.concat_tables([_add_ranks(candidates, age=0, deleted=False), _add_ranks(came, age=1, deleted=False)])
     order, first = latest(both, given.spec, (AGE, FILE, PLACE))
     wins = np.zeros(both.num_rows, bool)
     wins[order.filter(first)] = True

@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_t
 from lakeupsert import clock
 from lakeupsert.config import TableSettings, load
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.local import LocalHost
+from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
 from lakeupsert.landing.formats.blocks import LandingInput
@@ -631,12 +631,12 @@ class Table:
 def _host(name: HostName) -> Any:
     if name == "local":
         return LocalHost()
-    from lakeupsert.engine.spark import SparkHost
+    from lakeupsert.engine.spark_host import SparkHost
 
     return SparkHost()
 
 
 def _spark_engine() -> Engine:
-    from lakeupsert.engine.spark import SparkEngine
+    from lakeupsert.engine.spark_window import SparkEngine
 
     return SparkEngine()

@@ -225,7 +225,7 @@ def _send(landed: Iterable[Path], landing: Path, lake: str) -> None:
 def _start_spark(folder: Path) -> None:
     """One session for all nights, before the first: so each night's seconds are the night's own."""
     sparkenv.prepare()
-    from lakeupsert.engine.spark import session
+    from lakeupsert.engine.spark_session import session
 
     _say("starting Spark")
     os.environ.setdefault("SPARK_LOCAL_DIRS", str((folder / _SCRATCH).absolute()))

@@ -13,9 +13,10 @@ import click
 
 from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.output import block, columns, count, toml_value
+from lakeupsert.cli.output import block, columns, toml_value
 from lakeupsert.config import FILE_NAME, is_remote, toml_key
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.report.numbers import count
 
 if TYPE_CHECKING:
     from lakeupsert.operations.propose import Proposal

@@ -1,2 +1,2 @@
-"""Where and how row work runs: in this process, in processes, on Spark. Nothing is committed here: what an engine writes counts
-only when a chain names it."""
+"""Where and how row work runs: in this process, in worker processes, on Spark. Nothing here commits: files that an engine writes
+count once a chain names them."""

@@ -1,27 +1,27 @@
-"""The key index of a table whose keys are unique in the whole of it: where the record of greatest rank of every key is.
+"""The key index of a table whose keys are unique in the whole table: where the record of greatest rank of every key is.
 
-Reads     the rows that a batch appended, and the index as of one ledger entry; or, to make it anew, all that counts there
-Writes    what the batch changes in the index, the index with these changes in it, deletes for partitions that keys leave, and
+Reads     the rows that a batch appended, and the index as of one ledger entry; to rebuild it, all rows that count there
+Writes    the batch's changes of the index, the index with these changes in it, deletes for partitions that keys leave, and
           deletion vectors of appended files. Commits nothing: a ledger entry names all of it (`LedgerEntry.keys`, `.index`)
 Repeat    safe: objects have names of their own, and the same ledger gives the same answer
 
-    appended rows -> spill by hash -> of each range: settle by G1 -> meet the index -> late for another partition: superseded
-                                                                                    '-> won, elsewhere before: a delete there too
+    appended rows -> spill by hash -> for each range: settle by G1 -> look up in the index -> late, other partition: superseded
+                                                                                          '-> won, other partition: delete there
 
-A row of the index has the key columns themselves and the ordering columns, no payload. Hashes only say which rows may be of
-one key: rows are told apart by their keys, so that two keys with one hash are two keys. A delete stays in the index, so that
-older records stay dead wherever they come. Which record wins is `rank.latest`'s to say, as everywhere.
+A row of the index has the key columns and the ordering columns, no payload. Hashes only find candidates: rows are compared by
+their keys, so two keys with the same hash stay two keys. A delete stays in the index, so that older records of its key stay
+dead in every partition. `rank.latest` decides which record wins, as everywhere.
 
-Memory: the rows of one range, and key and order of the keys that move. Ranges grow where there would be over 2^`MOST_BITS`.
+Memory: the rows of one range, and key and order of the keys that move. Ranges grow beyond 2^`MOST_BITS` of them.
 """
 
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ import pyarrow.compute as pc
 from lakeupsert.engine.merge import AGE
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
+from lakeupsert.rows.arrays import Column, Hashes, Indices, Mask, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.convert import true
 from lakeupsert.rows.datafiles import POSITION, DataFileWriter, Footer, Pack, aligned, stream_file, write_into
@@ -46,13 +47,13 @@ from lakeupsert.table.manifest import Bucketed, DataFile, TombstoneFile, added, 
 from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
 
 PACK_BYTES = 64 << 20
-"""Of a pack with up to so many bytes all files are read by one request."""
+"""A pack up to this size is read by one request for all of its files."""
 RANGE_ROWS = 1 << 20
-"""Rows of the index, and incoming ones, that are looked at at once, about. More: memory. Less: objects."""
+"""Approximate rows of a range, of the index and incoming. More: memory. Less: objects."""
 HELD_ROWS = 1 << 17
-"""Rows that are cut into ranges at once: appended files are many and small."""
+"""Rows that are cut into ranges in one call: appended files are many and small."""
 MOST_BITS = 8
-"""Of at most so many bits are ranges: each has a temporary file that is open."""
+"""Ranges are cut by at most this many bits of the hash; each has an open temporary file."""
 
 _HASH = "_lakeupsert_hash"
 _SOURCE = "_lakeupsert_source"
@@ -61,7 +62,7 @@ _ALIVE = "_lakeupsert_alive"
 
 @dataclass(frozen=True)
 class Writing:
-    """Under what name, and of what batch, objects are written; ``start`` is as in `TableObjects`."""
+    """The batch that objects are written for; ``start`` is as in `TableObjects`."""
 
     store: ObjectStore
     spec: TableSpec
@@ -76,7 +77,7 @@ class Writing:
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one partition, of which the ones of greater ``age`` are later; ``unsettled``: adopted, keys may repeat in them."""
+    """Files of one partition. Files of greater ``age`` are later; in ``unsettled`` (adopted) files keys may repeat."""
 
     partition: str
     age: int
@@ -86,13 +87,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Settled:
-    """A batch after it met the index.
+    """A batch after it was settled against the index.
 
     Attributes:
-        touched: with what is late for another partition superseded, and deletes where keys were before.
-        keys: what the batch changes in the index.
-        index: the index before it, with all changes in it; None: it was not to be written.
-        objects: all that was written.
+        touched: without rows that are late for another partition, which are superseded, and with deletes in partitions that
+            keys left.
+        keys: the batch's changes of the index.
+        index: the index from before the batch with all changes in it; None if it was not rewritten.
+        objects: all objects that were written.
     """
 
     touched: dict[str, Touched]
@@ -107,8 +109,8 @@ class _Range:
     bits: int
 
 
-def key_schema(spec: TableSpec) -> Any:
-    """``pyarrow.Schema`` of the index."""
+def key_schema(spec: TableSpec) -> pa.Schema:
+    """The schema of the index."""
     place = [pa.field(PARTITION, pa.string()), pa.field(DELETE_FLAG, pa.bool_())]
     return pa.schema([pa.field(_HASH, pa.uint64()), *spec.tombstone_schema, *place])
 
@@ -116,12 +118,12 @@ def key_schema(spec: TableSpec) -> Any:
 def settle(
     to: Writing, touched: dict[str, Touched], index: Sequence[DataFile], deltas: Sequence[DataFile], *, fold: bool
 ) -> Settled:
-    """Let the rows of a batch meet the index, which is ``index`` with the changes ``deltas``, the oldest first.
+    """Settle the rows of a batch against the index: ``index`` with the changes ``deltas``, oldest first.
 
-    Of every key the record of greatest rank stays, wherever it came from; between equal orders an incoming one wins. Incoming
-    rows that lost to what lies in another partition are superseded; those that lost to their own partition stay, for its
-    merge to tell. Where one won against a row in another partition, a delete of its rank goes there. ``fold``: write the index
-    anew.
+    The record of greatest rank of every key stays, wherever it came from; between equal orders an incoming one wins. Incoming
+    rows that lose to a record in another partition are superseded here; those that lose within their own partition stay, for
+    its merge to count. If a row wins against a record in another partition, a delete of the row's rank goes there. ``fold``:
+    rewrite the index.
     """
     spec = to.spec
     files = [(partition, file) for partition, t in touched.items() for file in t.files]
@@ -129,90 +131,84 @@ def settle(
     packs = _Packs(to.store, [file for _, file in files])
     partitions = pa.array([partition for partition, _ in files], pa.string())
     rows = sum(file.rows for _, file in files) + sum(file.rows for file in (*index, *deltas))
-    late: defaultdict[int, list[Any]] = defaultdict(list)
-    lost: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
-    moved: list[Any] = []
-    new_name = partial(TableObjects.new_keys, to.start)
+    losers = _Losers(spec, files)
+    moved: list[Rows] = []
     folded: list[DataFile] = []
-    with ExitStack() as stack:
-        keys = stack.enter_context(DataFileWriter(to.store, new_name, key_schema(spec), to.footer("keys"), ()))
-        arrived = stack.enter_context(_Ranges(rows))
+    keys = DataFileWriter(to.store, partial(TableObjects.new_keys, to.start), key_schema(spec), to.footer("keys"), ())
+    with keys, _Ranges(rows) as arrived:
         for number, (_, file) in enumerate(files):
             for block in stream_file(packs, file, _arrived_schema(spec)):
-                arrived.add(_hashed(block.append_column(_SOURCE, _repeated(number, pa.int32(), block)), spec))
-        for one in arrived.ranges:
-            came = arrived.take(one)
-            if came is None and not fold:
+                arrived.add(_add_hashes(block.append_column(_SOURCE, _repeat(number, pa.int32(), block)), spec))
+        for range_ in arrived.ranges:
+            incoming = arrived.take(range_)
+            if incoming is None and not fold:
                 continue
-            hashes = np.unique(came[_HASH].to_numpy()) if came is not None else np.empty(0, np.uint64)
-            stored = _stored(to.store, spec, index, deltas, one, None if fold else hashes)
+            hashes = np.empty(0, np.uint64) if incoming is None else np.unique(incoming[_HASH].to_numpy())
+            stored = _read_index(to.store, spec, index, deltas, range_, None if fold else hashes)
             if fold:
-                footer = to.footer("keys", bucket=one.bucket, bits=one.bits)
-                with DataFileWriter(to.store, new_name, stored.schema, footer, ()) as out:
-                    out.write(stored)
-                folded += out.files
+                folded += _write_index(to, range_, stored)
                 stored = stored.filter(pa.array(_is_among(stored, hashes)))
-            if came is None:
+            if incoming is None:
                 continue
-            order, wins = latest(came, spec, (FILE, PLACE))
-            best = came.take(order.filter(wins))
-            met = _meet(best, stored, partitions, spec)
-            moved.append(met.moved)
-            keys.write(met.won.take(pc.sort_indices(met.won[_HASH])))
-            for rows_lost in (came.take(order.filter(pc.invert(wins))), met.late):
-                for number in pc.unique(rows_lost[_SOURCE]).to_pylist():
-                    of_file = rows_lost.filter(pc.equal(rows_lost[_SOURCE], number))
-                    late[number].append(of_file[POSITION].to_numpy())
-                    lost[files[number][0]].add(of_file)
-    result, written = _without_late(to, touched, files, late, lost)
-    result = _with_moved(to, result, pa.concat_tables(moved)) if any(m.num_rows for m in moved) else result
-    written |= {f.name for f in (*keys.files, *folded)} | {
-        f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)
-    }
-    return Settled(dict(sorted(result.items())), tuple(keys.files), tuple(folded) if fold else None, frozenset(written))
+            order, wins = latest(incoming, spec, (FILE, PLACE))
+            found = _look_up(incoming.take(order.filter(wins)), stored, partitions, spec)
+            moved.append(found.moved)
+            keys.write(found.changes.take(pc.sort_indices(found.changes[_HASH])))
+            losers.add(incoming.take(order.filter(pc.invert(wins))))
+            losers.add(found.late)
+    result, vectors = _drop_losers(to, touched, losers)
+    if any(m.num_rows for m in moved):
+        result = _add_moved(to, result, pa.concat_tables(moved))
+    deletes = {f.name for t in result.values() for f in t.files if TableObjects.is_moved(f.name)}
+    objects = vectors | deletes | {f.name for f in (*keys.files, *folded)}
+    return Settled(dict(sorted(result.items())), tuple(keys.files), tuple(folded) if fold else None, frozenset(objects))
 
 
 def made_anew(to: Writing, sources: Iterable[Source], rows: int) -> tuple[DataFile, ...]:
-    """The index of all rows, about ``rows``, that live or are deleted in these files, those of a partition by their age.
+    """Rebuild the index from all live rows and deletes in these files, about ``rows``; files of a partition rank by their age.
 
-    Raises RefusedError where a key has a row in several partitions.
+    Raises RefusedError if a key has rows in several partitions.
     """
-    spec, found = to.spec, []
+    spec = to.spec
+    files: list[DataFile] = []
     with _Ranges(rows) as spilled:
         for source in sources:
             for number, file in enumerate(source.files):
-                for block in _blocks(to.store, spec, source, file, number):
-                    spilled.add(_hashed(block, spec))
-        for one in spilled.ranges:
-            rows_here = spilled.take(one)
-            if rows_here is None:
+                for block in _source_blocks(to.store, spec, source, file, number):
+                    spilled.add(_add_hashes(block, spec))
+        for range_ in spilled.ranges:
+            in_range = spilled.take(range_)
+            if in_range is None:
                 continue
-            order, wins = latest(rows_here, spec, (AGE, FILE, PLACE), by=[PARTITION])
-            best = rows_here.take(order.filter(wins))
-            alive = pa.array((~true(best[DELETE_FLAG])).astype(np.int8))
-            best = best.append_column(_ALIVE, alive)  # of a key that moved, the delete that it left has the same order
+            order, wins = latest(in_range, spec, (AGE, FILE, PLACE), by=[PARTITION])
+            best = in_range.take(order.filter(wins))
+            # When a key moves, the delete that it leaves behind has the same order.
+            best = best.append_column(_ALIVE, pa.array((~true(best[DELETE_FLAG])).astype(np.int8)))
             order, wins = latest(best, spec, (_ALIVE,))
-            twice = best.take(order.filter(pc.invert(wins)))
-            twice = twice.filter(pc.equal(twice[_ALIVE], 1))
-            if twice.num_rows:
-                raise _several(spec, twice)
+            others = best.take(order.filter(pc.invert(wins)))
+            others = others.filter(pc.equal(others[_ALIVE], 1))
+            if others.num_rows:
+                raise _several_partitions(spec, others)
             best = best.take(order.filter(wins))
-            best = best.take(pc.sort_indices(best[_HASH])).select(key_schema(spec).names)
-            footer = to.footer("keys", bucket=one.bucket, bits=one.bits)
-            new_name = partial(TableObjects.new_keys, to.start)
-            with DataFileWriter(to.store, new_name, key_schema(spec), footer, ()) as out:
-                out.write(best)
-            found += out.files
-    return tuple(found)
+            files += _write_index(to, range_, best.take(pc.sort_indices(best[_HASH])))
+    return tuple(files)
 
 
-def _several(spec: TableSpec, rows: Any) -> RefusedError:
+def _write_index(to: Writing, range_: _Range, rows: Rows) -> list[DataFile]:
+    footer = to.footer("keys", bucket=range_.bucket, bits=range_.bits)
+    new_name = partial(TableObjects.new_keys, to.start)
+    with DataFileWriter(to.store, new_name, key_schema(to.spec), footer, ()) as out:
+        out.write(rows)
+    return out.files
+
+
+def _several_partitions(spec: TableSpec, rows: Rows) -> RefusedError:
     first = rows.slice(0, 1).to_pylist()[0]
     key = " ".join(f"{name}={first[name]}" for name in spec.key)
     return RefusedError(
         "key-in-several-partitions",
-        f"{rows.num_rows} keys, at the least, have a row in several partitions, such as {key} in {first[PARTITION]}; with "
-        '`key_scope = "table"` a key has one. Nothing was changed.',
+        f"At least {rows.num_rows} keys have a row in several partitions, for example {key} in {first[PARTITION]}. With "
+        '`key_scope = "table"` a key has one row. Nothing was changed.',
         next='leave one row of each key in these files, or set `key_scope = "partition"`',
     )
 
@@ -221,21 +217,35 @@ def _several(spec: TableSpec, rows: Any) -> RefusedError:
 
 
 @dataclass(frozen=True)
-class _Met:
-    """``won``: the changes of the index; ``late``: rows that lost to another partition; ``moved``: rows that won, with the
-    partition where the key was in `PARTITION` and theirs in `MOVED_TO`."""
+class _Found:
+    """Incoming rows after the look-up.
 
-    won: Any
-    late: Any
-    moved: Any
+    Attributes:
+        changes: what changes in the index.
+        late: rows that lost to another partition.
+        moved: rows that won, with the key's partition before in `PARTITION` and their own in `MOVED_TO`.
+    """
+
+    changes: Rows
+    late: Rows
+    moved: Rows
 
 
-def _meet(best: Any, stored: Any, partitions: Any, spec: TableSpec) -> _Met:
-    """``best`` and ``stored`` have a key once each."""
+@dataclass(frozen=True)
+class _Pairs:
+    """Incoming and stored rows of the same keys: indices of the first, the second themselves, and if their partitions differ."""
+
+    incoming: Column
+    stored: Rows
+    apart: Mask
+
+
+def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _Found:
+    """``best`` and ``stored`` each have a key once. ``partitions`` has the partition of every source."""
     n = stored.num_rows
     both = pa.concat_tables(
         [
-            rows.select(spec.tombstone_schema.names).append_column(AGE, _repeated(age, pa.int8(), rows))
+            rows.select(spec.tombstone_schema.names).append_column(AGE, _repeat(age, pa.int8(), rows))
             for age, rows in enumerate((stored, best))
         ]
     )
@@ -247,124 +257,134 @@ def _meet(best: Any, stored: Any, partitions: Any, spec: TableSpec) -> _Met:
     won = first >= n
     here = partitions.take(best[_SOURCE].combine_chunks())
 
-    def pairs(which: Any, incoming: Any, known: Any) -> tuple[Any, Any, Any]:
-        """Incoming and stored rows that meet, and where they are of two partitions."""
-        mine, theirs = pa.array(incoming[which] - n), stored.take(pa.array(known[which]))
-        return mine, theirs, true(pc.not_equal(here.take(mine), theirs[PARTITION].combine_chunks()))
+    def pairs(incoming: Indices, known: Indices) -> _Pairs:
+        mine, theirs = pa.array(incoming - n), stored.take(pa.array(known))
+        return _Pairs(mine, theirs, true(pc.not_equal(here.take(mine), theirs[PARTITION].combine_chunks())))
 
-    mine, theirs, apart = pairs(won & ~alone, first, second)
-    leaves = pa.array(apart & ~true(theirs[DELETE_FLAG]))
-    moved = best.take(mine.filter(leaves)).drop_columns(DELETE_FLAG)
-    moved = moved.append_column(PARTITION, theirs[PARTITION].filter(leaves))
-    moved = moved.append_column(MOVED_TO, here.take(mine.filter(leaves)))
-    mine, _, apart = pairs(~won & ~alone, second, first)
-    late = best.take(mine.filter(pa.array(apart)))
+    newer = pairs(first[won & ~alone], second[won & ~alone])
+    leaves = pa.array(newer.apart & ~true(newer.stored[DELETE_FLAG]))
+    movers = newer.incoming.filter(leaves)
+    moved = best.take(movers).drop_columns(DELETE_FLAG)
+    moved = moved.append_column(PARTITION, newer.stored[PARTITION].filter(leaves))
+    moved = moved.append_column(MOVED_TO, here.take(movers))
+    older = pairs(second[~won & ~alone], first[~won & ~alone])
+    late = best.take(older.incoming.filter(pa.array(older.apart)))
     winners = pa.array(first[won] - n)
-    rows = best.take(winners).append_column(PARTITION, here.take(winners)).select(key_schema(spec).names)
-    return _Met(rows, late, moved)
+    changes = best.take(winners).append_column(PARTITION, here.take(winners)).select(key_schema(spec).names)
+    return _Found(changes, late, moved)
 
 
-def _stored(
+def _read_index(
     store: ObjectStore,
     spec: TableSpec,
     index: Sequence[DataFile],
     deltas: Sequence[DataFile],
-    one: _Range,
-    hashes: Any,
-) -> Any:
-    """The rows of the index in a range, one a key, by hash; those alone that may have one of these ``hashes``, None: all."""
+    range_: _Range,
+    hashes: Hashes | None,
+) -> Rows:
+    """The rows of the index in a range, one for each key, sorted by hash. With ``hashes``, only rows that have one of these."""
     schema = key_schema(spec)
 
-    def read(files: Iterable[DataFile]) -> Any:
+    def read(files: Iterable[DataFile]) -> Rows:
         tables = [schema.empty_table()]
-        near = (_HASH, _span(one) if hashes is None else pa.array(hashes))
+        near = (_HASH, _span(range_) if hashes is None else pa.array(hashes))
         for file in files:
-            if share(file, one):
+            if share(file, range_):
                 for block in stream_file(store, file, schema, near):
                     own = block[_HASH].to_numpy()
-                    wanted = _is_here(own, one) if hashes is None else _is_among(block, hashes)
+                    wanted = buckets(own, range_.bits) == range_.bucket if hashes is None else _is_among(block, hashes)
                     tables.append(block.filter(pa.array(wanted)))
         return pa.concat_tables(tables)
 
     base, changes = read(index), [read([file]) for file in deltas]
     # A change is later than what it changes, and has won against it.
     newer = pa.concat_tables(
-        [rows.append_column(AGE, _repeated(age, pa.int32(), rows)) for age, rows in enumerate(changes, 1)]
+        [rows.append_column(AGE, _repeat(age, pa.int32(), rows)) for age, rows in enumerate(changes, 1)]
         or [schema.append(pa.field(AGE, pa.int32())).empty_table()]
     )
     if not newer.num_rows:
         return base
     contested = _is_among(base, np.unique(newer[_HASH].to_numpy()))
     older = base.filter(pa.array(contested))
-    both = pa.concat_tables([older.append_column(AGE, _repeated(0, pa.int32(), older)), newer])
+    both = pa.concat_tables([older.append_column(AGE, _repeat(0, pa.int32(), older)), newer])
     order, wins = latest(both, spec, (AGE,))
     rows = pa.concat_tables([base.filter(pa.array(~contested)), both.take(order.filter(wins)).select(schema.names)])
     return rows.take(pc.sort_indices(rows[_HASH]))
 
 
-def _span(one: Bucketed) -> slice:
+def _span(range_: Bucketed) -> slice:
     """The least and the greatest hash of a range."""
-    width = 1 << 64 - one.bits
-    return slice(one.bucket * width, (one.bucket + 1) * width - 1)
+    width = 1 << 64 - range_.bits
+    return slice(range_.bucket * width, (range_.bucket + 1) * width - 1)
 
 
-def _is_here(hashes: Any, one: Bucketed) -> Any:
-    return buckets(hashes, one.bits) == one.bucket
-
-
-def _is_among(rows: Any, hashes: Any) -> Any:
-    """A mask (numpy) of the rows whose hash is one of these, which are sorted."""
+def _is_among(rows: Rows, hashes: Hashes) -> Mask:
+    """The rows whose hash is one of these, which are sorted."""
     own = rows[_HASH].to_numpy()
     if not len(hashes):
         return np.zeros(len(own), bool)
-    return hashes[np.minimum(np.searchsorted(hashes, own), len(hashes) - 1)] == own
+    found: Mask = hashes[np.minimum(np.searchsorted(hashes, own), len(hashes) - 1)] == own
+    return found
 
 
-def _hashed(rows: Any, spec: TableSpec) -> Any:
+def _add_hashes(rows: Rows, spec: TableSpec) -> Rows:
     return rows.append_column(_HASH, pa.array(key_hashes(rows, spec)))
 
 
-def _repeated(value: Any, type_: Any, rows: Any) -> Any:
+def _repeat(value: object, type_: pa.DataType, rows: Rows) -> Column:
     return pa.repeat(pa.scalar(value, type_), rows.num_rows)
 
 
 # ---------------------------------------------------------------- what a batch becomes
 
 
-def _without_late(
-    to: Writing,
-    touched: dict[str, Touched],
-    files: Sequence[tuple[str, DataFile]],
-    late: dict[int, list[Any]],
-    lost: dict[str, Digest],
-) -> tuple[dict[str, Touched], set[str]]:
-    """What is touched with these positions of its files superseded, and the object that was written for it, if one was."""
-    nothing = np.empty(0, np.int64)
-    positions = [np.concatenate([nothing, *late.get(number, [])]) for number in range(len(files))]
-    written: set[str] = set()
+class _Losers:
+    """Rows of a batch that are superseded.
 
-    def new_name() -> str:
-        written.add(name := TableObjects.new_late(to.start))
-        return name
+    Attributes:
+        files: the batch's files, each with its partition; `_SOURCE` is a place in this list.
+        digests: of the rows, by partition.
+    """
 
-    left = {(f.name, f.at): f for f in with_deleted(to.store, [f for _, f in files], positions, new_name)}
+    def __init__(self, spec: TableSpec, files: Sequence[tuple[str, DataFile]]) -> None:
+        self.files = files
+        self.digests: defaultdict[str, Digest] = defaultdict(lambda: Digest(spec))
+        self._positions: defaultdict[int, list[Indices]] = defaultdict(list)
+
+    def add(self, rows: Rows) -> None:
+        for number in pc.unique(rows[_SOURCE]).to_pylist():
+            of_file = rows.filter(pc.equal(rows[_SOURCE], number))
+            self._positions[number].append(of_file[POSITION].to_numpy())
+            self.digests[self.files[number][0]].add(of_file)
+
+    def positions(self) -> list[Indices]:
+        """For each file the positions of its rows."""
+        nothing = np.empty(0, np.int64)
+        return [np.concatenate([nothing, *self._positions.get(number, [])]) for number in range(len(self.files))]
+
+
+def _drop_losers(to: Writing, touched: dict[str, Touched], losers: _Losers) -> tuple[dict[str, Touched], set[str]]:
+    """``touched`` with these rows superseded, and the objects that were written for it."""
+    files = [file for _, file in losers.files]
+    live = with_deleted(to.store, files, losers.positions(), partial(TableObjects.new_late, to.start))
+    by_name = {(f.name, f.at): f for f in live}
     result = dict(touched)
-    for partition, digest in lost.items():
+    for partition, digest in losers.digests.items():
         before = touched[partition]
         result[partition] = msgspec.structs.replace(
             before,
-            files=tuple(left[f.name, f.at] for f in before.files if (f.name, f.at) in left),
+            files=tuple(by_name[f.name, f.at] for f in before.files if (f.name, f.at) in by_name),
             superseded=before.superseded + digest.rows,
             superseded_digest=added((before.superseded_digest, str(digest))),
         )
-    return result, written
+    return result, {name for f in live for name in f.objects} - {name for f in files for name in f.objects}
 
 
-def _with_moved(to: Writing, touched: dict[str, Touched], rows: Any) -> dict[str, Touched]:
-    """What is touched with a delete in the partition that a key leaves, of the rank of the record that takes it away."""
+def _add_moved(to: Writing, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
+    """``touched`` with a delete in every partition that a key leaves. It has the rank of the record that moved the key."""
     spec, result = to.spec, dict(touched)
     schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string()))
-    rows = rows.append_column(DELETE_FLAG, _repeated(True, pa.bool_(), rows))
+    rows = rows.append_column(DELETE_FLAG, _repeat(True, pa.bool_(), rows))
     with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
         for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
             leaving = aligned(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
@@ -384,14 +404,14 @@ def _with_moved(to: Writing, touched: dict[str, Touched], rows: Any) -> dict[str
     return result
 
 
-def _arrived_schema(spec: TableSpec) -> Any:
-    """What is read of appended rows."""
+def _arrived_schema(spec: TableSpec) -> pa.Schema:
+    """Columns that are read of appended rows."""
     ranks = [spec.ranked_schema.field(name) for name in (FILE, PLACE, DELETE_FLAG)]
     return pa.schema([*spec.tombstone_schema, *ranks, pa.field(POSITION, pa.int64())])
 
 
-def _found_schema(spec: TableSpec) -> Any:
-    """What the index is made anew of."""
+def _source_schema(spec: TableSpec) -> pa.Schema:
+    """Columns that the index is rebuilt from."""
     ranks = [
         (FILE, pa.int32()),
         (PLACE, pa.int64()),
@@ -402,9 +422,10 @@ def _found_schema(spec: TableSpec) -> Any:
     return pa.schema([*spec.tombstone_schema, *(pa.field(*rank) for rank in ranks)])
 
 
-def _blocks(store: ObjectStore, spec: TableSpec, source: Source, file: DataFile, number: int) -> Iterator[Any]:
-    """The rows of a file with what ranks them and where they are; those that bring no rank are ranked by file and place."""
+def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source, file: DataFile, number: int) -> Iterator[Rows]:
+    """The rows of a file with rank and partition. Rows without rank columns rank by the file's number and their position."""
     given = {FILE: number, DELETE_FLAG: isinstance(file, TombstoneFile), AGE: source.age, PARTITION: source.partition}
+    result = _source_schema(spec)
     schema = _arrived_schema(spec)
     if not source.age:
         schema = pa.schema([*spec.tombstone_schema, pa.field(POSITION, pa.int64())])
@@ -415,12 +436,12 @@ def _blocks(store: ObjectStore, spec: TableSpec, source: Source, file: DataFile,
             block = block.append_column(PLACE, block[POSITION])
         for name, value in given.items():
             if name not in block.schema.names:
-                block = block.append_column(name, _repeated(value, _found_schema(spec).field(name).type, block))
-        yield pa.table([block[name] for name in _found_schema(spec).names], schema=_found_schema(spec))
+                block = block.append_column(name, _repeat(value, result.field(name).type, block))
+        yield pa.table([block[name] for name in result.names], schema=result)
 
 
 class _Packs:
-    """The store of files that are read pack by pack: a pack that is not large is read once, and kept until the next one."""
+    """A store for files that are read pack by pack. A pack up to `PACK_BYTES` is read once, and kept until the next one."""
 
     def __init__(self, store: ObjectStore, files: Iterable[DataFile]) -> None:
         self._store = store
@@ -429,7 +450,7 @@ class _Packs:
             self._sizes[file.name] = max(self._sizes[file.name], (file.at or 0) + file.bytes)
         self._held = ("", b"")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # any other method of the store
         return getattr(self._store, name)
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
@@ -442,27 +463,29 @@ class _Packs:
 
 
 class _Ranges:
-    """Rows by ranges of their hashes: in memory where there is one range, else in temporary Arrow files."""
+    """Rows by ranges of their hashes: in memory if there is one range, otherwise in temporary Arrow files."""
 
     def __init__(self, rows: int) -> None:
         bits = min(MOST_BITS, (rows // RANGE_ROWS).bit_length())
         self.ranges = [_Range(bucket, bits) for bucket in range(1 << bits)]
         self._bits = bits
-        self._tables: list[Any] = []
+        self._tables: list[Rows] = []
         self._held = 0
-        self._writers: dict[int, Any] = {}
+        self._writers: dict[int, pa.RecordBatchStreamWriter] = {}
 
     def __enter__(self) -> "_Ranges":
         self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-") if self._bits else None
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for writer in self._writers.values():
             writer.close()
         if self._folder is not None:
             self._folder.cleanup()
 
-    def add(self, rows: Any) -> None:
+    def add(self, rows: Rows) -> None:
         self._tables.append(rows)
         self._held += rows.num_rows
         if self._bits and self._held >= HELD_ROWS:
@@ -484,17 +507,17 @@ class _Ranges:
                 )
             self._writers[number].write_table(rows.slice(begin, end - begin))
 
-    def take(self, one: _Range) -> Any:
-        """The rows of a range, once; None where there are none."""
+    def take(self, range_: _Range) -> Rows | None:
+        """Hand out the rows of a range, once. None if there are none."""
         if not self._bits:
             tables, self._tables = self._tables, []
             return pa.concat_tables(tables) if tables else None
         self._spill()
-        writer = self._writers.pop(one.bucket, None)
+        writer = self._writers.pop(range_.bucket, None)
         if writer is None:
             return None
         writer.close()
-        with pa.OSFile(self._path(one.bucket)) as source, pa.ipc.open_stream(source) as reader:
+        with pa.OSFile(self._path(range_.bucket)) as source, pa.ipc.open_stream(source) as reader:
             return reader.read_all()
 
     def _path(self, number: int) -> str:

@@ -1,11 +1,17 @@
-"""What phase two asks of an engine, and what it gets back. Engines agree row by row; see `arrow` and `spark`."""
+"""Phase two's row work: what an engine gets, returns and writes. Engines `arrow` and `spark_window` agree row by row.
+
+Reads     stored, tombstone and appended files of one bucket
+Writes    base, delta, tombstone, history and quarantine files, under names of their own. Commits nothing
+Repeat    safe: files that no manifest names count for nothing
+"""
 
 import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from types import TracebackType
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -14,6 +20,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.landing.formats.blocks import ArrowBlock
+from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.changes import Tally, of_keys
 from lakeupsert.rows.convert import true
 from lakeupsert.rows.datafiles import DataFileWriter, Footer, stream_file, to_bytes
@@ -29,33 +36,36 @@ from lakeupsert.table.spec import BATCH, DELETE_FLAG, FILE, PLACE, TableSpec
 AGE = "_lakeupsert_age"
 """Integer column of rows in a merge: 0 for a stored row, then 1, 2, … for the batches in ledger order."""
 INLINE_BYTES = 4 << 10
-"""Tombstones of a partition up to so many Arrow bytes lie in its manifest. More: manifests, which every publish reads,
-grow. Less: a file more to write in each merge of the partition, and to read in the next."""
+"""Tombstones of a partition stay in its manifest up to this many Arrow bytes. More: manifests grow, and every publish reads
+them. Less: each merge of the partition writes one more file, and the next merge reads it."""
 
 
 @dataclass(frozen=True)
 class MergeTask:
     """One bucket of one partition, to be merged with the appended files of some batches.
 
-    Of files whose keys are in a larger bucket, such as that which is split, only the rows count that are in this one.
+    A file may belong to a larger bucket, for example the one that is split. Only its rows in this bucket count.
 
     Attributes:
-        base, deltas, tombstones: what is stored and written anew: base files in key order, then rows that supersede none of
-            them and are not superseded, one row per key altogether; keys that are deleted.
-        kept: stored files that stay: base files, deltas. Rows that are superseded in them are marked by deletion vectors,
-            and winners go to a new delta (strategy delta). Where there are none, all is written into a new base (rewrite).
-        batches: per batch, in ledger order, its appended files; a key may be in several of them, and their rank columns decide.
+        base: base files in key order, to be rewritten.
+        deltas: files to be rewritten whose rows supersede nothing in ``base`` and are not superseded. Together with ``base``
+            they have one row per key.
+        tombstones: deleted keys, to be rewritten.
+        kept: stored files that stay, bases or deltas (strategy delta). Deletion vectors mark superseded rows in them, and winners
+            go to a new delta. If empty, everything is written to a new base (strategy rewrite).
+        batches: for each batch, in ledger order, its appended files. A key may be in several of them; their rank columns decide.
         up_to: the batch that `merged` will be.
-        start: how many versions the partition's chain has; it is in the new files' names.
-        settled: what is stored has a key once, in key order. Otherwise it is adopted, and settled like rows that come in;
-            between equal ordering values the later file wins, and in it the later row.
-        floors: the greatest orders that the bucket forgot tombstones of (see `rows.floor`).
-        forgets: which tombstones it forgets now; None: none.
-        history, folded: files of superseded versions that stay, and those that are written anew with the versions to come.
+        start: how many versions the partition's chain has; the names of new files contain it.
+        settled: the stored files have each key once, in key order. If False they were adopted, and are settled like incoming
+            rows; between equal ordering values the later file wins, and within a file the later row.
+        floors: the greatest orders among tombstones that the bucket has forgotten (see `rows.floor`).
+        forgets: which tombstones to forget now; None: none.
+        sources: for each batch its id and the files that its rows came from, to quarantine rows below a floor. If empty, no row
+            is refused.
+        full: ages and greatest orders of the batches that are full extracts. A key that an extract lacks loses its earlier rows
+            up to that order. Such a task has nothing in ``kept``.
+        history, folded: files of superseded versions that stay, and those that are rewritten together with the new versions.
         numbers: of tables with a history, the ledger numbers of what is stored and of each batch.
-        full: ages and greatest orders of the batches that are full extracts: of keys that one lacks, what was there before
-            dies up to that order. They have nothing that is kept.
-        sources: of each batch its id and what its rows came from, for those that are below a floor; empty: none is refused.
     """
 
     partition: str
@@ -79,7 +89,7 @@ class MergeTask:
 
     @property
     def refuses(self) -> bool:
-        """Whether rows below a floor are refused, whose key nothing is stored of."""
+        """Whether a row below a floor is refused if the table stores nothing under its key."""
         return bool(self.floors and self.sources)
 
     @property
@@ -88,7 +98,7 @@ class MergeTask:
 
     @property
     def stored(self) -> tuple[DataFile, ...]:
-        """All files of rows that live."""
+        """All files of live rows."""
         return (*self.kept, *self.base, *self.deltas)
 
     @property
@@ -98,22 +108,25 @@ class MergeTask:
 
     @property
     def bytes(self) -> int:
-        """Compressed bytes that the merge reads, at most: of what is kept it reads keys and ordering columns alone."""
+        """Compressed bytes that the merge reads, at most: of files in ``kept`` it reads key and ordering columns alone."""
         return sum(f.bytes for f in (*self.read, *self.folded))
 
 
 @dataclass(frozen=True)
 class MergeOutput:
-    """What replaces the bucket: files in key order; how many rows lost to a greater one, and their digest.
+    """What replaces the bucket.
 
     Attributes:
-        written: new files of rows that live, a base or a delta as the task's strategy says.
-        kept: those of the task that still have such rows, with their deletion vectors of now.
-        adopted: the digest of all rows that were stored, where they had to be settled.
-        dropped, refused: how many tombstones were forgotten, and rows refused, which lie in the objects ``quarantine``.
+        written: new files of live rows in key order: a base or a delta, by the task's strategy.
+        tombstones: deleted keys.
+        superseded, superseded_digest: rows that lost to a greater one.
+        adopted: digest of all stored rows, if they had to be settled.
+        kept: files of the task's ``kept`` that still have live rows, with their new deletion vectors.
+        dropped, dropped_digest: tombstones that were forgotten.
+        refused, refused_digest: rows that were refused, and are in the objects ``quarantine``.
         floor: see `rows.floor.greatest`.
-        changes: what became of the keys of the task's batches.
-        history: all of the bucket's.
+        changes: what became of the keys in the task's batches.
+        history: all history files of the bucket.
     """
 
     written: tuple[DataFile, ...]
@@ -133,35 +146,40 @@ class MergeOutput:
 
     @property
     def objects(self) -> set[str]:
-        """What it needs in the store."""
+        """Objects in the store that the output names."""
         files = (*self.kept, *self.written, *self.tombstones, *self.history)
         return {*self.quarantine, *(name for file in files for name in file.objects)}
 
 
 class Engine(Protocol):
-    """Leaves the row of greatest rank of every key (G1); a stored row loses a tie, a winning delete becomes a tombstone."""
+    """Keeps the row of greatest rank of every key (G1). A stored row loses a tie; a winning delete becomes a tombstone.
+
+    Attributes:
+        partitions_per_call: how many partitions a worker passes to one call. Small if a call costs nothing, so that workers
+            finish together.
+        memory_limit: bytes that a merge may take; None if there is no limit or the engine spills.
+        shares_units: whether several workers share a partition that is too big for one. False if a call already spreads
+            over machines.
+    """
 
     name: str
     partitions_per_call: int
-    """How many partitions a worker brings to one call: few where a call costs nothing, so that workers end together."""
     memory_limit: int | None
-    """Bytes that a merge may take; None: as many as it likes, or it spills."""
     shares_units: bool
-    """Whether workers share what is too big for one; False: a call spreads over machines by itself."""
 
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
-        """About how many bytes of memory the merge takes at its peak."""
+        """Estimate of the bytes of memory that the merge takes at its peak."""
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
     ) -> list[MergeOutput]:
-        """One output a task, in their order. Writes files; commits nothing."""
+        """One output for each task, in their order. Writes files; commits nothing."""
 
 
 class MergeWriter:
-    """Where an engine puts winners, in key order: live rows into base or delta files, deletes into tombstone files.
+    """Writes an engine's winners in key order: live rows to base or delta files, deletes to tombstone files.
 
-    ``tally`` counted them, but for those that are refused here.
+    Winners that are refused here are taken out of ``tally``, which has counted them.
     """
 
     def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, tally: Tally) -> None:
@@ -182,7 +200,7 @@ class MergeWriter:
         if floors := [*task.floors, *(order for _, order in task.full)]:
             self._floor = greatest(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
-        self._few: list[Any] | None = []  # None: they were too many
+        self._inline: list[Rows] | None = []  # None: too many tombstones to be inline
         new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")
         self.live = DataFileWriter(
             store,
@@ -219,14 +237,17 @@ class MergeWriter:
                 self._history.write(block)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
-    def write(self, rows: Any, winners: Any, known: Any = None) -> None:
-        """Those of ``rows`` whose indices are ``winners``, in that order.
+    def write(self, rows: Rows, winners: Column, known: Mask | None = None) -> None:
+        """Write the rows at the indices ``winners``, in that order.
 
-        ``rows`` has the stored columns and `DELETE_FLAG`; where the task forgets, `DELETED_AT`; where it refuses, `AGE`, `FILE`
-        and `PLACE`, and ``known`` (numpy, a boolean for each winner) tells of whose keys something is stored.
+        ``rows`` has the stored columns and `DELETE_FLAG`, and `DELETED_AT` if the task forgets tombstones. If the task refuses
+        rows, it has `AGE`, `FILE` and `PLACE` too, and ``known`` says for each winner whether the table stores something under
+        its key.
         """
         if known is not None and (late := self._late(rows, winners, known)).any():
             self._refuse(rows.take(winners.filter(pa.array(late))))
@@ -235,59 +256,61 @@ class MergeWriter:
         self._bury(rows.select(self._tombstones.schema.names).take(winners.filter(deleted)))
         self.live.write(rows.select(self.live.schema.names).take(winners.filter(pc.invert(deleted))))
 
-    def keep_past(self, rows: Any, order: Any, wins: Any, known: Any = None) -> None:
-        """Put what is superseded into the history: of all rows of some keys, as `rank.latest` puts them into order.
+    def keep_past(self, rows: Rows, order: Column, wins: Column, known: Mask | None = None) -> None:
+        """Write superseded versions to the history, given all rows of some keys in the order of `rank.latest`.
 
-        Of rows with one ordering value the greatest alone was ever a version. A delete that wins goes there, too, where it ends
-        one; so who reads the history needs no tombstones. ``known`` is as in `write`: of a key that is refused there is nothing.
+        Among rows with one ordering value only the greatest was ever a version. A winning delete that ends a version is written
+        too, so readers of the history need no tombstones. ``known`` is as in `write`; a refused key has no history.
         """
         if not rows.num_rows:
             return
         wins, deleted = true(wins), true(rows[DELETE_FLAG].take(order))
         of_key = np.cumsum(wins) - 1
         ends = of_keys(wins, ~wins & ~deleted)[of_key]
-        if self._task.floors or self._task.forgets:  # a key of which nothing is known any more may have versions
+        if self._task.floors or self._task.forgets:  # a forgotten key may have versions
             ends |= rows[AGE].take(order).to_numpy() > 0
         goes = versions(rows, self._spec, order, wins) & (~wins | (deleted & ends))
         if known is not None:
             goes &= ~self._late(rows, order.filter(pa.array(wins)), known)[of_key]
         self._put_past(rows.take(order.filter(pa.array(goes))))
 
-    def keep_lacking(self, rows: Any, killed_by: Any) -> None:
-        """Put what full extracts delete into the history: of all rows of some keys, ``killed_by`` as `floor.lacking` tells.
+    def keep_lacking(self, rows: Rows, killed_by: Indices) -> None:
+        """Write what full extracts delete to the history, given all rows of some keys; ``killed_by`` as of `floor.lacking`.
 
-        The one that lived, or was known to be deleted, ends at the extract's greatest order; others had been superseded before.
+        The live version, or the known delete, ends at the extract's greatest order. Other rows had been superseded before.
         """
         ages = rows[AGE].to_numpy()
         for number, (age, floor) in enumerate(self._task.full):
-            there = (ages < age) & ((killed_by < 0) | (killed_by >= number))
-            came = rows.filter(pa.array(there))
-            order, wins = latest(came, self._spec, (AGE, FILE, PLACE))
-            dead, wins = (killed_by[there] == number)[order.to_numpy()], true(wins)
-            void = forgotten(came, self._task.forgets, age) if self._task.forgets else np.zeros(came.num_rows, bool)
-            self._put_past(came.take(order.filter(pa.array(dead & versions(came, self._spec, order, wins)))))
-            ended = came.take(order.filter(pa.array(dead & wins & ~void[order.to_numpy()])))
+            present = (ages < age) & ((killed_by < 0) | (killed_by >= number))
+            earlier = rows.filter(pa.array(present))
+            order, wins = latest(earlier, self._spec, (AGE, FILE, PLACE))
+            dead, wins = (killed_by[present] == number)[order.to_numpy()], true(wins)
+            void = (
+                forgotten(earlier, self._task.forgets, age) if self._task.forgets else np.zeros(earlier.num_rows, bool)
+            )
+            self._put_past(earlier.take(order.filter(pa.array(dead & versions(earlier, self._spec, order, wins)))))
+            ends = earlier.take(order.filter(pa.array(dead & wins & ~void[order.to_numpy()])))
             for name, value in {AGE: age, DELETE_FLAG: True, **scalars(floor, self._spec)}.items():
-                at = ended.schema.get_field_index(name)
-                column = pa.repeat(pa.scalar(value, ended.schema.field(at).type), ended.num_rows)
-                ended = ended.set_column(at, ended.schema.field(at), column)
-            self._put_past(ended)
+                at = ends.schema.get_field_index(name)
+                column = pa.repeat(pa.scalar(value, ends.schema.field(at).type), ends.num_rows)
+                ends = ends.set_column(at, ends.schema.field(at), column)
+            self._put_past(ends)
 
-    def _put_past(self, rows: Any) -> None:
+    def _put_past(self, rows: Rows) -> None:
         numbers = pa.array(self._task.numbers, pa.int64())
         self._history.write(rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks())))
 
-    def _late(self, rows: Any, winners: Any, known: Any) -> Any:
-        """Which winners (numpy) are refused. Deletes are, too: the key would be known by one that is below what was forgotten."""
+    def _late(self, rows: Rows, winners: Column, known: Mask) -> Mask:
+        """Which winners are refused. A delete is refused too: its tombstone would make a key known again below the floor."""
         if known.all():
             return ~known
-        # What a full extract has is there, however old it is.
+        # A full extract's own rows are never refused: they exist at the source, however old they are.
         extracts = pa.array([age for age, _ in self._task.full], pa.int32())
-        late = ~known & ~true(pc.is_in(rows[AGE].take(winners), extracts))
+        late: Mask = ~known & ~true(pc.is_in(rows[AGE].take(winners), extracts))
         late[late] = below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
         return late
 
-    def _refuse(self, rows: Any) -> None:
+    def _refuse(self, rows: Rows) -> None:
         self._refused.add(rows)
         self._tally.refused(true(rows[DELETE_FLAG]))
         columns = {name: rows[name].combine_chunks() for name in self._spec.stored_schema.names}
@@ -310,10 +333,10 @@ class MergeWriter:
         }
         self._quarantine.write(pa.table(refused, schema=QUARANTINE_SCHEMA))
 
-    def _bury(self, tombstones: Any) -> None:
+    def _bury(self, tombstones: Rows) -> None:
         forgets = self._task.forgets
         if forgets is not None and tombstones.num_rows:
-            deleted_at = pc.fill_null(tombstones[DELETED_AT.name], forgets.dropped_before)  # not known: not old
+            deleted_at = pc.fill_null(tombstones[DELETED_AT.name], forgets.dropped_before)  # unknown: not old
             is_old = pc.less(deleted_at, forgets.dropped_before)
             old, tombstones = tombstones.filter(is_old), tombstones.filter(pc.invert(is_old))
             if old.num_rows:
@@ -322,11 +345,11 @@ class MergeWriter:
             if tombstones.num_rows:
                 least = pc.min(pc.fill_null(tombstones[DELETED_AT.name], 0)).as_py()
                 self._since = least if self._since is None else min(self._since, least)
-        if self._few is not None:
-            self._few.append(tombstones)
-            if sum(t.nbytes for t in self._few) <= INLINE_BYTES:
+        if self._inline is not None:
+            self._inline.append(tombstones)
+            if sum(t.nbytes for t in self._inline) <= INLINE_BYTES:
                 return
-            tombstones, self._few = pa.concat_tables(self._few), None
+            tombstones, self._inline = pa.concat_tables(self._inline), None
         self._tombstones.write(tombstones)
 
     def output(
@@ -334,18 +357,24 @@ class MergeWriter:
         superseded: int,
         superseded_digest: str = NO_ROWS,
         adopted: str | None = None,
-        positions: Sequence[Any] = (),
+        positions: Sequence[Indices] = (),
     ) -> MergeOutput:
-        """After the block: what was written; ``positions`` are those of rows that lost in each file that is kept."""
+        """After the block: what was written. ``positions`` has, for each file in ``kept``, those of the rows that lost."""
         files = [TombstoneFile(**msgspec.structs.asdict(f), since=self._since) for f in self._tombstones.files]
-        few = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._few or [])])
-        if few.num_rows:
-            inline = to_bytes(few.combine_chunks())
-            task = self._task
-            few_file = TombstoneFile(
-                name="", rows=few.num_rows, bytes=len(inline), inline=inline, bucket=task.bucket, bits=task.bits
+        rows = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._inline or [])])
+        if rows.num_rows:
+            inline, task = to_bytes(rows.combine_chunks()), self._task
+            files.append(
+                TombstoneFile(
+                    name="",
+                    rows=rows.num_rows,
+                    bytes=len(inline),
+                    inline=inline,
+                    bucket=task.bucket,
+                    bits=task.bits,
+                    since=self._since,
+                )
             )
-            files.append(msgspec.structs.replace(few_file, since=self._since))
         new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
         kept = with_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
         return MergeOutput(

@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from lakeupsert import clock
-from lakeupsert.engine.batch import AppendJob, Refused, Report, touched_by
+from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.replay import new_columns_of, replay_rows
+from lakeupsert.engine.reports import Refused, Report, touched_by
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, examples_of, plan_spec, unfit_files

@@ -16,8 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Report, touched_by
+from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.replay import replay_rows
+from lakeupsert.engine.reports import FileFailed, FileRead, Report, touched_by
 from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import content_hash, format_of

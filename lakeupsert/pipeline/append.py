@@ -26,18 +26,10 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.config import Reading, followed, toml_aliases, toml_key
-from lakeupsert.engine.batch import (
-    AppendJob,
-    FileFailed,
-    FileRead,
-    Host,
-    Refused,
-    Report,
-    Written,
-    in_several_partitions,
-    quarantine_files,
-    touched_by,
-)
+from lakeupsert.engine.batch import AppendJob, quarantine_files
+from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
+from lakeupsert.engine.settle import in_several_partitions
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import Survey, content_hash, format_of, line_of

@@ -1,16 +1,15 @@
-"""Reading a view with Arrow; Polars and DuckDB take the reader as it is."""
+"""Read a view with Arrow. Polars and DuckDB take the reader as it is."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from lakeupsert.read.view import View, ViewFile, partition_expression
-from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
 from lakeupsert.rows.datafiles import opened
 from lakeupsert.rows.rank import rows_up_to, sorted_by
 from lakeupsert.rows.vectors import deleted_positions, without
@@ -19,23 +18,28 @@ from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normal
 
 READAHEAD = 2
-"""Batches decoded ahead of the consumer; more hides latency and holds more memory."""
+"""Batches decoded ahead of the consumer. More hides latency, but takes memory."""
 
 
-def reader_schema(spec: TableSpec) -> Any:
-    """``pyarrow.Schema`` of a table's readers: the columns of the spec, and nothing of ours such as field ids."""
+def reader_schema(spec: TableSpec) -> pa.Schema:
+    """The schema that readers see: the columns of the spec, without field ids and other metadata of ours."""
     return pa.schema([(field.name, normal(field.type)) for field in spec.schema])
 
 
-def to_arrow(view: View, where: str | None = None, partition: str | None = None) -> Any:
-    """``pyarrow.RecordBatchReader`` over the view's rows: columns of the spec, ordered by partition and key.
+def to_arrow(view: View, where: str | None = None, partition: str | None = None) -> pa.RecordBatchReader:
+    """Read the view's rows: the columns of the spec, ordered by partition and key.
 
-    Files are opened while the reader is consumed, one after the other, and those of several buckets and deltas of a
-    partition together; a missing column of an old file is null, a narrower one widened. Memory: a row group and a few
-    batches of each. With ``partition``, that one's rows alone.
+    Files are opened one after the other while the reader is consumed; those of several buckets and deltas of one partition
+    are open together. If an old file lacks a column, its values are null; a narrower column is widened. Memory: a row group
+    and a few batches of each open file.
 
-    Raises ConfigurationError for a filter that can't be used; DamagedTableError, while it is consumed, where a file is
-    missing or not readable; StoreUnavailableError where the disk or mount failed.
+    Args:
+        partition: read only the rows of this partition.
+
+    Raises:
+        ConfigurationError: the filter can't be used.
+        DamagedTableError: while reading, a file is missing or can't be read.
+        StoreUnavailableError: while reading, the disk or mount failed.
     """
     scan = scans(view.spec, where)
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
@@ -45,31 +49,34 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
 
 @dataclass(frozen=True)
 class Scan:
-    """How the files that have as many renames behind them are read, whose names ``schema`` and the filters have.
+    """How to read the files that were written after the same number of renames. All names are those in the files.
 
     Attributes:
-        pushed, rest: the filter, what statistics may decide of it and what they may not; None for none.
-        names: what readers call the columns, where that differs.
+        pushed, rest: the parts of the filter that statistics may decide and that they may not; None if there is no such part.
+        names: the current names of the columns, if they differ.
     """
 
-    schema: Any
-    pushed: Any
-    rest: Any
+    schema: pa.Schema
+    pushed: Expression | None
+    rest: Expression | None
     names: list[str] | None
 
 
 def scans(
-    spec: TableSpec, where: str | None, filterable: Any = None, only: Collection[str] | None = None
+    spec: TableSpec, where: str | None, filterable: pa.Schema | None = None, only: Collection[str] | None = None
 ) -> Callable[[int], Scan]:
-    """How files are read, by how many renames they have behind them.
+    """How to read files, as a function of the number of renames before they were written.
 
-    ``filterable`` (``pyarrow.Schema``) has the columns that the filter may name, where these are not the table's; with ``only``
-    those of its conditions alone hold that are about such columns.
+    Args:
+        filterable: the columns that the filter may name; default: the table's.
+        only: apply only the conditions that name no other columns than these.
     """
     return cache(partial(_scan, spec, where, filterable, only))
 
 
-def _scan(spec: TableSpec, where: str | None, filterable: Any, only: Collection[str] | None, renames: int) -> Scan:
+def _scan(
+    spec: TableSpec, where: str | None, filterable: pa.Schema | None, only: Collection[str] | None, renames: int
+) -> Scan:
     schema, names = reader_schema(spec), spec.names_in(renames)
     conjuncts = parse_where(where, schema if filterable is None else filterable, ArrowTerms(names))
     if only is not None:
@@ -79,12 +86,12 @@ def _scan(spec: TableSpec, where: str | None, filterable: Any, only: Collection[
     return Scan(in_file, pushed, rest, schema.names if names else None)
 
 
-def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) -> Iterator[Any]:
-    """The rows of these files that live and that the filter takes, in record batches, ordered by partition and key."""
+def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) -> Iterator[pa.RecordBatch]:
+    """The live rows of these files that pass the filter, ordered by partition and key."""
     for _, of_partition in itertools.groupby(files, lambda file: file.partition):
         # The files of a bucket are in key order, one after the other.
-        base: dict[tuple[int, int], list[Iterator[Any]]] = {}
-        deltas: list[Iterator[Any]] = []
+        base: dict[tuple[int, int], list[Iterator[pa.RecordBatch]]] = {}
+        deltas: list[Iterator[pa.RecordBatch]] = []
         for file in of_partition:
             rows = _rows(view, file, scan(file.file.renames))
             is_delta = file.name.startswith(f"{DATA}/")
@@ -93,17 +100,17 @@ def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) 
         yield from in_key_order([*of_buckets, *deltas], view.spec.stored_key)
 
 
-def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[Any]:
-    """The rows of one file that live and that the filter takes, in record batches."""
+def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
+    """The live rows of one file that pass the filter."""
     store = view.objects.store
     deleted = deleted_positions(store, file.file)
     with opened(store, file.name, partition=file.partition) as source:
         expression = partition_expression(partition_scalars(view.spec, file.partition))
         whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=expression)
         begins = [0, *itertools.accumulate(group.num_rows for group in whole.row_groups)] if len(deleted) else []
-        # By row group: the scanner keeps what it has read of a fragment until it is through with it.
+        # By row group: a scanner keeps everything that it has read of a fragment until the fragment ends.
         for group in whole.split_by_row_group(scan.pushed, scan.schema):
-            # With positions to leave out, the filter comes after them: what a scanner has filtered has none any more.
+            # Deletion vectors apply before the filter, since rows that a scanner has filtered have no position any more.
             in_scan, after = (None, (scan.pushed, scan.rest)) if len(deleted) else (scan.pushed, (scan.rest,))
             at = begins[group.row_groups[0].id] if len(deleted) else 0
             scanner = group.scanner(schema=scan.schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
@@ -115,8 +122,8 @@ def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[Any]:
                 yield rows.rename_columns(scan.names) if scan.names else rows
 
 
-def in_key_order(streams: Sequence[Iterator[Any]], key: Sequence[str]) -> Iterator[Any]:
-    """Record batches of several streams, each of them in key order, as one that is so; a key is in one stream alone."""
+def in_key_order(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Merge streams that are in key order into one that is. Every key is in one stream only."""
     heads = [(head, stream) for stream in streams if (head := _next(stream)) is not None]
     while len(heads) > 1:
         ends = pa.concat_tables([pa.table(head.select(key).slice(head.num_rows - 1)) for head, _ in heads])
@@ -125,12 +132,12 @@ def in_key_order(streams: Sequence[Iterator[Any]], key: Sequence[str]) -> Iterat
         parts = [(head, stream, rows_up_to(head, key, end)) for head, stream in heads]
         rows = pa.Table.from_batches([head.slice(0, n) for head, _, n in parts])
         yield from rows.take(sorted_by(rows, key)).combine_chunks().to_batches()
-        left = [(head.slice(n) if n < head.num_rows else _next(stream), stream) for head, stream, n in parts]
-        heads = [(head, stream) for head, stream in left if head is not None]
+        rest = [(head.slice(n) if n < head.num_rows else _next(stream), stream) for head, stream, n in parts]
+        heads = [(head, stream) for head, stream in rest if head is not None]
     for head, stream in heads:
         yield head
         yield from stream
 
 
-def _next(stream: Iterator[Any]) -> Any:
+def _next(stream: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
     return next((batch for batch in stream if batch.num_rows), None)

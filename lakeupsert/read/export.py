@@ -1,4 +1,4 @@
-"""Rows of a view to one file, or to a Hive folder, as other programs want them: the table's columns and none of ours."""
+"""Write a view's rows to one file or a Hive folder for other programs: the table's columns, and none of ours."""
 
 import itertools
 import shutil
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -22,18 +21,18 @@ from lakeupsert.rows.convert import convert, plain
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
 
 _SCHEMA = "_common_metadata"
-"""A Hive folder's file without rows, which keeps the schema; Spark looks for it there. It also says: an export made this."""
+"""File without rows in a Hive folder. It keeps the schema, which Spark looks for there, and marks the folder as an export."""
 
 _JSON_ROWS = 10_000
-"""Rows that are Python objects at once; those take many times what Arrow does."""
+"""Rows that are Python objects at a time. They take many times the memory of Arrow rows."""
 
 
 def export(view: View, output: str, *, where: str | None, overwrite: bool, history: bool = False) -> int:
-    """Write the view's rows, or all their versions, ordered by partition and key; returns how many.
+    """Write the view's rows, or with ``history`` all versions, ordered by partition and key. Returns how many.
 
-    A path ending in `/` becomes a Hive folder of Parquet files, others one file by their ending. It appears whole: what is
-    there is replaced only when the new one is finished. Zero rows keep the schema. Text formats: timestamps with a zone
-    name it, binary is base64 in JSON lines and refused in CSV, and JSON lines has decimals, NaN and infinity as text.
+    A path that ends in `/` becomes a Hive folder of Parquet files; otherwise the suffix of the file selects the format. An
+    existing export is replaced only when the new one is complete. Zero rows keep the schema. In text formats, timestamps with a
+    zone include it. JSON lines has binary values as base64, and decimals, NaN and infinity as text. CSV refuses binary values.
     """
     folder, target = output.endswith("/"), Path(output).expanduser().resolve()
     writers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
@@ -45,21 +44,21 @@ def export(view: View, output: str, *, where: str | None, overwrite: bool, histo
         )
     if "://" in output or not target.parent.is_dir():
         raise ConfigurationError(
-            "no-folder", f"{target.parent} is no folder on this machine.", next="create it, or correct --output"
+            "no-folder", f"{target.parent} is not a folder on this machine.", next="create it, or correct --output"
         )
     if target.exists():
-        _check_replaceable(target, folder, overwrite)
+        _check_replaceable(target, folder=folder, overwrite=overwrite)
     read = history_to_arrow if history else to_arrow
-    with _finished(target) as unfinished:
+    with _replace_when_complete(target) as path:
         if folder:
-            return _hive(partial(read, view, where), view, unfinished, where)
-        return writers[target.suffix](read(view, where), unfinished)
+            return _hive(partial(read, view, where), view, path, where)
+        return writers[target.suffix](read(view, where), path)
 
 
-def _check_replaceable(target: Path, folder: bool, overwrite: bool) -> None:
+def _check_replaceable(target: Path, *, folder: bool, overwrite: bool) -> None:
     if not overwrite:
         raise ConfigurationError(
-            "output-exists", f"{target} exists. Nothing was written.", next="add --overwrite, or name another --output"
+            "output-exists", f"{target} exists. Nothing was written.", next="add --overwrite, or use another --output"
         )
     is_export = target.is_file()
     if target.is_dir():
@@ -68,17 +67,17 @@ def _check_replaceable(target: Path, folder: bool, overwrite: bool) -> None:
     if folder != target.is_dir() or not is_export:
         raise ConfigurationError(
             "output-exists",
-            f"{target} is {'a folder with other things than an export' if target.is_dir() else 'no folder'}, and "
+            f"{target} is {'a folder with more than an export in it' if target.is_dir() else 'not a folder'}, and "
             "--overwrite would delete it. Nothing was written.",
-            next="name another --output; one that ends in / is a folder, any other a file",
+            next="use another --output; a path that ends in / is a folder, any other a file",
         )
 
 
-def _parquet(reader: Any, path: Path) -> int:
+def _parquet(reader: pa.RecordBatchReader, path: Path) -> int:
     return _write_parquet(reader, reader.schema, path)
 
 
-def _write_parquet(batches: Iterable[Any], schema: Any, path: Path) -> int:
+def _write_parquet(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: Path) -> int:
     rows, held, held_bytes = 0, [], 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in batches:
@@ -93,12 +92,12 @@ def _write_parquet(batches: Iterable[Any], schema: Any, path: Path) -> int:
     return rows
 
 
-def _csv(reader: Any, path: Path) -> int:
+def _csv(reader: pa.RecordBatchReader, path: Path) -> int:
     t = pa.types
-    no_text = (t.is_nested, t.is_binary, t.is_large_binary, t.is_fixed_size_binary)
+    unfit = (t.is_nested, t.is_binary, t.is_large_binary, t.is_fixed_size_binary)
     for field in reader.schema:
-        if isinstance(field.type, pa.BaseExtensionType) or any(is_one(field.type) for is_one in no_text):
-            raise _unfit_for_csv(f"Column {field.name!r} is {field.type}: CSV has no such thing.")
+        if isinstance(field.type, pa.BaseExtensionType) or any(is_unfit(field.type) for is_unfit in unfit):
+            raise _unfit_for_csv(f"Column {field.name!r} is {field.type}, which CSV can't represent.")
     moments = [field.name for field in reader.schema if t.is_date(field.type) or t.is_timestamp(field.type)]
     rows = 0
     with pyarrow.csv.CSVWriter(path, reader.schema) as writer:
@@ -106,7 +105,9 @@ def _csv(reader: Any, path: Path) -> int:
             for name in moments:
                 _, beyond = convert(batch.column(name), pa.string())
                 if beyond.any():
-                    raise _unfit_for_csv(f"Column {name!r} has a value outside the years 1 to 9999, which has no text.")
+                    raise _unfit_for_csv(
+                        f"Column {name!r} has a value outside the years 1 to 9999, which has no text form."
+                    )
             writer.write_batch(batch)
             rows += batch.num_rows
     return rows
@@ -116,7 +117,7 @@ def _unfit_for_csv(what: str) -> ConfigurationError:
     return ConfigurationError("unfit-for-csv", f"{what} Nothing was written.", next="export to .jsonl or .parquet")
 
 
-def _jsonl(reader: Any, path: Path) -> int:
+def _jsonl(reader: pa.RecordBatchReader, path: Path) -> int:
     encode, rows = msgspec.json.Encoder().encode_lines, 0
     with path.open("wb") as file:
         for batch in reader:
@@ -128,8 +129,8 @@ def _jsonl(reader: Any, path: Path) -> int:
     return rows
 
 
-def _hive(read: Callable[..., Any], view: View, path: Path, where: str | None) -> int:
-    """A folder for each partition, with the partition column in its name and not in the file."""
+def _hive(read: Callable[..., pa.RecordBatchReader], view: View, path: Path, where: str | None) -> int:
+    """Write a folder for each partition. Its name has the partition columns; the file in it does not."""
     rows = 0
     path.mkdir()
     schema = read().schema
@@ -148,13 +149,15 @@ def _hive(read: Callable[..., Any], view: View, path: Path, where: str | None) -
 
 
 @contextmanager
-def _finished(target: Path) -> Iterator[Path]:
-    """A name to write to beside ``target``, which takes its place when the block ends without an error."""
+def _replace_when_complete(target: Path) -> Iterator[Path]:
+    """A path beside ``target`` to write to. It replaces ``target`` if the block ends without an error."""
     unfinished = target.with_name(f".{target.name}.{clock.new_id()}.tmp")
     try:
         yield unfinished
         if target.is_dir():
-            before = unfinished.with_suffix(".old")  # a crash between the two leaves what was there under this name
+            before = unfinished.with_suffix(
+                ".old"
+            )  # a crash before the next rename leaves the old export under this name
             target.rename(before)
             unfinished.rename(target)
             shutil.rmtree(before)

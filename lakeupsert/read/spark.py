@@ -1,17 +1,16 @@
-"""Reading a view with Spark: native Parquet scans, so filters and columns are pushed down into them.
+"""Read a view with Spark's own Parquet scans, into which Spark pushes filters and columns.
 
-Rows that a deletion vector names are left out by an anti-join with blocks of marks, one for each row of a file, which Spark
-broadcasts; no row passes through Python.
-A table on S3 or Azure is read through Hadoop's S3A or ABFS, whose settings for the table's bucket or account come with the scan
-as its options: the session's own stay as they are, and go before them.
+Deletion vectors are applied by an anti-join with blocks that have one bit for each row of a file. Spark broadcasts the blocks; no
+row passes through Python.
+A table on S3 or Azure is read through Hadoop's S3A or ABFS. Settings for its bucket or account are options of the scan; settings
+of the session take precedence, and are not changed.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import PurePosixPath
-from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -22,9 +21,9 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
-from lakeupsert.engine.spark import window_order
+from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, of_keys
+from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
 from lakeupsert.rows.convert import plain
@@ -33,21 +32,21 @@ from lakeupsert.storage import azureaccount
 from lakeupsert.table.spec import BATCH, DELETE_FLAG
 
 BLOCK = 1024
-"""Rows whose marks Spark looks up at once. More: a superseded row that is alone takes more memory. Less: rows side by side
-are looked up in more places, and each place that the processor's cache has not costs more than all else."""
+"""Rows in a block, which Spark looks up at once. More: a lone superseded row takes more memory. Less: adjacent rows are looked up
+in more blocks, and a block that is not in the processor's cache costs more than everything else."""
 DEAD = "_lakeupsert_dead"
-"""In the join with a table's columns, whose names it must not share."""
+"""Column of a DataFrame beside the table's columns; none of these may have its name."""
 BROADCAST_BLOCKS = 3_000_000
-"""Blocks with superseded rows up to which each executor gets all of them. More: executors need that much memory, about 330
-bytes each. Less: Spark sorts and shuffles what it reads to join it."""
-_KEPT: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
-"""Views with temporary files. They live as long as the session: which frames are made of theirs, nobody can tell."""
+"""Up to this many blocks are broadcast to every executor. More: executors need the memory, about 330 bytes a block. Less: Spark
+sorts and shuffles the rows it reads for the join."""
+_VIEWS: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
+"""Views with temporary files, kept for the life of the session: there is no way to know which DataFrames still need them."""
 
 
 def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataFrame:
-    """A DataFrame over the view's files, with the columns of the spec in its order.
+    """A DataFrame of the view's rows, with the columns of the spec in its order.
 
-    Raises ConfigurationError naming the column and type where Spark can't hold one, and for a filter that can't be used.
+    Raises ConfigurationError if Spark has no type for a column, or if the filter can't be used.
     """
     types = {field.name: spark_type(field.type, field.name) for field in view.spec.schema}
     frame = _frame(spark, view, types, view.files(where))
@@ -55,7 +54,7 @@ def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataF
 
 
 def history_to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataFrame:
-    """A DataFrame of all versions, as `history_to_arrow` has them; in no order. Raises as `to_spark` does."""
+    """A DataFrame of all versions, as of `history_to_arrow`, in no particular order. Raises as `to_spark` does."""
     spec, schema = view.spec, history_schema(view.spec)
     types = {field.name: spark_type(field.type, field.name) for field in spec.schema}
     conjuncts = parse_where(where, schema, SparkTerms())
@@ -64,20 +63,20 @@ def history_to_spark(spark: SparkSession, view: View, where: str | None = None) 
     alive = alive.withColumns({DELETE_FLAG: f.lit(False), BATCH: f.lit(LIVES)})
     types |= {DELETE_FLAG: s.BooleanType(), BATCH: s.LongType()}
     past = _frame(spark, view, types, (file for name in partitions for file in view.history(name)))
-    rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= of_keys(spec)])
-    columns = {name: f.col(_quoted(name)) for name in types}
+    rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= shared_columns(spec)])
+    columns = {name: f.col(_quote(name)) for name in types}
     lives = columns[BATCH] == LIVES
     newest_first = [*(window_order(columns[o.column], o) for o in spec.ordering), lives.desc()]
     ties = [*([DELETE_FLAG, *spec.content] if spec.ties == "content" else []), BATCH, DELETE_FLAG]
     key = [columns[name] for name in dict.fromkeys((*spec.partition_by, *spec.key))]
     of_key = Window.partitionBy(key).orderBy(*newest_first, *(columns[name].desc_nulls_last() for name in ties))
     orders = f.struct(*[columns[name].alias(f"o{i}") for i, name in enumerate(spec.order_by)])
-    # Of rows with one ordering value the first alone was ever a version.
+    # Among rows with one ordering value only the first was ever a version.
     is_version = ~f.coalesce(f.lag(orders).over(of_key).eqNullSafe(orders), f.lit(False))
-    # What a full extract has lives, also below a delete that the table has forgotten.
+    # A full extract's row lives, even below a delete that the table has forgotten.
     until = f.when(~lives, f.lag(columns[spec.order_by[0]]).over(of_key))
     found = rows.withColumns({FROM: columns[spec.order_by[0]], UNTIL: until, DEAD: ~is_version | columns[DELETE_FLAG]})
-    return _where(found.where(~f.col(DEAD)).select([_quoted(name) for name in schema.names]), conjuncts)
+    return _where(found.where(~f.col(DEAD)).select([_quote(name) for name in schema.names]), conjuncts)
 
 
 def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:
@@ -85,7 +84,7 @@ def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:
 
 
 def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files: Iterable[ViewFile]) -> DataFrame:
-    """The rows of these files that live, with these columns."""
+    """The live rows of these files, with these columns."""
     together: dict[tuple[str, int], list[ViewFile]] = {}
     for file in files:
         root = _hadoop_path(file.uri).removesuffix(file.name)
@@ -97,12 +96,12 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
     if roots - {home}:
         _keep(spark, view)
     options = {
-        "datetimeRebaseMode": "CORRECTED",  # our files hold the calendar of today, also before 1582
-        "ignoreMissingFiles": "false",  # whatever the session says: no row goes missing in silence
+        "datetimeRebaseMode": "CORRECTED",  # our files use the Gregorian calendar, also before 1582
+        "ignoreMissingFiles": "false",  # whatever the session says: no row may go missing silently
         "ignoreCorruptFiles": "false",
-        "parquet.page.verify-checksum.enabled": "true",  # of pages; what else is in a file, Spark takes as it is
+        "parquet.page.verify-checksum.enabled": "true",  # pages only; Spark verifies nothing else in a file
         "parquet.filter.columnindex.enabled": "false",  # no checksum covers it, and a wrong bit there hides rows
-        # One scan for partition folders of the root and of `_lakeupsert/data`: a union of two makes a row object of each row.
+        # One scan for partition folders below the root and `_lakeupsert/data`: a union of two creates an object for every row.
         "ignoreInvalidPartitionPaths": "true",
     }
     if home in roots:
@@ -112,22 +111,22 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
         names = view.spec.names_in(renames)
         schema = s.StructType([s.StructField(names.get(name, name), type_) for name, type_ in types.items()])
         found = _scan(spark, view, spark.read.schema(schema).options(**options, basePath=root), files)
-        # In the spec's order, as a union needs it, partition columns inside.
-        columns = {name: f.col(_quoted(names.get(name, name))) for name in types}
+        # In the spec's order, including partition columns, as a union needs it.
+        columns = {name: f.col(_quote(names.get(name, name))) for name in types}
         return found.select(*[column.alias(name) if name in names else column for name, column in columns.items()])
 
-    # More than one root only where `latest` has files on this machine; and files whose columns have other names.
-    with _jars_may_be_missing(spark), _files_looked_at_here(spark, local=home.startswith("file:")):
+    # There are several scans if `latest` has temporary files here, or if files have columns with former names.
+    with _explain_missing_jars(spark), _list_files_in_driver(spark, local=home.startswith("file:")):
         return reduce(DataFrame.union, [scan(root, renames, files) for (root, renames), files in together.items()])
 
 
 def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile]) -> DataFrame:
-    scan = reader.parquet(*[_escaped(_hadoop_path(file.uri)) for file in files])
+    scan = reader.parquet(*[_escape(_hadoop_path(file.uri)) for file in files])
     superseded = [file for file in files if file.superseded]
     if not superseded:
         return scan
     table = pa.concat_tables([_blocks(view, file) for file in superseded])
-    # Where sizes tell files apart they do: a seventh of a read's time is hashing names.
+    # Sizes identify files if all differ: hashing names would take a seventh of the time of a read.
     by_size = len({file.bytes for file in superseded}) == len(superseded)
     file, of_file = (
         ("shiftleft(_metadata.file_size, 32)", "shiftleft(size, 32)")
@@ -137,8 +136,8 @@ def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Seque
     dead = spark.createDataFrame(table).selectExpr(f"dead AS {DEAD}", f"{of_file} ^ block AS {DEAD}_key")
     if table.num_rows <= BROADCAST_BLOCKS:
         dead = f.broadcast(dead)
-    # One long, since Spark looks these up twice as fast as text and long. Where two are the same the name decides; not by `=`,
-    # which Spark would make part of the key.
+    # The join key is one long, which Spark looks up twice as fast as text and a long. If two keys collide the name decides, but
+    # not by `=`, which Spark would add to the key.
     row, name = "_metadata.row_index", "_metadata.file_name"
     word = f"get({DEAD}.words, CAST(shiftright({row}, 6) & {BLOCK // 64 - 1} AS INT))"
     same_block = f"{DEAD}_key = {file} ^ shiftright({row}, {BLOCK.bit_length() - 1})"
@@ -148,39 +147,41 @@ def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Seque
 
 
 def _blocks(view: View, file: ViewFile) -> pa.Table:
-    """A row for each block with superseded rows: the file's size, the block's number, and the file's name with a bit a row."""
+    """A row for each block with superseded rows: the file's size, the block's number, and the file's name with a bit per row."""
     positions = deleted_positions(view.objects.store, file.file).astype(np.int64)
     numbers, at = np.unique(positions // BLOCK, return_inverse=True)
     bits = np.zeros((len(numbers), BLOCK), np.uint8)
     bits[at, positions % BLOCK] = 1
     words = pa.array(np.packbits(bits, axis=1, bitorder="little").view(np.int64).ravel())
     ends = pa.array(np.arange(len(numbers) + 1, dtype=np.int32) * (BLOCK // 64))
-    # In one struct, since Spark takes apart what is beside it for each row; our names have an id in them: they tell files apart.
+    # In one struct, since Spark would unpack separate columns for each row. Names have an id in them, so they are unique.
     names = pa.repeat(PurePosixPath(file.name).name, len(numbers))
     dead = pa.StructArray.from_arrays([names, pa.ListArray.from_arrays(ends, words)], ["file", "words"])
     return pa.table({"size": np.full(len(numbers), file.bytes), "block": numbers, "dead": dead})
 
 
 def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
-    """What Hadoop has to be told to reach the table's bucket or account, but what the session says, for this one or all."""
+    """Hadoop's settings for the table's bucket or account, without those that the session sets for this one or for all."""
 
-    def given(*names: str) -> bool:
-        return any(spark.conf.get(f"{way}{name}", None) is not None for way in ("", "spark.hadoop.") for name in names)
+    def is_set(*names: str) -> bool:
+        return any(spark.conf.get(f"{p}{name}", None) is not None for p in ("", "spark.hadoop.") for name in names)
 
     scheme, place = urlsplit(home)[:2]
     if scheme == "s3a":
         from lakeupsert.storage.s3 import s3a_settings  # brings boto3
 
         wanted, bucket = s3a_settings(), f"fs.s3a.bucket.{place}."
-        if given("fs.s3a.access.key", f"{bucket}access.key"):
-            wanted.pop("aws.credentials.provider", None)  # S3A's own chain begins with the key
+        if is_set("fs.s3a.access.key", f"{bucket}access.key"):
+            wanted.pop("aws.credentials.provider", None)  # S3A's default chain starts with the key
         return {
-            f"{bucket}{name}": value for name, value in wanted.items() if not given(f"fs.s3a.{name}", f"{bucket}{name}")
+            f"{bucket}{name}": value
+            for name, value in wanted.items()
+            if not is_set(f"fs.s3a.{name}", f"{bucket}{name}")
         }
     if scheme == "abfss":
         account = place.partition("@")[2]
-        ways = [f"fs.azure.account.{way}{of}" for way in ("auth.type", "key") for of in ("", f".{account}")]
-        if not given(*ways):
+        names = [f"fs.azure.account.{kind}{of}" for kind in ("auth.type", "key") for of in ("", f".{account}")]
+        if not is_set(*names):
             return {f"fs.azure.account.{name}.{account}": value for name, value in azureaccount.abfs_settings().items()}
     if scheme == "wasb":
         return {"fs.azure.storage.emulator.account.name": azureaccount.EMULATOR}
@@ -188,8 +189,8 @@ def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
 
 
 @contextmanager
-def _files_looked_at_here(spark: SparkSession, *, local: bool) -> Iterator[None]:
-    """Spark looks at more than 32 files by a job with a task for each: 730 local ones took it 3.0 s so, and 0.5 s one by one."""
+def _list_files_in_driver(spark: SparkSession, *, local: bool) -> Iterator[None]:
+    """Keep Spark from checking more than 32 local files in a job with a task for each: 730 files took 3.0 s so, 0.5 s without."""
     name = "spark.sql.sources.parallelPartitionDiscovery.threshold"
     before = spark.conf.get(name)
     if local:
@@ -204,7 +205,7 @@ _JARS = {"s3a|awssdk": ("S3", "hadoop-aws"), r"azurebfs|fs\.azure": ("Azure Stor
 
 
 @contextmanager
-def _jars_may_be_missing(spark: SparkSession) -> Iterator[None]:
+def _explain_missing_jars(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     except Exception as e:  # Py4J's or Spark Connect's
@@ -214,9 +215,9 @@ def _jars_may_be_missing(spark: SparkSession) -> Iterator[None]:
                 hadoop = asked.collect()[0][0]
                 raise ConfigurationError(
                     "no-hadoop-jar",
-                    f"Spark {spark.version} lacks what reads {store}, which is no part of it: {missing[0]}.",
-                    next=f"start the session with spark.jars.packages=org.apache.hadoop:{jar}:{hadoop}, which is made for the "
-                    f"Hadoop {hadoop} in this Spark; or read the table with to_arrow",
+                    f"Spark {spark.version} has no client for {store}, which is a separate package: {missing[0]}.",
+                    next=f"start the session with spark.jars.packages=org.apache.hadoop:{jar}:{hadoop}, which matches the "
+                    f"Hadoop {hadoop} of this Spark; or read the table with to_arrow",
                 ) from e
         raise
 
@@ -227,18 +228,18 @@ def _keep(spark: SparkSession, view: View) -> None:
         raise ConfigurationError(
             "latest-needs-local-spark",
             f"`latest` is merged into files on this machine, which the executors of {master!r} can't read.",
-            next="publish (`lakeupsert run`) and read `published`; or read it with to_arrow, or in a session with a local master",
+            next="publish (`lakeupsert run`) and read `published`; or use to_arrow, or a session with a local master",
         )
-    _KEPT.setdefault(spark, []).append(view)
+    _VIEWS.setdefault(spark, []).append(view)
 
 
 class SparkTerms:
-    """``pyspark.sql.Column``, typed as the files are: what Spark's own parser makes of a literal depends on the session."""
+    """Expressions of Spark. Literals get the type in the files; how Spark would parse a literal depends on the session."""
 
-    def column(self, field: Any) -> Column:
-        return f.col(_quoted(field.name))
+    def column(self, field: pa.Field) -> Column:
+        return f.col(_quote(field.name))
 
-    def literal(self, value: Any) -> Column:
+    def literal(self, value: pa.Scalar) -> Column:
         t = value.type
         if is_binary(t) or is_large_binary(t) or is_fixed_size_binary(t):
             return f.lit(value.as_py())
@@ -250,17 +251,17 @@ class SparkTerms:
     def is_nan(self, value: Column) -> Column:
         return f.when(value.isNotNull(), f.isnan(value))
 
-    def is_in(self, column: Column, values: Any) -> Column:
+    def is_in(self, column: Column, values: pa.Array) -> Column:
         return column.isin(*[self.literal(value) for value in values])
 
     def like(self, column: Column, pattern: str) -> Column:
         return column.like(pattern)
 
 
-def spark_type(type_: Any, column: str) -> s.DataType:
+def spark_type(type_: pa.DataType, column: str) -> s.DataType:
     """Spark's type for an Arrow type, as its Parquet reader has it."""
     t = pa.types
-    plain_types: list[tuple[Any, s.DataType]] = [
+    plain_types: list[tuple[Callable[[pa.DataType], bool], s.DataType]] = [
         (t.is_boolean, s.BooleanType()),
         (t.is_int8, s.ByteType()),
         (t.is_int16, s.ShortType()),
@@ -295,22 +296,22 @@ def spark_type(type_: Any, column: str) -> s.DataType:
         return s.StructType([s.StructField(child.name, spark_type(child.type, column)) for child in type_])
     raise ConfigurationError(
         "unfit-for-spark",
-        f"Column {column!r} is {type_}, and Spark has no type that holds it.",
-        next="read the table with to_arrow, DuckDB or Polars, or give the column another type under [tables.….schema]",
+        f"Column {column!r} is {type_}, and Spark has no type for it.",
+        next="read the table with to_arrow, DuckDB or Polars, or set another type for the column in [tables.….schema]",
     )
 
 
 def _hadoop_path(uri: str) -> str:
-    """Hadoop decodes nothing in an address, not even a `file:` one's; to it `s3:` is something else, which is gone."""
+    """The path for Hadoop, which decodes nothing in a URL, not even in `file:`. Its own `s3:` client was removed long ago."""
     return (
         "file:" + plain_path(uri) if uri.startswith("file:") else re.sub("^s3:", "s3a:", azureaccount.hadoop_place(uri))
     )
 
 
-def _escaped(path: str) -> str:
-    """Files to read are patterns to Spark, also where they are given one by one; the base path is none."""
+def _escape(path: str) -> str:
+    """Spark reads every path as a pattern, so special characters are escaped. The base path is not a pattern."""
     return "".join("\\" + c if c in "{}[]*?\\" else c for c in path)
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"

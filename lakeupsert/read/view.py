@@ -1,7 +1,7 @@
-"""One snapshot, chosen: its schema, its partitions, and the files to open for a filter.
+"""A snapshot of the table: its schema, its partitions, and the files to open for a filter.
 
-Readers never list folders: a snapshot names manifests, manifests name files. So a reader sees one night, whole, also
-while workers write the next one.
+Readers never list folders: a snapshot names manifests, and manifests name files. So a reader sees one whole night, even while
+workers write the next one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from functools import reduce
 from operator import and_, index
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
@@ -39,7 +40,7 @@ class ViewFile:
 
     @property
     def rows(self) -> int:
-        """Rows that a reader sees; the file has those besides that its deletion vector names."""
+        """Rows that a reader sees: those that the deletion vector does not mark."""
         return self.file.live
 
     @property
@@ -48,12 +49,12 @@ class ViewFile:
 
     @property
     def superseded(self) -> int:
-        """Rows in the file that no reader sees: who opens it without the deletion vector reads too many."""
+        """Rows that the deletion vector marks. A program that ignores the vector reads them too."""
         return self.file.rows - self.file.live
 
     @property
     def path(self) -> str:
-        """As other programs on this machine open it: a plain path of a local file, the address of a remote one."""
+        """Where other programs on this machine open the file: a plain path if it is local, a URL if it is remote."""
         return plain_path(self.uri)
 
 
@@ -62,8 +63,9 @@ class View:
     """The table as of one snapshot.
 
     Attributes:
-        number: the snapshot's; None where it is in no chain: the table has none yet and so no rows, or it is `latest`.
-        pinned: what partitions consist of for which the snapshot names no version.
+        number: of the snapshot; None if it is in no chain. Then the view is `latest`, or nothing was published yet and there are
+            no rows.
+        pinned: the buckets of partitions for which the snapshot names no version.
     """
 
     objects: TableObjects
@@ -83,22 +85,22 @@ class View:
             raise DamagedTableError(
                 "missing-version",
                 f"Snapshot {link.number} needs spec version {link.body.spec_version}, which is missing.",
-                next="restore the objects below _lakeupsert/spec from a backup or from the bucket's own versions",
+                next="restore the objects below _lakeupsert/spec from a backup or from the bucket's object versions",
             )
         return cls(objects, spec.body, link.body, link.number)
 
-    def partitions(self, where: str | None, schema: Any = None) -> Iterator[str]:
-        """Partitions that may hold a row of the filter, over the columns of ``schema``, in the order of their values."""
+    def partitions(self, where: str | None, schema: pa.Schema | None = None) -> Iterator[str]:
+        """See `partitions_of`."""
         return partitions_of(self.spec, self.snapshot.partitions, where, schema)
 
     def files(self, where: str | None = None, only: str | None = None) -> Iterator[ViewFile]:
-        """The files to open, by partition and key; those of one partition alone on demand."""
+        """The files to open, by partition and key; with ``only``, those of one partition."""
         for partition in self.partitions(where) if only is None else [only]:
             for bucket in self._buckets(partition):
                 yield from self._files(partition, bucket.data)
 
     def history(self, partition: str) -> Iterator[ViewFile]:
-        """The partition's files of superseded versions."""
+        """The partition's history files."""
         for bucket in self._buckets(partition):
             yield from self._files(partition, bucket.history)
 
@@ -117,10 +119,12 @@ class View:
         return manifest.body.buckets
 
 
-def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None, schema: Any = None) -> Iterator[str]:
-    """Those of these partitions that may hold a row of the filter, in the order of their values.
+def partitions_of(
+    spec: TableSpec, names: Iterable[str], where: str | None, schema: pa.Schema | None = None
+) -> Iterator[str]:
+    """The partitions that may have a row that passes the filter, in the order of their values.
 
-    ``schema`` (``pyarrow.Schema``) has the columns that the filter may name; None: those of the spec.
+    ``schema`` has the columns that the filter may name; default: those of the spec.
     """
     schema = spec.schema if schema is None else schema
     values = {p: partition_scalars(spec, p) for p in names}
@@ -129,7 +133,7 @@ def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None, sche
     if condition is None:
         yield from ordered
         return
-    # What the partition columns alone rule out is known here, before any manifest is opened.
+    # The partition columns alone rule partitions out, before any manifest is opened.
     format_, nowhere = ds.ParquetFileFormat(), LocalFileSystem()
     fragments = [
         format_.make_fragment(str(i), nowhere, partition_expression=partition_expression(values[name]))
@@ -139,30 +143,31 @@ def partitions_of(spec: TableSpec, names: Iterable[str], where: str | None, sche
     yield from (ordered[int(fragment.path)] for fragment in dataset.get_fragments(condition))
 
 
-def partition_expression(values: Mapping[str, Any]) -> Any:
-    """That the partition's columns have these values (``pyarrow.Scalar``), as an expression of pyarrow."""
+def partition_expression(values: Mapping[str, pa.Scalar]) -> pc.Expression:
+    """The condition that partition columns have these values."""
     return reduce(and_, (ds.field(column) == value for column, value in values.items()))
 
 
 def no_files() -> ConfigurationError:
-    """For who asks for the files of `latest`."""
+    """The error if a caller asks for the files of `latest`."""
     return ConfigurationError(
         "latest-has-no-files",
-        "`latest` is merged while it is read: its files lie in a temporary folder and vanish with their reader.",
+        "`latest` is merged while it is read: its files are temporary and vanish with the reader.",
         next="export it (`lakeupsert export --snapshot latest`), read it with to_arrow or to_spark, or list the files of "
         "`published`",
     )
 
 
 def plain_path(uri: str) -> str:
-    """A `file:` address as a path; others, which have nothing encoded in them, as they are."""
+    """A `file:` URL as a path. Other URLs have nothing encoded in them, and are returned as they are."""
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
 
 
 def newest_snapshot(objects: TableObjects) -> Link[Snapshot] | None:
-    """The newest snapshot. Raises DamagedTableError where the ledger knows a newer one, which is gone then.
+    """The newest snapshot. Raises DamagedTableError if the ledger names a newer one, which then is lost.
 
-    The ledger is looked at first: what it knows is there before it. Its head is read only if it came after the snapshot.
+    The ledger is read first: a snapshot exists before an entry names it. The ledger's head is only read if it is newer than
+    the snapshot.
     """
     last = objects.ledger.newest_number()
     head = objects.snapshots.head()
@@ -175,9 +180,9 @@ def newest_snapshot(objects: TableObjects) -> Link[Snapshot] | None:
 
 
 def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] | None:
-    """A snapshot by number, by time (the newest published until then) or by tag; ``"published"`` is the newest, if any.
+    """Find a snapshot by number, by tag, or by time (the newest that was published until then).
 
-    A date is its first moment in UTC, as its text is.
+    ``"published"`` is the newest one; None if there is none. A date, also as text, is its first moment in UTC.
     """
     if isinstance(snapshot, bool) or not (isinstance(snapshot, str | date) or hasattr(snapshot, "__index__")):
         raise ConfigurationError(
@@ -192,22 +197,22 @@ def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] 
         raise ConfigurationError(
             "unknown-snapshot",
             f"There is no snapshot {snapshot}: nothing was published yet.",
-            next="run `lakeupsert run` first; until then `published` is a table without rows",
+            next="run `lakeupsert run` first; until then `published` has no rows",
         )
-    wanted = _parsed(snapshot, head) if isinstance(snapshot, str) else snapshot
+    wanted = _parse(snapshot, head) if isinstance(snapshot, str) else snapshot
     if not isinstance(wanted, date):
-        wanted = index(wanted)  # also one of numpy
+        wanted = index(wanted)  # also an integer of numpy
     if isinstance(wanted, date):
         if not isinstance(wanted, datetime):
             wanted = datetime.combine(wanted, time())
         moment = wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
         link, after = _newest_until(objects, moment)
         if link is None:
-            raise _no_snapshot(f"no snapshot from before {moment.isoformat()}, or it is expired", head)
+            raise _no_snapshot(f"no snapshot from before {moment.isoformat()}, or it has expired", head)
         if after is not None and after > link.number + 1:
             tags = ", ".join(repr(tag) for tag, number in head.body.tags.items() if number == link.number)
             raise _no_snapshot(
-                f"no telling which snapshot was the newest at {moment.isoformat()}: {link.number + 1} to {after - 1} are "
+                f"no record of the newest snapshot at {moment.isoformat()}: {link.number + 1} to {after - 1} are "
                 f"expired and gone; the nearest before them is {link.number}{tags and f', tagged {tags}'}",
                 head,
             )
@@ -222,7 +227,7 @@ def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] 
 
 
 def _newest_until(objects: TableObjects, moment: datetime) -> tuple[Link[Snapshot] | None, int | None]:
-    """Of the snapshots that there are, the newest published until then, and the number of the one after it."""
+    """The newest existing snapshot that was published until then, and the number of the next one that exists."""
     after = None
     for number in objects.snapshots.numbers():
         link = objects.snapshots.get(number)
@@ -233,15 +238,15 @@ def _newest_until(objects: TableObjects, moment: datetime) -> tuple[Link[Snapsho
 
 
 def expired(number: int, head: Link[Snapshot] | None) -> ConfigurationError:
-    oldest = f"the oldest that is kept has number {head.body.expired}" if head else "there is none"
+    oldest = f"the oldest one that is kept is {head.body.expired}" if head else "there is none"
     return ConfigurationError(
         "expired-snapshot",
-        f"Snapshot {number} is expired, and its files may be gone; {oldest}.",
-        next="see `lakeupsert history`; what is to be kept longer needs a tag (`publish --tag`) or a greater `keep_snapshots`",
+        f"Snapshot {number} has expired, and its files may be gone; {oldest}.",
+        next="see `lakeupsert history`; to keep snapshots longer, tag them (`publish --tag`) or raise `keep_snapshots`",
     )
 
 
-def _parsed(text: str, head: Link[Snapshot]) -> int | datetime:
+def _parse(text: str, head: Link[Snapshot]) -> int | datetime:
     if text in head.body.tags:
         return head.body.tags[text]
     if text.isascii() and text.isdecimal():
@@ -252,7 +257,7 @@ def _parsed(text: str, head: Link[Snapshot]) -> int | datetime:
         tags = f"; tags are {', '.join(head.body.tags)}" if head.body.tags else ""
         raise ConfigurationError(
             "unknown-snapshot",
-            f"{text!r} names no snapshot{tags}.",
+            f"{text!r} is not a snapshot{tags}.",
             next='give "published", a number, a tag or a time such as 2026-01-31T04:00:00Z; `lakeupsert history` lists them',
         ) from e
 

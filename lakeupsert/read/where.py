@@ -1,9 +1,9 @@
-"""A filter in SQL as an expression of Arrow or of Spark: whichever reader takes it, the rows are the same.
+"""Translate a filter in SQL to an expression of Arrow or Spark. Every reader returns the same rows for it.
 
-Comparisons, IN, BETWEEN, LIKE (`\\` escapes), IS NULL, AND, OR, NOT, over columns and literals. As in SQL, a row for which the
-condition is null is left out. Text is in '…' with '' for a quote in it, a column's name may stand in "…" or `…`; names do
-not tell upper from lower case. A literal takes the type of the column it is compared with, and is refused where that type
-can't hold it; timestamps without a zone are UTC. As in G1, NaN is greatest and -0.0 equals 0.0.
+Supported: comparisons, IN, BETWEEN, LIKE (`\\` escapes), IS NULL, AND, OR, NOT, over columns and literals. As in SQL, a row is
+left out if the condition is null. Text is in '…' with '' for a quote in it. Column names may be in "…" or `…` and are not case
+sensitive. A literal takes the type of the column it is compared with, and is refused if that type can't hold it. Timestamps
+without a zone are UTC. As in G1, NaN is greatest and -0.0 equals 0.0.
 """
 
 import operator
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Protocol
+from typing import Protocol, Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,23 @@ from sqlglot import exp
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.rows.convert import convert
 
-_COMPARE: dict[Any, Callable[[Any, Any], Any]] = {
+
+class Expression(Protocol):
+    """An expression of Arrow or Spark. All operators, also `==`, build another one."""
+
+    def __lt__(self, other: Self, /) -> Self: ...
+
+    def __and__(self, other: Self, /) -> Self: ...
+
+    def __or__(self, other: Self, /) -> Self: ...
+
+    def __invert__(self) -> Self: ...
+
+
+_Node: TypeAlias = "exp.Expr"  # a name that older versions of sqlglot lack
+_Kind: TypeAlias = type[_Node]
+"""A comparison, as a class of the parser."""
+_COMPARE: dict[_Kind, Callable[[Expression, Expression], Expression]] = {
     exp.EQ: operator.eq,
     exp.NEQ: operator.ne,
     exp.GT: operator.gt,
@@ -29,63 +45,69 @@ _COMPARE: dict[Any, Callable[[Any, Any], Any]] = {
     exp.LT: operator.lt,
     exp.LTE: operator.le,
 }
-_MIRRORED = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE}
-_OPPOSITE = {exp.EQ: exp.NEQ, exp.GT: exp.LTE, exp.GTE: exp.LT, exp.NEQ: exp.EQ, exp.LTE: exp.GT, exp.LT: exp.GTE}
+_MIRRORED: dict[_Kind, _Kind] = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.LT: exp.GT, exp.LTE: exp.GTE}
+_OPPOSITE: dict[_Kind, _Kind] = {
+    exp.EQ: exp.NEQ,
+    exp.GT: exp.LTE,
+    exp.GTE: exp.LT,
+    exp.NEQ: exp.EQ,
+    exp.LTE: exp.GT,
+    exp.LT: exp.GTE,
+}
 _MOST = 200
-"""Comparisons of one filter (an IN is one). Arrow simplifies a filter for every row group, in a time that grows with the
-square of their number, and by recursion: ten thousand end the process."""
+"""Comparisons in one filter; an IN counts as one. Arrow simplifies a filter by recursion for every row group, in time that grows
+with the square of their number: ten thousand end the process."""
 _KNOWN = {"this", "expression", "expressions", "low", "high", "negate", "quoted", "is_string", "to"}
-"""What the parser may tell of a node; more (an ESCAPE, a SYMMETRIC) is refused, for it would change what is meant."""
+"""Attributes of a parsed node that are understood. Any other one (ESCAPE, SYMMETRIC) changes the meaning, so it is refused."""
 
 
 class Terms(Protocol):
-    """What an engine's expressions are made of. Comparisons, `&`, `|` and `~` are operators of what these return."""
+    """Builds an engine's expressions."""
 
-    def column(self, field: Any) -> Any:
-        """The column of a ``pyarrow.Field``."""
+    def column(self, field: pa.Field) -> Expression: ...
 
-    def literal(self, value: Any) -> Any:
-        """A ``pyarrow.Scalar`` that is not null."""
+    def literal(self, value: pa.Scalar) -> Expression:
+        """A value that is not null."""
 
-    def is_null(self, column: Any) -> Any:
+    def is_null(self, column: Expression) -> Expression:
         """True or false, never null."""
 
-    def is_nan(self, value: Any) -> Any:
-        """Null where the value is."""
+    def is_nan(self, value: Expression) -> Expression:
+        """Null if the value is null."""
 
-    def is_in(self, column: Any, values: Any) -> Any:
-        """Whether a column equals one of a ``pyarrow.Array``; where it is null, null or false."""
+    def is_in(self, column: Expression, values: pa.Array) -> Expression:
+        """Whether a column equals one of the values. Null or false if the column is null."""
 
-    def like(self, column: Any, pattern: str) -> Any:
+    def like(self, column: Expression, pattern: str) -> Expression:
         """A LIKE pattern in which `\\` stands only before `%`, `_` or itself."""
 
 
 class ArrowTerms:
-    """``pyarrow.compute.Expression``. ``names``: of columns that go by other names there."""
+    """Expressions of ``pyarrow.compute``. ``names`` maps columns that have other names there."""
 
     def __init__(self, names: Mapping[str, str] | None = None) -> None:
         self._names = names or {}
 
-    def column(self, field: Any) -> Any:
+    def column(self, field: pa.Field) -> pc.Expression:
         return self._comparable(pc.field(self._names.get(field.name, field.name)), field.type)
 
-    def literal(self, value: Any) -> Any:
+    def literal(self, value: pa.Scalar) -> pc.Expression:
         return self._comparable(pc.scalar(value), value.type)
 
     @staticmethod
-    def _comparable(value: Any, type_: Any) -> Any:
-        return value.cast(pa.float32()) if pa.types.is_float16(type_) else value  # pyarrow compares no halves
+    def _comparable(value: pc.Expression, type_: pa.DataType) -> pc.Expression:
+        return value.cast(pa.float32()) if pa.types.is_float16(type_) else value  # pyarrow can't compare float16
 
-    def is_null(self, column: Any) -> Any:
+    def is_null(self, column: pc.Expression) -> pc.Expression:
         return column.is_null()
 
-    def is_nan(self, value: Any) -> Any:
+    def is_nan(self, value: pc.Expression) -> pc.Expression:
         return pc.is_nan(value)
 
-    def is_in(self, column: Any, values: Any) -> Any:
+    def is_in(self, column: pc.Expression, values: pa.Array) -> pc.Expression:
         return pc.is_in(column, value_set=values)
 
-    def like(self, column: Any, pattern: str) -> Any:
+    def like(self, column: pc.Expression, pattern: str) -> pc.Expression:
         return pc.match_like(column, pattern)
 
 
@@ -94,59 +116,58 @@ class Conjunct:
     """One of the conditions that must all hold.
 
     Attributes:
-        columns: the names of those that it is about.
-        prunes: Parquet's statistics may decide it. Not where it has a floating column: the greatest value that a file
-            tells is the greatest of those that are not NaN.
+        prunes: statistics of Parquet may decide it. They may not decide about floating columns: a file's maximum leaves out NaN.
+        columns: names of the columns in it.
     """
 
-    expression: Any
+    expression: Expression
     prunes: bool
     columns: frozenset[str]
 
 
-def parse_where(where: str | None, schema: Any, terms: Terms) -> list[Conjunct]:
-    """The condition of ``where``, in parts that must all hold; none where it is None.
+def parse_where(where: str | None, schema: pa.Schema, terms: Terms) -> list[Conjunct]:
+    """Parse a filter into conditions that must all hold; None has none.
 
-    Raises ConfigurationError for what is not supported, and for columns that ``schema`` lacks.
+    Raises ConfigurationError if something in it is not supported, or if ``schema`` lacks a column.
     """
     if where is None:
         return []
     try:
-        # SQLite's quotes are the standard's, and it takes both of the usual ones for names.
+        # SQLite quotes text as the standard does, and takes both common quotes for names.
         tree = sqlglot.parse_one(where, into=exp.Condition, read="sqlite").unnest()
         parts = list(tree.flatten()) if isinstance(tree, exp.And) else [tree]
         translator = _Translator(where, schema, terms)
         return [translator.conjunct(part) for part in parts]
     except (sqlglot.errors.SqlglotError, UnicodeError) as e:
-        raise _refused(where, "it does not parse as a condition in SQL") from e
+        raise _unfit_filter(where, "it does not parse as a condition in SQL") from e
     except RecursionError as e:
-        raise _refused(where, "it is nested too deeply") from e
+        raise _unfit_filter(where, "it is nested too deeply") from e
 
 
-def all_of(conjuncts: Sequence[Conjunct]) -> Any:
-    """One expression that holds where all do; None for none."""
+def all_of(conjuncts: Sequence[Conjunct]) -> Expression | None:
+    """The conjunction; None if there are no conjuncts."""
     return reduce(operator.and_, [c.expression for c in conjuncts]) if conjuncts else None
 
 
 class _Translator:
-    """Of one filter."""
+    """Translates one filter."""
 
-    def __init__(self, where: str, schema: Any, terms: Terms) -> None:
+    def __init__(self, where: str, schema: pa.Schema, terms: Terms) -> None:
         self._where = where
         self._schema = schema
         self._terms = terms
         self._comparisons = 0
 
-    def conjunct(self, node: Any) -> Conjunct:
+    def conjunct(self, node: _Node) -> Conjunct:
         self._columns: set[str] = set()
-        expression = self._condition(node, True)
+        expression = self._condition(node, holds=True)
         prunes = not any(pa.types.is_floating(self._schema.field(name).type) for name in self._columns)
         return Conjunct(expression, prunes, frozenset(self._columns))
 
-    def _condition(self, node: Any, holds: bool) -> Any:
-        """Where a condition is true, or (``holds`` is False) where it is false: NOT is carried down to the comparisons.
+    def _condition(self, node: _Node, *, holds: bool) -> Expression:
+        """True where the condition is true, or with ``holds`` False where it is false.
 
-        So a null may be told as false, which some engines do.
+        NOT is pushed down to the comparisons, so it does not matter that some engines return false instead of null.
         """
         node = node.unnest()
         if any(value for name, value in node.args.items() if name not in _KNOWN) and not isinstance(node, exp.Column):
@@ -154,12 +175,12 @@ class _Translator:
         if node.args.get("negate"):
             holds = not holds
         if isinstance(node, exp.Not):
-            return self._condition(node.this, not holds)
+            return self._condition(node.this, holds=not holds)
         if isinstance(node, exp.And | exp.Or):
             join = operator.and_ if isinstance(node, exp.And) == holds else operator.or_
-            return reduce(join, [self._condition(part, holds) for part in node.flatten()])
-        if node.__class__ in _COMPARE:
-            return self._comparison(node, holds)
+            return reduce(join, [self._condition(part, holds=holds) for part in node.flatten()])
+        if isinstance(node, exp.Binary) and node.__class__ in _COMPARE:
+            return self._comparison(node, holds=holds)
         if isinstance(node, exp.Between):
             field = self._field(node.this)
             low, high = self._literal(node.args["low"], field), self._literal(node.args["high"], field)
@@ -167,7 +188,7 @@ class _Translator:
                 return self._compare(exp.GTE, field, low) & self._compare(exp.LTE, field, high)
             return self._compare(exp.LT, field, low) | self._compare(exp.GT, field, high)
         if isinstance(node, exp.In) and node.expressions:
-            return self._in(self._field(node.this), node.expressions, holds)
+            return self._in(self._field(node.this), node.expressions, holds=holds)
         if isinstance(node, exp.Is) and isinstance(node.expression, exp.Null):
             found = self._terms.is_null(self._column(self._field(node.this)))
         elif isinstance(node, exp.Like) and isinstance(node.expression, exp.Literal):
@@ -175,23 +196,23 @@ class _Translator:
         elif isinstance(node, exp.Column):
             field = self._field(node)
             if not pa.types.is_boolean(field.type):
-                raise _refused(self._where, f"{field.name!r} is {field.type} and no condition by itself")
+                raise _unfit_filter(self._where, f"{field.name!r} is {field.type}, not a condition by itself")
             found = self._column(field)
         else:
             raise self._unsupported(node)
         return found if holds else ~found
 
-    def _in(self, field: Any, nodes: Sequence[Any], holds: bool) -> Any:
+    def _in(self, field: pa.Field, nodes: Sequence[_Node], *, holds: bool) -> Expression:
         t, values = pa.types, self._literals(nodes, field)
         if t.is_floating(field.type) or t.is_decimal32(field.type) or t.is_decimal64(field.type):
-            # NaN and both zeros, and what pyarrow has no `is_in` for
+            # `is_in` misses NaN and the other zero, and pyarrow has none for small decimals.
             kind, join = (exp.EQ, operator.or_) if holds else (exp.NEQ, operator.and_)
             return reduce(join, [self._compare(kind, field, value) for value in values])
         column = self._column(field)
         found = self._terms.is_in(column, values)
         return found if holds else ~found & ~self._terms.is_null(column)
 
-    def _comparison(self, node: Any, holds: bool) -> Any:
+    def _comparison(self, node: exp.Binary, *, holds: bool) -> Expression:
         kind = node.__class__ if holds else _OPPOSITE[node.__class__]
         left, right = node.left.unnest(), node.right.unnest()
         if isinstance(right, exp.Column) and not isinstance(left, exp.Column):
@@ -202,65 +223,69 @@ class _Translator:
         other = self._field(right)
         if not other.type.equals(field.type) or pa.types.is_nested(field.type):
             types = f"{field.name!r} is {field.type} and {other.name!r} is {other.type}"
-            raise _refused(self._where, f"{types}: they can't be compared")
+            raise _unfit_filter(self._where, f"{types}: these types can't be compared")
         return self._compare(kind, field, other)
 
-    def _compare(self, kind: Any, field: Any, other: Any) -> Any:
-        """A column with a literal (``pyarrow.Scalar``) or with another column (``pyarrow.Field``)."""
+    def _compare(self, kind: _Kind, field: pa.Field, other: pa.Scalar | pa.Field) -> Expression:
+        """Compare a column with a literal or with another column."""
         column = self._column(field)
         value = self._column(other) if isinstance(other, pa.Field) else self._terms.literal(other)
         if not pa.types.is_floating(field.type):
             return _COMPARE[kind](column, value)
-        # Engines differ about NaN, and those that follow G1 trust a file's greatest value, which leaves NaN out: so
-        # the plain comparison is only ever asked for what NaN never is.
+        # Engines differ about NaN, and those that follow G1 trust a file's maximum, which leaves NaN out. So the plain
+        # comparison is only used for conditions that NaN never meets.
         if kind in (exp.NEQ, exp.GT, exp.GTE):
             return ~self._compare(_OPPOSITE[kind], field, other)
         nan, value_nan = self._terms.is_nan(column), self._terms.is_nan(value)
-        both = {exp.EQ: nan & value_nan, exp.LT: ~nan & value_nan, exp.LTE: (nan | ~nan) & value_nan}
+        both: dict[_Kind, Expression] = {
+            exp.EQ: nan & value_nan,
+            exp.LT: ~nan & value_nan,
+            exp.LTE: (nan | ~nan) & value_nan,
+        }
         return (_COMPARE[kind](column, value) & ~nan & ~value_nan) | both[kind]
 
-    def _like(self, field: Any, pattern: str) -> Any:
+    def _like(self, field: pa.Field, pattern: str) -> Expression:
         if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
-            raise _refused(self._where, f"LIKE takes text, and {field.name!r} is {field.type}")
+            raise _unfit_filter(self._where, f"LIKE takes text, and {field.name!r} is {field.type}")
         if "\\" in re.sub(r"\\[\\%_]", "", pattern):
-            raise _refused(self._where, f"in {pattern!r}, `\\` must stand before `%`, `_` or another `\\`")
+            raise _unfit_filter(self._where, f"in {pattern!r}, `\\` must stand before `%`, `_` or another `\\`")
         return self._terms.like(self._column(field), pattern)
 
-    def _column(self, field: Any) -> Any:
+    def _column(self, field: pa.Field) -> Expression:
         self._comparisons += 1
         if self._comparisons > _MOST:
-            raise _refused(self._where, f"it has more than {_MOST} comparisons; `column IN (…)` counts as one")
+            raise _unfit_filter(self._where, f"it has more than {_MOST} comparisons; `column IN (…)` counts as one")
         self._columns.add(field.name)
         return self._terms.column(field)
 
-    def _field(self, node: Any) -> Any:
+    def _field(self, node: _Node) -> pa.Field:
         node = node.unnest()
         if not isinstance(node, exp.Column):
-            raise _refused(self._where, f"{node.sql()!r} is no column")
+            raise _unfit_filter(self._where, f"{node.sql()!r} is not a column")
         name = ".".join(part.name for part in node.parts)
-        # The parts of `a.b` are a table and a column to SQL; a column called `a.b` has one part, in quotes.
+        # In SQL `a.b` is a table and a column; a column called `a.b` is one part, in quotes.
         found = [f for f in self._schema if f.name.lower() == name.lower()] if len(node.parts) == 1 else []
         if not found:
             quote = "; a name with a dot needs quotes" if len(node.parts) > 1 else ""
-            there_are = ", ".join(self._schema.names)
-            raise _refused(self._where, f"there is no column {name!r}; there are {there_are}{quote}")
+            columns = ", ".join(self._schema.names)
+            raise _unfit_filter(self._where, f"there is no column {name!r}; the columns are {columns}{quote}")
         return found[0]
 
-    def _literal(self, node: Any, field: Any) -> Any:
+    def _literal(self, node: _Node, field: pa.Field) -> pa.Scalar:
         return self._literals([node], field)[0]
 
-    def _literals(self, nodes: Sequence[Any], field: Any) -> Any:
-        """Literals in the type of the column that they are compared with (``pyarrow.Array``)."""
+    def _literals(self, nodes: Sequence[_Node], field: pa.Field) -> pa.Array:
+        """Literals in the type of the column that they are compared with."""
         texts = pa.array([self._text(node.unnest(), field) for node in nodes], pa.string())
         values, bad = convert(texts, field.type)
         if bad.any():
-            raise self._unfit(texts.filter(pa.array(bad))[0].as_py(), field)
+            raise self._unfit_literal(texts.filter(pa.array(bad))[0].as_py(), field)
         return values
 
-    def _text(self, node: Any, field: Any) -> str:
+    def _text(self, node: _Node, field: pa.Field) -> str:
         t, type_ = pa.types, field.type
         if isinstance(node, exp.Cast) and node.to.this in exp.DataType.TEMPORAL_TYPES:
-            node = node.this  # DATE '2020-01-01': what it is, the column knows
+            node = node.this  # DATE '2020-01-01': the column has the type
         if isinstance(node, exp.Literal) and node.is_string:
             return str(node.this)
         sign, number = ("-", node.this) if isinstance(node, exp.Neg) else ("", node)
@@ -269,21 +294,21 @@ class _Translator:
         elif isinstance(number, exp.Literal) and not number.is_string:
             text, fits = sign + number.this, t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_)
         else:
-            raise _refused(self._where, f"{node.sql()!r} is no literal")
+            raise _unfit_filter(self._where, f"{node.sql()!r} is not a literal")
         if not fits:
-            raise self._unfit(text, field)
+            raise self._unfit_literal(text, field)
         return text
 
-    def _unfit(self, text: str, field: Any) -> ConfigurationError:
+    def _unfit_literal(self, text: str, field: pa.Field) -> ConfigurationError:
         is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        hint = "; text is written in quotes" if is_text else ""
-        return _refused(self._where, f"{text!r} is no {field.type}, the type of {field.name!r}{hint}")
+        hint = "; write text in quotes" if is_text else ""
+        return _unfit_filter(self._where, f"{text!r} is not a valid {field.type}, the type of {field.name!r}{hint}")
 
-    def _unsupported(self, node: Any) -> ConfigurationError:
-        return _refused(self._where, f"{node.sql()!r} is not supported here")
+    def _unsupported(self, node: _Node) -> ConfigurationError:
+        return _unfit_filter(self._where, f"{node.sql()!r} is not supported here")
 
 
-def _refused(where: str, why: str) -> ConfigurationError:
+def _unfit_filter(where: str, why: str) -> ConfigurationError:
     return ConfigurationError(
         "unfit-filter",
         f"The filter {where!r} can't be used: {why}.",

@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.engine import local as engine_local
+from lakeupsert.engine import hosts as engine_hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing import accept, files
 from lakeupsert.pipeline import append as pipeline_append
@@ -29,7 +29,7 @@ def lake(tmp_path: Path) -> Lake:
 
 def test_batch_that_spills_to_its_last_block_is_whole(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The block that filled the memory was the last one, and nothing was left to spill."""
-    monkeypatch.setattr(engine_local, "HELD_BYTES", 1)
+    monkeypatch.setattr(engine_hosts, "HELD_BYTES", 1)
     lake.land("1.jsonl", [row("a", 0, 1), row("b", 1, 1)])
     lake.land("2.jsonl", [row("a", 0, 2, 2), row("c", 2, 1)])
     lake.run()

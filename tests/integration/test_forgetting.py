@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lakeupsert import clock
-from lakeupsert.engine.local import LocalHost
+from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed

@@ -15,8 +15,9 @@ import pytest
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine import batch as engine_batch
-from lakeupsert.engine import local as engine_local
-from lakeupsert.engine import spark as engine_spark
+from lakeupsert.engine import hosts as engine_hosts
+from lakeupsert.engine import settle as engine_settle
+from lakeupsert.engine import spark_host as engine_spark
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.datafiles import read_file
 
@@ -85,7 +86,7 @@ def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "cut small":
         for name, size in {"TASK_BYTES": 9000, "HELD_BYTES": 20_000, "BLOB_BYTES": 4000, "GROUP_BYTES": 5000}.items():
             monkeypatch.setattr(engine_spark, name, size)
-        monkeypatch.setattr(engine_local, "HELD_BYTES", 20_000)
+        monkeypatch.setattr(engine_hosts, "HELD_BYTES", 20_000)
         monkeypatch.setattr(engine_batch, "RANGE_BYTES", 10_000)
 
 
@@ -232,11 +233,11 @@ def test_versions_of_a_key_that_lost_early_are_counted(
     """Ties in the ordering column are decided by place, and a row that lost in one task can't win in the next."""
     if host == "spark":
         request.getfixturevalue("spark")
-    for engine in (engine_spark, engine_local):
+    for engine in (engine_spark, engine_hosts):
         monkeypatch.setattr(engine, "HELD_BYTES", 30_000)
     settled = []
-    real = engine_batch.Held.settle
-    monkeypatch.setattr(engine_batch.Held, "settle", lambda held: (real(held), settled.append(len(held.lost)))[0])
+    real = engine_settle.RowBuffer.settle
+    monkeypatch.setattr(engine_settle.RowBuffer, "settle", lambda held: (real(held), settled.append(len(held.lost)))[0])
     keys = 3000 // versions
     (tmp_path / "landing").mkdir()
     for file in range(2):

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.local import LocalHost
+from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.dedupe import dedupe_partitions

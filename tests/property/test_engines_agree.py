@@ -15,10 +15,12 @@ import pytest
 from lakeupsert.config import Reading
 from lakeupsert.engine import merge
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.batch import PARTITION, AppendJob, settle_and_write
+from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.rows.datafiles import read_file
+from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile, added
@@ -188,7 +190,7 @@ def test_engines_agree_on_generated_tables(
 
 def agreed(store: LocalStore, spec: TableSpec, tasks: list[MergeTask]) -> list[MergeOutput]:
     """What both engines make of the tasks."""
-    from lakeupsert.engine.spark import SparkEngine
+    from lakeupsert.engine.spark_window import SparkEngine
 
     one = ArrowEngine().merge(store, spec, 0, tasks)
     other = SparkEngine().merge(store, spec, 0, tasks)

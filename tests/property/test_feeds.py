@@ -22,14 +22,16 @@ import pytest
 
 from lakeupsert.engine import keyindex
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.batch import PARTITION, AppendJob, Written, settle_and_write, touched_by
+from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
+from lakeupsert.engine.reports import Written, touched_by
+from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.columns import brought
 from lakeupsert.rows.datafiles import read_file
-from lakeupsert.rows.floor import Forgetting, greatest
+from lakeupsert.rows.floor import PARTITION, Forgetting, greatest
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import TableObjects
@@ -53,7 +55,7 @@ def engines(request: Any) -> list[Engine]:
     found: list[Engine] = [ArrowEngine()]
     if request.node.get_closest_marker("spark"):
         request.getfixturevalue("spark")
-        from lakeupsert.engine.spark import SparkEngine
+        from lakeupsert.engine.spark_window import SparkEngine
 
         found.append(SparkEngine())
     return found

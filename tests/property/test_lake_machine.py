@@ -205,7 +205,7 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:
     """A partition goes from one engine to the other and back."""
-    from lakeupsert.engine.spark import SparkEngine
+    from lakeupsert.engine.spark_window import SparkEngine
 
     class BothEngines(LakeMachine):
         engines = (SparkEngine(), ArrowEngine())

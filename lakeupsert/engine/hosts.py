@@ -1,0 +1,117 @@
+"""Where phase one's row work runs. `LocalHost` is `--host local`: this process, for small nights and for tests.
+
+Up to ``HELD_BYTES`` of rows stay in memory; beyond that they go to a temporary folder, one file for each group of ranges.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+import pyarrow as pa
+
+from lakeupsert.config import Reading
+from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
+from lakeupsert.engine.reports import Report
+from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
+from lakeupsert.landing.files import Survey, survey
+from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.rows.arrays import Rows
+from lakeupsert.storage import ObjectStore
+
+HELD_BYTES = 256 << 20
+SPILL_FILES = 64
+
+
+class Host(Protocol):
+    """Where the row work runs. `spark_host.SparkHost` is the other one; it needs pyspark."""
+
+    def survey(
+        self,
+        landing: ObjectStore,
+        inputs: Sequence[LandingInput],
+        reading: Reading,
+        known: pa.Schema | None,
+        text_columns: frozenset[str],
+    ) -> list[Survey]:
+        """`landing.accept.survey` of each file."""
+
+    def run(self, job: AppendJob) -> list[Report]:
+        """Do the row work of the whole batch, once."""
+
+
+class LocalHost:
+    """See `Host`."""
+
+    def survey(
+        self,
+        landing: ObjectStore,
+        inputs: Sequence[LandingInput],
+        reading: Reading,
+        known: pa.Schema | None,
+        text_columns: frozenset[str],
+    ) -> list[Survey]:
+        return [survey(landing, file, reading, known, text_columns) for file in inputs]
+
+    def run(self, job: AppendJob) -> list[Report]:
+        job = choose_ranges(job)
+        reports: list[Report] = []
+        buffer = RowBuffer(job, HELD_BYTES)
+        with ExitStack() as stack:
+            spill: _Spill | None = None
+            for item in read_landing(job, job.inputs):
+                if not isinstance(item, pa.Table):
+                    reports.append(item)
+                elif buffer.add(item):
+                    spill = spill or stack.enter_context(_Spill(job))
+                    spill.add(buffer.tables)
+                    reports += buffer.lost
+                    buffer = RowBuffer(job, HELD_BYTES)
+            reports += buffer.lost
+            if spill is None:
+                groups = iter([buffer.tables] if buffer.tables else [])
+            else:
+                if buffer.tables:
+                    spill.add(buffer.tables)
+                groups = spill.groups()
+            for tables in groups:
+                reports += settle_and_write(job, tables)
+        return reports
+
+
+class _Spill:
+    """Temporary Arrow files. All rows of a range are in the same file."""
+
+    def __init__(self, job: AppendJob) -> None:
+        self._job = job
+
+    def __enter__(self) -> "_Spill":
+        self._folder = tempfile.TemporaryDirectory(prefix="lakeupsert-")
+        self._files: dict[int, pa.RecordBatchStreamWriter] = {}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for writer in self._files.values():
+            writer.close()
+        self._folder.cleanup()
+
+    def add(self, tables: Sequence[Rows]) -> None:
+        for number, rows in group_by_range(self._job, tables, SPILL_FILES):
+            if number not in self._files:
+                self._files[number] = pa.ipc.new_stream(
+                    str(self._path(number)), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")
+                )
+            self._files[number].write_table(rows)
+
+    def groups(self) -> Iterator[list[Rows]]:
+        for number, writer in self._files.items():
+            writer.close()
+            with pa.OSFile(str(self._path(number))) as source, pa.ipc.open_stream(source) as reader:
+                yield [reader.read_all()]
+
+    def _path(self, number: int) -> Path:
+        return Path(self._folder.name) / f"{number}.arrow"

@@ -1,0 +1,98 @@
+"""Reports of phase one's row work. Tasks return these small values to the caller, never rows."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from lakeupsert.table.ledger import NOTHING, QuarantineFile, Touched
+from lakeupsert.table.manifest import DataFile, added
+
+
+class FileRead(msgspec.Struct, frozen=True, tag=True):
+    """A landing file, or a range of its row groups, was read to the end.
+
+    Attributes:
+        accepted: rows that the table takes.
+        sha256: hash of the whole content; only the part that begins the file has it.
+        operations: the file has the column that the delete rule names.
+        renamed: columns that the file has only under a name from before a rename, or under an alias of that name: from the
+            name in the file to the current one.
+    """
+
+    path: str
+    rows: int
+    accepted: int
+    sha256: str | None
+    operations: bool
+    renamed: dict[str, str] = {}
+
+
+class FileFailed(msgspec.Struct, frozen=True, tag=True):
+    """A landing file can't be read. It either changed while it was read (left to the next batch) or is unreadable (quarantine).
+
+    Attributes:
+        unplanned: the file has a column that the table lacks; the batch may take it after a survey.
+    """
+
+    path: str
+    changed: bool
+    reason: str
+    unplanned: bool = False
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A quarantine file, with its rows counted by reason and one example row for each reason."""
+
+    file: QuarantineFile
+    reasons: dict[str, int]
+    examples: dict[str, str]
+
+
+class Written(msgspec.Struct, frozen=True, tag=True):
+    """Rows of one partition were settled. Of ``rows`` that came, ``superseded`` lost to another one; ``files`` has the rest.
+
+    Attributes:
+        digest: of all rows that came; ``superseded_digest`` is of those that lost.
+        order: of a full extract, the greatest order among these rows (see `rows.floor`).
+        live: rows in ``files`` that are not deletes.
+        keys: hashes (uint64) of the compared keys of every partition written together with this one; see
+            `settle.in_several_partitions`.
+    """
+
+    partition: str
+    rows: int
+    superseded: int
+    digest: str
+    superseded_digest: str
+    files: tuple[DataFile, ...]
+    order: str | None = None
+    live: int = 0
+    keys: bytes = b""
+
+
+Report = FileRead | FileFailed | Refused | Written
+
+
+def total_by_partition(reports: Iterable[Written]) -> list[Written]:
+    """One report for each partition. ``order``, ``live`` and ``keys`` are not kept."""
+    return [
+        Written(partition, t.rows, t.superseded, t.digest or "", t.superseded_digest or "", t.files)
+        for partition, t in touched_by(reports).items()
+    ]
+
+
+def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:
+    """What was written to each partition, in the order of their names."""
+    touched: dict[str, Touched] = {}
+    for report in reports:
+        if isinstance(report, Written):
+            before = touched.get(report.partition, NOTHING)
+            touched[report.partition] = Touched(
+                files=(*before.files, *report.files),
+                rows=before.rows + report.rows,
+                superseded=before.superseded + report.superseded,
+                bytes=before.bytes + sum(f.bytes for f in report.files),
+                digest=added((before.digest, report.digest)),
+                superseded_digest=added((before.superseded_digest, report.superseded_digest)),
+            )
+    return dict(sorted(touched.items()))

@@ -1,0 +1,109 @@
+"""The Spark session, its failures, and what its tasks have in common. Works under Spark Connect: no JVM object, no RDD."""
+
+import signal
+import sys
+import threading
+import zipimport
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+
+from lakeupsert.errors import TryAgainError
+from lakeupsert.storage import StoreUnavailableError
+
+SPARK_ERRORS = ("Py4JError", "Py4JNetworkError", "Py4JJavaError", "ConnectionRefusedError", "SparkConnectGrpcException")
+"""Names, not classes: a Spark Connect client has no py4j, and a client with py4j has no gRPC."""
+
+
+def session() -> SparkSession:
+    """The active Spark session, or a new one with the machine's own Spark settings."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    with _delay_interrupts():
+        return (
+            SparkSession.builder.appName("lakeupsert")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.log.level", "ERROR")
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
+
+
+@contextmanager
+def _delay_interrupts() -> Iterator[None]:
+    """Delay Ctrl-C until Spark has started, and restore the signal handler afterwards.
+
+    Interrupting the start leaves a JVM behind. Spark also installs a handler that calls the JVM from within the interrupted
+    call, which fails noisily.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupted.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def explain_spark_failures() -> Iterator[None]:
+    """Raise TryAgainError if Spark or its task processes end; errors of our own code in a task pass through."""
+    try:
+        yield
+    except Exception as e:
+        outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in str(e)
+        if not outage and type(e).__name__ not in SPARK_ERRORS:
+            raise
+        raise TryAgainError(
+            "spark-failed",
+            f"Spark did not finish the job: {_first_lines(e)}",
+            next="read Spark's log for the reason, which is often too little memory for a task; then run the same command again",
+        ) from e
+
+
+def _first_lines(e: Exception) -> str:
+    try:
+        lines = [line.strip(": ") for line in str(e).splitlines() if not line.startswith(("\tat ", "Caused by"))]
+    except Exception:  # Py4J asks the JVM for the text, which may be gone
+        lines = [type(e).__name__]
+    return " ".join(lines[:3])
+
+
+def ids(batches: Iterator[pa.RecordBatch]) -> Iterator[int]:
+    """The numbers of `SparkSession.range` that a task got."""
+    for batch in batches:
+        yield from batch["id"].to_pylist()
+    forget_zip_importers()
+
+
+def forget_zip_importers() -> None:
+    """Let the next task of this Python worker start sooner.
+
+    Before every task Spark calls importlib.invalidate_caches(). Python 3.11 then reads `pyspark.zip` again for every package
+    that was ever imported from it: a quarter of a second of processor time a task, measured on a small night.
+    """
+    for path, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimport.zipimporter):
+            del sys.path_importer_cache[path]
+
+
+def parallelism(spark: SparkSession) -> int:
+    """Cores of the session, as far as the client can see; Spark Connect does not expose defaultParallelism."""
+    configured = spark.conf.get("spark.default.parallelism", None)
+    if configured:
+        return int(configured)
+    return int(spark.conf.get("spark.executor.instances", "0")) or _local_cores(spark)
+
+
+def _local_cores(spark: SparkSession) -> int:
+    context = getattr(spark, "sparkContext", None)
+    return int(context.defaultParallelism) if context is not None else 8

@@ -1,0 +1,451 @@
+"""Engine spark, the reference: `row_number() over (partition by key order by ordering desc)`. See `merge.Engine`.
+
+Spark sees key and ordering columns and positions. Tasks then read the winning rows from their files by position, so a payload
+that Spark has no type for passes unchanged. Each call runs one action, once (see `spark_host`).
+"""
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
+
+from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
+from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.adopted import adopted_rows
+from lakeupsert.rows.arrays import Column as ArrowColumn
+from lakeupsert.rows.arrays import Indices, Mask, Rows
+from lakeupsert.rows.buckets import in_bucket
+from lakeupsert.rows.changes import Tally, of_keys
+from lakeupsert.rows.columns import combined
+from lakeupsert.rows.convert import true
+from lakeupsert.rows.datafiles import POSITION, stream_file
+from lakeupsert.rows.digest import as_text, hashed_columns, row_hashes
+from lakeupsert.rows.floor import DELETED_AT, forgotten, lacking, since, up_to
+from lakeupsert.rows.rank import latest
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
+
+_ARRIVAL = ("age", "file", "place")
+_TIES = (AGE, FILE, PLACE)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One file of a merge.
+
+    Attributes:
+        unit: the task's number in the call.
+        number: the file's number in the task; files in ``kept`` come first.
+        age: 0 for a stored file, then 1, 2, … for the batches.
+    """
+
+    unit: int
+    number: int
+    file: DataFile
+    age: int
+
+
+def _sources(unit: int, task: MergeTask) -> list[_Source]:
+    files = [(file, 0) for file in (*task.stored, *task.tombstones)]
+    files += [(file, age) for age, batch in enumerate(task.batches, 1) for file in batch]
+    return [_Source(unit, number, file, age) for number, (file, age) in enumerate(files)]
+
+
+class SparkEngine:
+    """See `lakeupsert.engine.merge.Engine`."""
+
+    name = "spark"
+    partitions_per_call = 512
+    memory_limit: int | None = None
+    shares_units = False
+
+    def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
+        return 0  # Spark spills
+
+    def merge(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
+    ) -> list[MergeOutput]:
+        sources = [_sources(unit, task) for unit, task in enumerate(tasks)]
+        flat = list(itertools.chain.from_iterable(sources))
+        has_full = any(task.full for task in tasks)
+
+        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in ids(batches):
+                source = flat[number]
+                yield from _deciding_rows(store, spec, tasks[source.unit], source, has_full=has_full)
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for unit, rows in _by_unit(batches):
+                output = _Gatherer(store, spec, tasks[unit], sources[unit]).run(spec_version, rows)
+                yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [pickle.dumps(output)]})
+
+        schema = _deciding_ddl(spec, has_full=has_full)
+        with explain_spark_failures():
+            spark = session()
+            most = 4 * parallelism(spark)
+            rows = (
+                spark.range(0, len(flat), 1, max(1, min(len(flat), most)))
+                .mapInArrow(read, schema)
+                .transform(_rank, spec, tasks)
+                .repartition(max(1, min(len(tasks), most)), "unit")
+                .sortWithinPartitions("unit", *_key_names(spec), "nth")
+                .select("unit", "source", "row", "deleted", "hash", "nth", "begins", "known", "version", *_ARRIVAL)
+                .mapInArrow(write, "unit int, output binary")
+                .collect()
+            )
+        outputs = {row.unit: pickle.loads(row.output) for row in rows}
+        return [
+            outputs.get(unit) or _Gatherer(store, spec, task, []).run(spec_version, ())
+            for unit, task in enumerate(tasks)
+        ]
+
+
+# ---------------------------------------------------------------- the window
+
+
+def window_order(column: Column, ordering: Ordering) -> Column:
+    """The sort order of an ordering column in Spark's window."""
+    if ordering.ascending:
+        return column.asc_nulls_first() if ordering.nulls_first else column.asc_nulls_last()
+    return column.desc_nulls_first() if ordering.nulls_first else column.desc_nulls_last()
+
+
+def _key_names(spec: TableSpec) -> list[str]:
+    return [f"k{i}" for i in range(len(spec.stored_key))]
+
+
+def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> DataFrame:
+    """Rank the rows of every key. ``frame`` has the columns of `_deciding_ddl`; the columns that are added:
+
+    nth: 1 for the winner, then 2, 3, …; 0 for rows that a full extract deletes
+    begins: the row is the first of its key when sorted by ``nth``
+    known: the table stores something under the key
+    version: equal for the rows of a key that are equal in the ordering columns and in content
+    """
+    by_key = Window.partitionBy("unit", *_key_names(spec))
+    content = [f"c{i}" for i in range(len(spec.content))]
+    greatest_first = [window_order(F.col(f"o{i}"), ordering) for i, ordering in enumerate(spec.ordering)]
+    ties = [*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL]
+    newest_first = [*greatest_first, *(F.col(name).desc_nulls_last() for name in ties)]
+    has_full = any(task.full for task in tasks)
+    dead, rank, void_by = F.lit(False), F.lit(0), F.lit(None)
+    if has_full:
+        ages = F.collect_set("age").over(by_key)
+        lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(ages, age)))
+        dead = lacked_by.isNotNull()
+        if any(task.forgets for task in tasks if task.full):
+            rank = F.row_number().over(by_key.orderBy(*newest_first))
+            void_by = F.array_min(F.filter("void", lambda age: F.array_contains(ages, age)))
+            void_by = F.when(lacked_by.isNull() | (void_by < lacked_by), void_by)
+            dead |= F.exists(_void_deletes(by_key), lambda void: _takes_away(void, F.col("rank"), F.col("age")))
+    dead_last = F.col("dead")
+    begins = F.col("nth") == 1
+    if has_full and spec.history:  # a dead row may be the first of its key
+        begins = F.row_number().over(by_key.orderBy("nth")) == 1
+    known = F.lit(True)
+    if any(task.refuses for task in tasks):
+        known = F.coalesce(F.min(F.when(~F.col("dead"), F.col("age"))).over(by_key) == 0, F.lit(False))
+    nth = F.row_number().over(by_key.orderBy(dead_last, *newest_first))
+    return (
+        frame.withColumns({"rank": rank, "void_by": void_by})
+        .withColumn("dead", dead)
+        .withColumn("nth", F.when(F.col("dead"), 0).otherwise(nth))
+        .withColumn("begins", begins)
+        .withColumn("known", known)
+        .withColumn("version", F.dense_rank().over(by_key.orderBy(dead_last, *greatest_first, *content)))
+    )
+
+
+def _void_deletes(by_key: Window) -> Column:
+    """The deletes of a key that full extracts void, each with its rank, its age, and the extract's age.
+
+    A delete that an earlier extract took away together with another void delete is not among them.
+    """
+    voids = F.array_sort(
+        F.collect_list(F.when(F.col("void_by").isNotNull(), F.struct("void_by", "rank", "age"))).over(by_key)
+    )
+    none = F.array().cast("array<struct<void_by:int,rank:int,age:int>>")
+
+    def add(found: Column, void: Column) -> Column:
+        return F.when(
+            F.exists(found, lambda other: _takes_away(other, void.rank, void.age) & (other.void_by < void.void_by)),
+            found,
+        ).otherwise(F.concat(found, F.array(void)))
+
+    return F.aggregate(voids, none, add)
+
+
+def _takes_away(void: Column, rank: Column, age: Column) -> Column:
+    """Whether a void delete takes a row away with it: one that ranks below the delete and is older than the extract."""
+    return (rank >= void.rank) & (age < void.void_by)
+
+
+# ---------------------------------------------------------------- what Spark sees of a file
+
+
+def _deciding_ddl(spec: TableSpec, *, has_full: bool) -> str:
+    """The columns of `_deciding_rows`. Keys, ordering columns and content are k0, k1, …, o0, … and c0, …"""
+    names = [*_key_names(spec), *(f"o{i}" for i in range(len(spec.order_by)))]
+    names += [f"c{i}" for i in range(len(spec.content))]
+    types = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by, *spec.content)]
+    ddl = "unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, "
+    ddl += ", ".join(f"{name} {type_}" for name, type_ in zip(names, types, strict=True))
+    return ddl + ", lacking array<int>, void array<int>" if has_full else ddl
+
+
+def _deciding_rows(
+    store: ObjectStore, spec: TableSpec, task: MergeTask, source: _Source, *, has_full: bool
+) -> Iterator[pa.RecordBatch]:
+    """Deciding columns and position of each row of one file that is in the task's bucket."""
+    age, file = source.age, source.file
+    appended = spec.ranked_schema if age else None
+    extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.has_deletes else []))] if appended else []
+    extra += [DELETED_AT] if task.forgets else []
+    schema = pa.schema([*spec.deciding_schema, *extra, pa.field(POSITION, pa.int64())])
+    for block in stream_file(store, file, schema):
+        rows = in_bucket(block, file, task, spec)
+        n = rows.num_rows
+        columns = {
+            "unit": np.full(n, source.unit, np.int32),
+            "source": np.full(n, source.number, np.int32),
+            "row": rows[POSITION],
+            "age": np.full(n, age, np.int32),
+            # Among stored rows only adopted ones can tie, by file and position.
+            "file": rows[FILE] if age else np.full(n, source.number, np.int32),
+            "place": rows[PLACE] if age else rows[POSITION],
+            "deleted": rows[DELETE_FLAG] if age and spec.has_deletes else np.full(n, isinstance(file, TombstoneFile)),
+            "hash": row_hashes(rows, hashed_columns(spec)).view(np.int64),
+        }
+        for letter, names in (("k", spec.stored_key), ("o", spec.order_by), ("c", spec.content)):
+            columns |= {f"{letter}{i}": _comparable(spec, name)[1](rows[name]) for i, name in enumerate(names)}
+        if has_full:
+            columns["lacking"] = _lacking_ages(rows, age, spec, task)
+            columns["void"] = _void_ages(rows, columns["deleted"], age, task)
+        yield from pa.table(columns).to_batches()
+
+
+def _lacking_ages(rows: Rows, age: int, spec: TableSpec, task: MergeTask) -> pa.ListArray:
+    """For each row, the ages of the full extracts that delete it if they lack its key."""
+    later = [(extract, order) for extract, order in task.full if age < extract]
+    return _age_lists(
+        [extract for extract, _ in later], [up_to(rows, order, spec) for _, order in later], rows.num_rows
+    )
+
+
+def _void_ages(rows: Rows, deleted: ArrowColumn | Mask, age: int, task: MergeTask) -> pa.ListArray:
+    """For each row, the ages of the full extracts that void it if they have its key (see `floor.lacking`)."""
+    forgets = task.forgets
+    if forgets is None:
+        return _age_lists([], [], rows.num_rows)
+    deletes = pa.table({DELETE_FLAG: deleted, DELETED_AT.name: rows[DELETED_AT.name]})
+    deletes = since(deletes, np.full(rows.num_rows, age), forgets)
+    later = [extract for extract, _ in task.full if age < extract]
+    return _age_lists(later, [forgotten(deletes, forgets, extract) for extract in later], rows.num_rows)
+
+
+def _age_lists(ages: Sequence[int], masks: Sequence[Mask], rows: int) -> pa.ListArray:
+    """For each row, the list of the ages whose mask marks it."""
+    marked = np.array(masks, bool).reshape(len(ages), rows).T
+    flat = np.broadcast_to(np.array(ages, np.int32), marked.shape)[marked]
+    ends = np.cumsum([0, *marked.sum(axis=1)], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, pa.int32()))
+
+
+def _comparable(spec: TableSpec, name: str) -> tuple[str, Callable[[ArrowColumn], ArrowColumn]]:
+    """Spark's type for a deciding column, and a conversion of the Arrow column to it that preserves its order."""
+    t = pa.types
+    type_ = spec.schema.field(name).type
+
+    def to(arrow: pa.DataType) -> Callable[[ArrowColumn], ArrowColumn]:
+        return lambda column: pc.cast(column, arrow)
+
+    if t.is_uint64(type_):
+        return "decimal(20,0)", to(pa.decimal128(20, 0))
+    if t.is_integer(type_) or t.is_timestamp(type_) or t.is_duration(type_) or t.is_time64(type_) or t.is_date64(type_):
+        return "bigint", to(pa.int64())
+    if t.is_date32(type_) or t.is_time32(type_):
+        return "int", to(pa.int32())
+    if t.is_floating(type_):
+        return "double", to(pa.float64())
+    if t.is_boolean(type_):
+        return "boolean", to(pa.bool_())
+    if t.is_string(type_) or t.is_large_string(type_):
+        return "string", to(pa.string())
+    if t.is_binary(type_) or t.is_large_binary(type_) or t.is_fixed_size_binary(type_):
+        return "binary", to(pa.binary())
+    if t.is_decimal(type_) and type_.precision <= 38:
+        return f"decimal({type_.precision},{type_.scale})", to(pa.decimal128(type_.precision, type_.scale))
+    raise ConfigurationError(
+        "unfit-for-spark",
+        f"Column {name!r} is {type_}, which Spark can't compare, but the column decides which row of a key wins.",
+        next="use --engine arrow for this table",
+    )
+
+
+# ---------------------------------------------------------------- from ranks to files
+
+
+def _by_unit(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[pa.RecordBatch]]]:
+    """The ranked rows of one unit after the other, in key order and within a key by ``nth``."""
+    pending: list[pa.RecordBatch] = []
+    unit: int | None = None
+    for batch in batches:
+        units = batch["unit"].to_numpy()
+        borders = [0, *(np.flatnonzero(np.diff(units)) + 1).tolist(), len(units)]
+        for low, high in itertools.pairwise(borders):
+            if low == high:
+                continue
+            if unit is not None and int(units[low]) != unit:
+                yield unit, pending
+                pending = []
+            unit = int(units[low])
+            pending.append(batch.slice(low, high - low))
+    if unit is not None:
+        yield unit, pending
+    forget_zip_importers()
+
+
+class _Gatherer:
+    """Reads the winning rows of one task by position and writes them; adds up the losers.
+
+    Files are sorted by key too, so each is read forward once; only adopted files are in memory as a whole. In mode columns and
+    with a history every row of a key is read. In mode columns a row in a kept file is rewritten if a record of the batches is
+    part of what its key comes to.
+    """
+
+    def __init__(self, store: ObjectStore, spec: TableSpec, task: MergeTask, sources: Sequence[_Source]) -> None:
+        self._store, self._spec, self._task = store, spec, task
+        self._schema = spec.base_schema.append(DELETED_AT) if task.forgets else spec.base_schema
+        self._cursors: list[_Cursor | Rows] = [
+            _Cursor(stream_file(store, msgspec.structs.replace(s.file, deleted=None), self._schema, spec=spec))
+            if s.age or task.settled
+            else adopted_rows(store, s.file, spec, task.partition)
+            for s in sources
+        ]
+
+    def run(self, spec_version: int, ranked: Iterable[pa.RecordBatch]) -> MergeOutput:
+        spec, task = self._spec, self._task
+        lost = lost_sum = adopted_sum = 0
+        superseded: list[list[Indices]] = [[] for _ in task.kept]
+        counted: list[Rows] = []
+        used: list[Mask] = []
+        tally = Tally()
+        with MergeWriter(self._store, spec, spec_version, task, tally) as out:
+            for batch in _whole_keys(ranked) if spec.mode == "columns" or spec.history else ranked:
+                wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
+                lost += int(np.count_nonzero(~wins))
+                lost_sum += int(hashes[~wins].sum())
+                source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
+                adopted_sum += int(hashes[source < len(task.base)].sum())
+                counted.append(pa.table(batch.select(["nth", "age", "deleted", "version"])))
+                if spec.mode == "columns":
+                    uses, changed = self._write_combined(out, batch, wins)
+                    used.append(uses)
+                    goes = changed[np.cumsum(wins) - 1]
+                else:
+                    self._write_winners(out, batch, wins)
+                    goes = ~wins
+                for number, positions in enumerate(superseded):
+                    positions.append(row[goes & (source == number)])
+            if counted:
+                _count(spec, tally, pa.concat_tables(counted), np.concatenate(used) if used else None)
+        positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
+        return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
+
+    def _write_winners(self, out: MergeWriter, batch: pa.RecordBatch, wins: Mask) -> None:
+        won = pa.array(wins & (batch["source"].to_numpy() >= len(self._task.kept)))
+        needed = batch if self._spec.history else batch.filter(won)
+        if needed.num_rows:
+            rows, order = self._read(needed)
+            if self._spec.history:
+                self._write_history(out, batch, rows, order)
+                order = order.filter(won)
+            out.write(rows, order, true(batch["known"].filter(won)) if self._task.refuses else None)
+
+    def _write_combined(self, out: MergeWriter, batch: pa.RecordBatch, wins: Mask) -> tuple[Mask, Mask]:
+        """Returns which rows are part of what their key comes to, and which keys have such a row that is new."""
+        rows, order = self._read(batch)
+        rows, chosen, uses = combined(rows, self._spec, order, pa.array(wins), _TIES)
+        uses = uses[order]
+        changed = of_keys(wins, uses & (batch["source"].to_numpy() >= len(self._task.kept)))
+        out.write(rows, chosen.filter(pa.array(changed)))
+        return uses, changed
+
+    def _write_history(self, out: MergeWriter, batch: pa.RecordBatch, rows: Rows, order: ArrowColumn) -> None:
+        """Write superseded versions to the history. ``rows``, taken by ``order``, are the rows of the batch."""
+        spec, task = self._spec, self._task
+        nth = batch["nth"].to_numpy()
+        if not nth.all():
+            ages = rows[AGE].to_numpy()
+            out.keep_lacking(rows, lacking(rows, *latest(rows, spec, _TIES), ages, task.full, spec, task.forgets))
+        known = true(batch["known"])[nth == 1] if task.refuses else None
+        out.keep_past(rows, order.filter(pa.array(nth > 0)), pa.array(nth[nth > 0] == 1), known)
+
+    def _read(self, batch: pa.RecordBatch) -> tuple[Rows, ArrowColumn]:
+        """The rows that a batch names, file by file, with what ranks them; and indices that restore the batch's order."""
+        task = self._task
+        source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
+        by_source = np.lexsort((row, source))
+        found = [self._cursors[s].take(np.sort(row[source == s])) for s in np.unique(source)]
+        if task.forgets:  # adopted files lack the column
+            found.append(self._schema.empty_table())
+        rows = pa.concat_tables(found, promote_options="default" if task.forgets else "none")
+        for name, column in ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place")):
+            rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
+        if task.forgets:
+            rows = since(rows, rows[AGE], task.forgets)
+        return rows, pa.array(np.argsort(by_source, kind="stable"))
+
+
+def _whole_keys(ranked: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Rows]:
+    """The same rows, in batches that do not cut the rows of a key."""
+    held: list[pa.RecordBatch] = []
+    for batch in ranked:
+        begins = np.flatnonzero(true(batch["begins"]))
+        if len(begins) and (held or begins[-1]):
+            yield pa.Table.from_batches([*held, batch.slice(0, begins[-1])]).combine_chunks()
+            held = []
+        held.append(batch.slice(begins[-1]) if len(begins) else batch)
+    if held:
+        yield pa.Table.from_batches(held).combine_chunks()
+
+
+def _count(spec: TableSpec, tally: Tally, ranked: Rows, uses: Mask | None) -> None:
+    """``uses`` marks rows that are part of what their key comes to; None: the winners."""
+    nth, ages, deleted, versions = (ranked[name].to_numpy() for name in ("nth", "age", "deleted", "version"))
+    dies = nth == 0
+    tally.lacking(ages[dies], deleted[dies])
+    nth, ages, deleted, versions = (column[~dies] for column in (nth, ages, deleted, versions))
+    by_content = (lambda one, other: versions[one] == versions[other]) if spec.ties == "content" else None
+    tally.meet(nth == 1, ages, deleted, by_content, uses)
+
+
+class _Cursor:
+    """Reads a file forward and hands out rows by position."""
+
+    def __init__(self, blocks: Iterator[Rows]) -> None:
+        self._blocks = blocks
+        self._block: Rows | None = None
+        self._begin = 0
+
+    def take(self, rows: Indices) -> Rows:
+        """The rows at these positions, which ascend and are all above those of the call before."""
+        found = []
+        while len(rows):
+            if self._block is None or rows[0] >= self._begin + self._block.num_rows:
+                self._begin += self._block.num_rows if self._block is not None else 0
+                self._block = next(self._blocks)
+                continue
+            here = int(np.searchsorted(rows, self._begin + self._block.num_rows))
+            found.append(self._block.take(pa.array(rows[:here] - self._begin)))
+            rows = rows[here:]
+        return pa.concat_tables(found)
