@@ -1,4 +1,4 @@
-"""Several worker processes on one queue: each is `dedupe.drain`, and they share nothing but the store and the queue."""
+"""Several worker processes on one queue: each is `worker.drain`, and they share nothing but the store and the queue."""
 
 import logging
 import os
@@ -16,10 +16,11 @@ from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
-from lakeupsert.pipeline.dedupe import PartitionResult, drain
+from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.worker import drain
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def drain_in_processes(
     progress: Callable[[int], None] | None = None,
     alive: Callable[[], object] = lambda: None,
 ) -> list[PartitionResult]:
-    """`dedupe.drain` with engine arrow in ``workers`` processes; one worker, or few messages, need no other process.
+    """`worker.drain` with engine arrow in ``workers`` processes; one worker, or few messages, need no other process.
 
     They share the memory that this process may take.
 

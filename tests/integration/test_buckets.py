@@ -16,9 +16,10 @@ from lakeupsert.operations import vacuum
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy, units, worker_pool
-from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit, drain
+from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import SplitRule
+from lakeupsert.pipeline.worker import drain
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import BucketEntry, Manifest

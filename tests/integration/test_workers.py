@@ -18,10 +18,11 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import dedupe, opened, worker_pool
-from lakeupsert.pipeline.dedupe import drain, drain_received
+from lakeupsert.pipeline import opened, worker_pool
+from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import AT_ONCE
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.worker import UNANSWERED, drain, drain_received, mark_failed
 from lakeupsert.queue import Lease, QueueStats
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault
@@ -403,7 +404,7 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
             if not table.queue.stats().visible:
                 break
         assert table.queue.stats() == QueueStats(visible=0, leased=0, dead=2)
-        assert table.failed(PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], dedupe.UNANSWERED)
+        assert table.failed(PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], UNANSWERED)
     finally:
         frozen.set()
         for thread in [t for t in threading.enumerate() if t.name.startswith("dedupe")]:
@@ -414,7 +415,7 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
 def test_partition_that_needs_all_the_memory_gets_it_alone_or_at_its_third_try(
     folder: Path, partitions: int, third: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("lakeupsert.pipeline.worker.RETRY_SECONDS", 0.0)
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", day, 1) for day in range(partitions)])
     lake.table.append(host="local")
@@ -436,9 +437,9 @@ def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder
     lake.table.append(host="local")
     table = lake.table._table
     assert not table.is_through()
-    dedupe.dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
+    dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
     assert not table.is_through()
-    dedupe.mark_failed(table, PARTITIONS[0], 1, "a test")
+    mark_failed(table, PARTITIONS[0], 1, "a test")
     assert table.is_through()
     lake.table.dedupe()
     assert table.is_through()
@@ -478,7 +479,7 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
 def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
     local: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("lakeupsert.pipeline.worker.RETRY_SECONDS", 0.0)
     table = local.table._table
     (local.root / "large.sqlite").write_text("not a queue")
     while table.queue.stats().visible:
