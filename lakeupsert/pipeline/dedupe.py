@@ -1,15 +1,15 @@
 """Phase two: bring dirty partitions up to a batch, one row per key.
 
-Reads     the partition's head manifest, its pending ledger entries, and the files that both list
+Reads     the head manifest of each partition, its pending ledger entries, and the files that both list
 Writes    new base, delta, vector and tombstone files, then the next manifest version (the only commit here; readers see
           it with the next snapshot)
 Repeat    safe: twice, late, or beside another worker on the same partition
 
-    receive -> load manifest and pending -> engine.merge -> commit -> ack
-                     ^------------------ lost race ----------'
+    find the next step -> choose its route -> engine.merge -> commit
+             ^-------------------- lost race --------------------'
 
-The message only says where to look. What is still to merge is the ledger's entries above the manifest's `merged`, so a
-lost or repeated message changes how soon, never what.
+The caller only says where to look. What is left to merge is the ledger's entries above the manifest's `merged`, so a lost or
+repeated message changes when a partition is merged, never what it becomes.
 """
 
 import os
@@ -24,25 +24,52 @@ from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import Step, next_step, step_anew
-from lakeupsert.pipeline.units import Units, is_shared
+from lakeupsert.pipeline.steps import Step, next_step, rewrite_step
+from lakeupsert.pipeline.units import UnitResults, is_shared
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
 from lakeupsert.table.snapshot import Snapshot
 
 ATTEMPTS = 20
+"""Lost races of one partition before the call gives up."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """This worker merges the step."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """All workers share the step; these of its units still have to be merged."""
+
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Large:
+    """A worker for large partitions merges the step."""
+
+
+Route = Here | Units | Large
+"""Who merges a step."""
 
 
 @dataclass(frozen=True)
 class PartitionResult:
     """What happened to one partition.
 
-    rows_in (stored rows, tombstones and appended rows that were read) = rows_out + rows_superseded + rows_deleted, the
-    tombstones that it has now, + rows_refused, which are below a floor, + tombstones that were dropped; bytes are compressed.
-    ``changes`` counts keys.
-    One that is ``large`` is left for the workers of large partitions, one that is ``shared`` for all workers, in ``units``,
-    perhaps after batches that were small.
+    Attributes:
+        rows_in: rows read: stored rows, tombstones and appended rows. They equal ``rows_out`` + ``rows_superseded`` +
+            ``rows_deleted`` + ``rows_refused`` + the tombstones that were dropped.
+        rows_deleted: tombstones that the partition has now.
+        rows_refused: rows below a floor.
+        changes: counts keys.
+        bytes_read, bytes_written: compressed bytes.
+        status: ``clean``: nothing was committed. ``large``, ``shared``: the next step is left to the workers of large
+            partitions, or to all workers in ``units``; smaller batches before it may be merged already. ``outdated``: another
+            writer committed while a unit was merged, so the step has to be found again.
     """
 
     partition: str
@@ -59,74 +86,90 @@ class PartitionResult:
     engine: str = ""
     strategy: str = ""
     seconds: float = 0.0
-    status: Literal["merged", "clean", "failed", "large", "shared"] = "clean"
+    status: Literal["merged", "clean", "failed", "large", "shared", "outdated"] = "clean"
     error: str | None = None
     units: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """A step that was merged: one output for each of its tasks, the engine's name, and the seconds that it took."""
+
+    step: Step
+    outputs: Sequence[MergeOutput]
+    engine: str
+    seconds: float
 
 
 def dedupe_partitions(
     table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None = None
 ) -> list[PartitionResult]:
-    """Bring each partition of ``wanted`` up to its batch, in shared calls of the engine; one result each.
+    """Bring each partition of ``wanted`` up to its batch, in shared calls of the engine. Returns one result for each.
 
-    A version is committed for every pending batch that is not published yet, so that each batch can be published, however
-    fast new ones come. With ``work``, the name of a work object, each is written anew as that says instead, once.
-    Raises what engine and store raise; then some partitions may be merged, and the call can be repeated.
+    Every pending batch that is not published yet gets a version of its own, so that each batch can be published however fast
+    new batches arrive. With ``work``, the name of a work object, each partition is rewritten once as that object says.
+    Raises what the engine and the store raise. Some partitions may then be merged; the call can be repeated.
     """
     snapshot = table.last_snapshot()
     results = {partition: PartitionResult(partition) for partition in wanted}
-    lost = dict.fromkeys(wanted, 0)
+    lost_races = dict.fromkeys(wanted, 0)
     todo = dict(wanted)
-    heads: dict[str, Link[Manifest] | None] = {}  # what we committed last is the head, as far as we know
+    heads: dict[str, Link[Manifest]] = {}  # what this call committed last is taken for the head
     while todo:
         begun = clock.elapsed()
         steps: list[Step] = []
-        for partition, (head, step) in _looked(table, snapshot, todo, work, heads).items():
-            result = results[partition]
-            if head is not None:
-                result = replace(result, version=head.number, merged=head.body.merged)
-            shared = step is not None and engine.shares_units and is_shared(table, step)
+        for partition, (head, step) in find_steps(table, snapshot, todo, work, heads).items():
+            results[partition] = result = _at_head(results[partition], head)
             if step is None:
                 del todo[partition]
-            elif (table.large_queue is not None or not shared) and _is_large(table, engine, step, step.tasks):
-                del todo[partition]
-                result = replace(result, status="large")
-            elif shared:
-                del todo[partition]
-                result = replace(result, status="shared", units=tuple(Units(table, step).look() or [0]))
-            else:
-                steps.append(step)
-            results[partition] = result
-        outputs = _outputs(table, engine, steps)
+                continue
+            match choose_route(table, engine, step):
+                case Here():
+                    steps.append(step)
+                case Units(numbers):
+                    del todo[partition]
+                    results[partition] = replace(result, status="shared", units=numbers)
+                case Large():
+                    del todo[partition]
+                    results[partition] = replace(result, status="large")
+        outputs = _merge(table, engine, steps)
         seconds = (clock.elapsed() - begun) / max(1, len(steps))
-        links = table.at_once(partial(_commit, table, engine.name, seconds), list(zip(steps, outputs, strict=True)))
+        merges = [_Merge(step, of_step, engine.name, seconds) for step, of_step in zip(steps, outputs, strict=True)]
         heads = {}
-        for step, of_step, link in zip(steps, outputs, links, strict=True):
-            partition = step.partition
+        for merge, link in zip(merges, table.at_once(partial(_commit, table), merges), strict=True):
+            partition = merge.step.partition
             if link is None:
-                lost[partition] += 1
-                if lost[partition] > ATTEMPTS:
+                lost_races[partition] += 1
+                if lost_races[partition] > ATTEMPTS:
                     raise races_exhausted(table.store.uri(partition), ATTEMPTS)
             else:
                 heads[partition] = link
-                results[partition] = _added(results[partition], step, of_step, link, engine.name, seconds)
+                results[partition] = _add(results[partition], merge, link)
     return list(results.values())
+
+
+def choose_route(table: OpenTable, engine: Engine, step: Step) -> Route:
+    """Raises RefusedError if the step does not fit into this worker's memory and no other worker can take it."""
+    shared = engine.shares_units and is_shared(table, step)
+    if (table.large_queue is not None or not shared) and _is_large(table, engine, step, step.tasks):
+        return Large()
+    if shared:
+        # If every unit is merged, one more message of any unit is needed for the commit.
+        return Units(tuple(UnitResults(table, step).find_missing() or [0]))
+    return Here()
 
 
 def dedupe_unit(
     table: OpenTable, engine: Engine, wanted: dict[str, int], work: str | None = None, *, unit: int
 ) -> list[PartitionResult]:
-    """Merge one unit of what is next in each partition, and commit the version where no other is missing.
+    """Merge one unit of each partition's next step, and commit the step if no other unit is missing.
 
-    A partition is ``clean`` where others are, or something else is next there; and ``shared`` again, without units, where
-    what was merged is of no use any more.
+    A partition is ``clean`` if other units are missing, or if its next step has no such unit.
     """
     snapshot = table.last_snapshot()
     results = []
-    for partition, (head, step) in _looked(table, snapshot, wanted, work, {}).items():
-        result = PartitionResult(partition)
-        if head is not None:
-            result = replace(result, version=head.number, merged=head.body.merged)
+    for partition, (head, step) in find_steps(table, snapshot, wanted, work, {}).items():
+        result = _at_head(PartitionResult(partition), head)
         if step is not None and unit < len(step.tasks) and is_shared(table, step):
             result = _merge_unit(table, engine, step, unit, result)
         results.append(result)
@@ -135,78 +178,79 @@ def dedupe_unit(
 
 def _merge_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: PartitionResult) -> PartitionResult:
     begun = clock.elapsed()
-    units = Units(table, step)
-    missing = units.look()
+    units = UnitResults(table, step)
+    missing = units.find_missing()
     if number in missing:
         task = step.tasks[number]
         if _is_large(table, engine, step, [task]):
             return replace(result, status="large")
         [output] = engine.merge(table.store, table.spec(step.spec_version), step.spec_version, [task])
         units.put(number, output)
-        missing = units.look()
+        missing = units.find_missing()
     if missing:
         return result
     try:
-        outputs = units.outputs()
-    except NotFoundError:  # they are committed
+        outputs = units.read()
+    except NotFoundError:  # another worker committed the step and deleted them
         return result
-    seconds = clock.elapsed() - begun
-    link = _commit(table, engine.name, seconds, (step, outputs), alone=False)
+    merge = _Merge(step, outputs, engine.name, clock.elapsed() - begun)
+    link = _commit(table, merge, own_files=False)
     if link is None:
-        return replace(result, status="shared")
-    units.forget()
-    return _added(result, step, outputs, link, engine.name, seconds)
+        return replace(result, status="outdated")
+    units.delete()
+    return _add(result, merge, link)
 
 
-def _looked(
+def find_steps(
     table: OpenTable,
     snapshot: Link[Snapshot] | None,
     wanted: dict[str, int],
     work: str | None,
-    known: dict[str, Link[Manifest] | None],
+    known: dict[str, Link[Manifest]],
 ) -> dict[str, tuple[Link[Manifest] | None, Step | None]]:
-    """Head and next step of each partition, None where nothing is left to do; heads that are ``known`` are not read."""
+    """The head and the next step of each partition, None if nothing is left to do. Heads that are ``known`` are not read."""
     found: dict[str, tuple[Link[Manifest] | None, Step | None]] = {}
     if work is not None:
-        for partition, there in {**table.heads(wanted.keys() - known.keys()), **known}.items():
-            # A message that came again: vacuum may have deleted the work object.
-            if there is not None and there.body.reprocessed == work:
-                found[partition] = there, None
-    left = {partition: batch for partition, batch in wanted.items() if partition not in found}
-    from_landing = work is not None and bool(left) and table.work(work).source == "landing"
-    unknown = [partition for partition in left if partition not in known]
+        for partition, link in {**table.heads(wanted.keys() - known.keys()), **known}.items():
+            # The message came again. Vacuum may have deleted the work object, so that must not be read.
+            if link.body.reprocessed == work:
+                found[partition] = link, None
+    todo = {partition: batch for partition, batch in wanted.items() if partition not in found}
+    from_landing = work is not None and bool(todo) and table.work(work).source == "landing"
+    unknown = [partition for partition in todo if partition not in known]
     newest = table.at_once(
         lambda partition: table.newest(
-            partition, snapshot, from_landing=from_landing, up_to=left[partition] if work is None else None
+            partition, snapshot, from_landing=from_landing, up_to=todo[partition] if work is None else None
         ),
         unknown,
     )
-    heads = {**known, **dict(zip(unknown, newest, strict=True))}
-    for partition, batch in left.items():
+    heads: dict[str, Link[Manifest] | None] = {**known, **dict(zip(unknown, newest, strict=True))}
+    for partition, batch in todo.items():
         head = heads[partition]
         if work is None:
             step = next_step(table, partition, batch, snapshot.body if snapshot else None, head)
         else:
-            step = step_anew(table, head, partition, work)
+            step = rewrite_step(table, head, partition, work)
         found[partition] = head, step
     return found
 
 
-def _outputs(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[list[MergeOutput]]:
-    """What the engine makes of the tasks of each step, in one call for all that have one spec."""
+def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[list[MergeOutput]]:
+    """The outputs of each step's tasks. Steps with the same spec share a call of the engine."""
     by_spec: dict[int, list[MergeTask]] = {}
     for step in steps:
         by_spec.setdefault(step.spec_version, []).extend(step.tasks)
-    merged = {
+    outputs = {
         version: iter(engine.merge(table.store, table.spec(version), version, tasks))
         for version, tasks in by_spec.items()
         if tasks
     }
-    return [[next(merged[step.spec_version]) for _ in step.tasks] for step in steps]
+    return [[next(outputs[step.spec_version]) for _ in step.tasks] for step in steps]
 
 
 def _is_large(table: OpenTable, engine: Engine, step: Step, tasks: Sequence[MergeTask]) -> bool:
-    """Whether they are for the workers of large partitions; an error where they do not fit into memory and there are none."""
+    """Whether the workers of large partitions merge these tasks. RefusedError if they don't fit here and there are no such
+    workers."""
     spec, large = table.spec(step.spec_version), table.settings.large
     needs = max((engine.memory_of(spec, task) for task in tasks), default=0)
     size = sum(file.bytes for file in dict.fromkeys(file for task in tasks for file in task.read))
@@ -217,57 +261,55 @@ def _is_large(table: OpenTable, engine: Engine, step: Step, tasks: Sequence[Merg
         return False
     raise RefusedError(
         "too-large-for-worker",
-        f"{step.partition}: to merge its {size / 1e6:,.1f} MB takes about {needs / 1e6:,.0f} MB of memory, and this "
-        f"worker may take {max(0, engine.memory_limit or 0) / 1e6:,.0f} MB. It was not begun.",
-        next=f"give workers more memory or begin fewer (--workers), or let Spark merge it: `--engine spark`, or "
+        f"{step.partition}: merging its {size / 1e6:,.1f} MB needs about {needs / 1e6:,.0f} MB of memory, and this worker "
+        f"may use {max(0, engine.memory_limit or 0) / 1e6:,.0f} MB. The merge was not started; the partition is unchanged.",
+        next=f"give workers more memory or start fewer (--workers), or let Spark merge it: `--engine spark`, or "
         f"[tables.{table.name}.large] for all such partitions",
         partition=step.partition,
     )
 
 
-def _commit(
-    table: OpenTable, engine: str, seconds: float, merged: tuple[Step, Sequence[MergeOutput]], *, alone: bool = True
-) -> Link[Manifest] | None:
-    """The committed version, or None where the race was lost to a writer that changed a bucket: then it is redone.
+def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[Manifest] | None:
+    """The committed version, or None if the step has to be merged again because another writer changed a bucket.
 
-    ``alone``: whether nobody else may commit these files.
+    With ``own_files`` nobody else can commit these files, so they are deleted after a lost race.
     """
-    step, outputs = merged
-    head = step.head
+    step, head = merge.step, merge.step.head
     chain = table.objects.partition(step.partition)
-    made: dict[str, str | float | int] = {
-        "engine": engine,
+    provenance: dict[str, str | float | int] = {
+        "engine": merge.engine,
         "strategy": step.strategy,
-        "seconds": round(seconds, 3),
+        "seconds": round(merge.seconds, 3),
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
     while True:
-        outcome = chain.append(version_after(step, head, outputs, made), head)
+        outcome = chain.append(version_after(step, head, merge.outputs, provenance), head)
         if outcome.link is not None or outcome.result == "unknown":
-            return outcome.link  # unknown: the files stay for vacuum, the head tells whether anything is left to do
+            return (
+                outcome.link
+            )  # unknown: vacuum deals with the files, and the head says whether anything is left to do
         newer = chain.head()
-        # What changed a bucket makes us redo it; behind a fence what we wrote may be gone already.
+        # Behind a fence our files may be deleted already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start
         if fenced or _buckets(newer) != _buckets(head):
-            if alone:
-                there = {name for bucket in step.buckets for name in bucket.objects}
-                table.discard({name for output in outputs for name in output.objects} - there)
+            if own_files:
+                stored = {name for bucket in step.buckets for name in bucket.objects}
+                table.discard({name for output in merge.outputs for name in output.objects} - stored)
             return None
-        head = newer  # something else was appended, such as a mark; what we read still stands
+        head = newer  # the new version, for example a mark, changed no bucket: the merge still holds
 
 
 def _buckets(link: Link[Manifest] | None) -> tuple[BucketEntry, ...]:
     return link.body.buckets if link else ()
 
 
-def _added(
-    result: PartitionResult,
-    step: Step,
-    outputs: Sequence[MergeOutput],
-    link: Link[Manifest],
-    engine: str,
-    seconds: float,
-) -> PartitionResult:
+def _at_head(result: PartitionResult, head: Link[Manifest] | None) -> PartitionResult:
+    return result if head is None else replace(result, version=head.number, merged=head.body.merged)
+
+
+def _add(result: PartitionResult, merge: _Merge, link: Link[Manifest]) -> PartitionResult:
+    """The result with one more committed version."""
+    step, outputs = merge.step, merge.outputs
     return replace(
         result,
         version=link.number,
@@ -280,15 +322,15 @@ def _added(
         changes=result.changes if step.work else result.changes + link.body.changes,
         bytes_read=result.bytes_read + step.bytes,
         bytes_written=result.bytes_written + (_new_bytes(step.buckets, link.body.buckets) if outputs else 0),
-        engine=engine,
+        engine=merge.engine,
         strategy=step.strategy,
-        seconds=result.seconds + seconds,
+        seconds=result.seconds + merge.seconds,
         status="merged",
     )
 
 
 def _new_bytes(old: Iterable[BucketEntry], new: Iterable[BucketEntry]) -> int:
-    """Of the files that a merge wrote, and of the vectors."""
+    """Bytes of the files and deletion vectors that a merge wrote."""
     before = {f.name: f.deleted for b in old for f in b.data}
     stay = {f for b in old for f in (*b.tombstones, *b.history)}
     data = [f for b in new for f in b.data]

@@ -1,8 +1,8 @@
-"""Which messages the queue lacks, by what ledger and manifests say is still to merge.
+"""Messages that the queue lacks: what is left to merge by ledger and manifests, which know it when a message is lost.
 
-Reads     the ledger's entries and the heads of partitions
+Reads     ledger entries and the heads of partitions
 Writes    messages
-Repeat    safe: a message too many is acked by whoever receives it
+Repeat    safe: whoever receives a message too many finds the partition merged, and acks it
 """
 
 from collections.abc import Callable, Iterable
@@ -20,34 +20,36 @@ def send_missing(
     queued: int = 0,
     dead: frozenset[str] = frozenset(),
 ) -> int:
-    """Send a message for every selected partition where the ledger is ahead of the manifest; how many were sent.
+    """Send a message for every selected partition whose manifest is behind the ledger. Returns how many were sent.
 
-    Of those that are not ``dead`` none is sent where there are no more of them than ``queued`` messages on their way, which
-    are then taken for theirs. It reads the heads of the partitions that are not published up to the ledger's head, and no
-    others.
+    Only the heads of partitions that are not published up to the ledger's head are read.
+
+    Args:
+        queued: how many messages are on their way. If no more partitions than that are behind, the messages are taken for
+            theirs and nothing is sent for them.
+        dead: partitions whose messages are buried; for these a message is always sent.
     """
     snapshot = table.last_snapshot()
     head = table.ledger_head()
     if head is None:
         return 0
-    wanted = {
-        p: b for p, b in table.unpublished(snapshot.body if snapshot else None, head.number).items() if selected(p)
-    }
+    unpublished = table.unpublished(snapshot.body if snapshot else None, head.number)
+    wanted = {p: batch for p, batch in unpublished.items() if selected(p)}
     heads = table.heads(wanted)
     behind = {p: batch for p, batch in wanted.items() if p not in heads or heads[p].body.merged < batch}
     if len(behind.keys() - dead) <= queued:
         behind = {p: batch for p, batch in behind.items() if p in dead}
-    # Also where there is none: a queue that can't be used is found out before anything is appended.
+    # Also if there is nothing to send: a queue that does not work is noticed before anything is appended.
     table.queue.send([Message(table.name, p, batch) for p, batch in behind.items()])
     return len(behind)
 
 
-def messages_left(table: OpenTable, spare: Iterable[Message]) -> list[Message]:
-    """Messages for all that is left to do in the partitions of units, but where it failed."""
-    heads = table.heads({message.partition for message in spare})
+def pending_messages(table: OpenTable, units: Iterable[Message]) -> list[Message]:
+    """Messages for everything that is left to do in the partitions of these units, unless the partition is marked failed."""
+    heads = table.heads({message.partition for message in units})
     ledger = table.ledger_head()
     found: dict[Message, None] = {}
-    for message in spare:
+    for message in units:
         head = heads.get(message.partition)
         if head is not None and head.body.failed is not None:
             continue

@@ -1,20 +1,21 @@
-"""A worker: receive messages of the queue, have their partitions merged, and answer each.
+"""A worker: receive messages, have their partitions merged, and answer each message.
 
 Reads     the queue
-Writes    answers to the queue, messages of what is left, and `failed` marks into partitions' chains; the rest is `dedupe`
+Writes    answers to the queue, messages for what is left, and `failed` marks into the chains of partitions; `dedupe` writes
+          the rest
 Repeat    safe: a message that comes again finds its partition merged
 
     receive -> dedupe -> hand on what is left -> ack
-                  '----- failed ----------> release, or mark and bury
+                 '------- failed -------> release; at the last receive mark the partition failed and bury the message
 """
 
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -23,7 +24,7 @@ from lakeupsert import clock
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
-from lakeupsert.pipeline.messages import messages_left
+from lakeupsert.pipeline.messages import pending_messages
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Lease, Message
@@ -34,26 +35,27 @@ from lakeupsert.table.manifest import Failed, Manifest
 log = logging.getLogger(__name__)
 
 LEASE_SECONDS = 120.0
-"""How long a worker owns a message between two extensions; it extends every third of it while it works, so its own work may
-take any time. Longer: the message of a dead worker on another machine waits longer. Shorter than two extensions that fail:
-a second worker repeats the work (harmless, but paid twice)."""
+"""How long a worker owns a message between two extensions. It extends the lease every third of this while it works, so the
+work itself may take any time. Longer: the message of a dead worker on another machine waits longer. Shorter than two failing
+extensions: a second worker repeats the work (harmless, but paid twice)."""
 RETRY_SECONDS = 5.0
-"""How long a waiting worker leaves a message alone that just failed; one that drains the queue tries again at once."""
+"""How long a waiting worker leaves a message alone after its partition failed. A worker that drains the queue tries again at
+once."""
 IDLE_SECONDS = 1.0
 """How long a waiting worker leaves an empty queue alone before it looks again."""
 WAIT_SECONDS = 5.0
-"""How long a waiting worker lets a queue's server wait for a message. Longer: a worker that is told to stop takes longer."""
+"""How long a waiting worker lets the queue's server wait for a message. Longer: a worker takes longer to stop."""
 AWAY_SECONDS = 300.0
-"""How long Lambda leaves messages alone when the store is away, as it would ask for them again at once. Longer: a night
-waits longer after a short outage. Shorter: an outage may use up all tries, and `reconcile` sends them again only then."""
+"""How long Lambda leaves messages alone if the store is away, because it would receive them again at once. Longer: a night
+waits longer after a short outage. Shorter: an outage may use up all tries, and then only `reconcile` sends the messages again."""
 LOOK_SECONDS = 0.2
-"""How often one who waits for threads looks at the time that is left."""
+"""How often a call that waits for threads checks the time that is left."""
 TICK_SECONDS = 1.0
-"""How often a worker that merges says that it lives, and looks whether it should end."""
-UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
+"""How often a worker that merges reports that it is alive, and checks whether it should stop."""
+UNANSWERED = "every worker that tried to merge it crashed or lost its storage."
 
 
-def drain(
+def drain(  # many parameters: each is an option of a command
     table: OpenTable,
     engine: Engine,
     *,
@@ -65,42 +67,45 @@ def drain(
     progress: Callable[[int], None] | None = None,
     alive: Callable[[], object] = lambda: None,
 ) -> list[PartitionResult]:
-    """Work on the queue's messages until none is visible (``until_empty``), it is stopped, or time is up.
+    """Work on the queue's messages until none is visible (``until_empty``), ``stop`` is set, or time is up.
 
-    It also leaves off where more than ``most_messages`` are visible, which one partition may become.
-    Nothing is begun that would pass ``max_seconds``, should it take as long as the longest call so far. ``progress`` is
-    told how many messages are left; ``alive`` is called every few seconds, in another thread too.
-    A partition that fails goes back to the queue; at its last receive it is marked failed and buried, and so is one whose
-    workers never answered. TryAgainError (the store, the disk) gives the messages back and ends the work.
+    A partition that fails goes back to the queue. At its last receive it is marked failed and its message is buried; so is one
+    whose workers never answered. TryAgainError (the store, the disk) returns the messages and ends the work.
+
+    Args:
+        most_messages: it also ends when more messages are visible, which may be the units of one partition.
+        max_seconds: nothing is started that would pass this, if it took as long as the longest call so far.
+        progress: is called with the number of messages left.
+        alive: is called every few seconds, also in another thread.
     """
     begun, longest = clock.elapsed(), 0.0
     results: list[PartitionResult] = []
-    # A step may vanish while its units are merged, by a compaction or a fence, and messages of it be acked for nothing: whoever
-    # acked one makes sure, when the queue is empty, that nothing is left.
-    spare: set[Message] = set()
+    # A compaction or a fence may make a step void while its units are merged; their messages are then acked for nothing.
+    # So whoever acked one checks, when the queue is empty, that nothing is left.
+    unconfirmed: set[Message] = set()
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
         alive()
         leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
-        if not leases and spare:
-            # Units that others are at are merged twice, where nobody is to wait for them.
-            if not until_empty and table.queue.stats().leased:
-                stop.wait(IDLE_SECONDS)
-            else:
-                table.queue.send(messages_left(table, spare))
-                spare.clear()
-            continue
         if not leases:
-            if until_empty:
+            if unconfirmed and (until_empty or not table.queue.stats().leased):
+                # With ``until_empty`` it does not wait for units that other workers hold: those are merged twice.
+                table.queue.send(pending_messages(table, unconfirmed))
+                unconfirmed.clear()
+            elif until_empty:
                 break
-            stop.wait(IDLE_SECONDS)
+            else:
+                stop.wait(IDLE_SECONDS)
             continue
-        if stop.is_set():  # while it waited for these
+        if stop.is_set():  # set while it waited for these
             for lease in leases:
                 table.queue.release(lease)
             break
         received = clock.elapsed()
-        with _extended(table, leases, lease_seconds, stop, alive):
-            results += _work(table, engine, leases, [], spare, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+        delivery = _Delivery(table, engine, leases, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+        with _lease_extension(table, leases, lease_seconds, stop, alive):
+            delivery.work()
+        results += delivery.results
+        unconfirmed |= delivery.unconfirmed
         longest = max(longest, clock.elapsed() - received)
         if most_messages is not None and table.queue.stats().visible > most_messages:
             break
@@ -118,179 +123,218 @@ def drain_received(
     workers: int,
     seconds_left: Callable[[], float],
 ) -> list[Lease]:
-    """Work on messages that were received elsewhere, in threads, each at one partition; the leases that were given back.
+    """Work on messages that were received elsewhere, one partition a thread. Returns the leases that were given back.
 
-    Nothing is extended: whoever received them hid them for longer than ``seconds_left``. When that is at or below 0, what
-    is not done is given back, visible at once. A merge under way then goes on alone, as any late worker's does.
-    What nobody began at its first receive is sent anew and acked instead, as it has used up no try. Later receives count,
-    begun or not: or two partitions that are too slow for a call would reset each other's for ever.
-    What was received often comes last and alone, as it may kill this process, and the others with it; or as it needs all
-    the memory. ``engine`` makes the engine of one of so many threads, of which there are no more than partitions.
-    A partition that fails goes back, or is marked failed and buried, as in `drain`; where the store is away, for a while.
+    No lease is extended: whoever received the messages hid them for longer than ``seconds_left``. When that reaches 0, what is
+    not done is given back and visible at once. A merge that is running then goes on alone, as any late worker's does.
+    At its first receive, a message that nobody started is sent again and acked instead, so it has used up no try. Later receives
+    count even if nobody started, or two partitions that are too slow for a call would reset each other's tries for ever.
+    Messages that were received often come last and alone: they may kill this process and the others with it, or need all its
+    memory. A partition that fails goes back, or is marked failed and buried, as in `drain`; if the store is away, its message
+    stays hidden for a while.
+
+    Args:
+        engine: makes the engine for one of so many threads; there are no more threads than partitions.
     """
-    of_partition: dict[tuple[str | None, int | None, str], list[Lease]] = {}
-    for lease in leases:
-        message = lease.message
-        of_partition.setdefault((message.work, message.unit, message.partition), []).append(lease)
-    together = [x for x in of_partition.values() if max(lease.receives for lease in x) < ALONE_FROM]
-    alone = [x for x in of_partition.values() if x not in together]
-    back: list[Lease] = []
-    begun: set[Lease] = set()
-    left: list[Lease] = []
+    groups = _group_by_partition(leases)
+    together = [group for group in groups if max(lease.receives for lease in group) < ALONE_FROM]
+    alone = [group for group in groups if group not in together]
+    returned: list[Lease] = []
+    not_started: list[Lease] = []
     failures: list[BaseException] = []
-
-    def work(of_threads: Engine, of_it: Sequence[Lease]) -> None:
-        if seconds_left() <= 0:
-            return
-        begun.update(of_it)
-        for _ in _work(table, of_threads, of_it, back, set(), RETRY_SECONDS, AWAY_SECONDS):
-            pass
-
-    for most, groups in ((workers, together), (1, alone)):
-        threads = max(1, min(most, len(groups)))
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
-        futures = {pool.submit(work, engine(threads), of_it): of_it for of_it in groups}
-        pending = set(futures)
-        while pending and seconds_left() > 0:
-            _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
-        pool.shutdown(wait=False, cancel_futures=True)
-        for future, of_it in futures.items():
-            if not begun.issuperset(of_it):
-                left += of_it
+    any_started = False
+    for most, part in ((workers, together), (1, alone)):
+        threads = max(1, min(most, len(part)))
+        deliveries = [_Delivery(table, engine(threads), group, RETRY_SECONDS, AWAY_SECONDS) for group in part]
+        futures = _work_in_threads(deliveries, threads, seconds_left)
+        for delivery, future in zip(deliveries, futures, strict=True):
+            any_started |= delivery.started
+            if not delivery.started:
+                not_started += delivery.leases
             elif not future.done():
-                back += of_it
-                _answered(table.queue.release, of_it)
+                returned += delivery.leases
+                _answer(delivery.leases, table.queue.release)
             elif (failure := future.exception()) is not None:
-                log.warning("partition was not merged: %s: %s", of_it[0].message.partition, failure)
+                partition = delivery.leases[0].message.partition
+                log.warning("partition was not merged: %s: %s", partition, failure)
                 failures.append(failure)
-    # Where nothing is ever begun, tries must come to an end too.
-    anew = [lease for lease in left if begun and lease.receives == 1]
-    if anew and _sent_anew(table, anew):
-        left = [lease for lease in left if lease not in anew]
-    back += left
-    _answered(table.queue.release, left)
+            else:
+                returned += delivery.returned
+    # If nothing is ever started, tries must come to an end too.
+    fresh = [lease for lease in not_started if any_started and lease.receives == 1]
+    if fresh and _requeue(table, fresh):
+        not_started = [lease for lease in not_started if lease not in fresh]
+    returned += not_started
+    _answer(not_started, table.queue.release)
     if failures:
         raise failures[0]
-    return back
+    return returned
 
 
-def _sent_anew(table: OpenTable, leases: Sequence[Lease]) -> bool:
-    """Whether equal messages, which nobody has received yet, took the place of these."""
+def _group_by_partition(leases: Iterable[Lease]) -> list[list[Lease]]:
+    """Leases of different work objects or units are in different groups, too."""
+    groups: dict[tuple[str | None, int | None, str], list[Lease]] = {}
+    for lease in leases:
+        message = lease.message
+        groups.setdefault((message.work, message.unit, message.partition), []).append(lease)
+    return list(groups.values())
+
+
+def _work_in_threads(
+    deliveries: Sequence["_Delivery"], threads: int, seconds_left: Callable[[], float]
+) -> list[Future[None]]:
+    """A future for each, as they are when all are done or time is up. No delivery is started after that."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
+    futures = [pool.submit(_work_in_time, delivery, seconds_left) for delivery in deliveries]
+    pending = set(futures)
+    while pending and seconds_left() > 0:
+        _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return futures
+
+
+def _work_in_time(delivery: "_Delivery", seconds_left: Callable[[], float]) -> None:
+    if seconds_left() > 0:
+        delivery.work()
+
+
+def _requeue(table: OpenTable, leases: Sequence[Lease]) -> bool:
+    """Whether these messages were replaced by equal ones that nobody has received yet."""
     try:
         table.queue.send([lease.message for lease in leases])
     except LakeupsertError as e:
-        log.warning("messages that nobody began are given back instead of sent anew: %s", e.message)
+        log.warning("messages that nobody started could not be sent again and are given back instead: %s", e.message)
         return False
-    _answered(table.queue.ack, leases)
+    _answer(leases, table.queue.ack)
     return True
 
 
-def _answered(call: Callable[..., bool], leases: Iterable[Lease], *arguments: object) -> None:
-    """One answer for each. One that fails keeps nobody from the others: its message comes back when its
-    time is up, and somebody repeats the work."""
+def _answer(leases: Iterable[Lease], answer: Callable[[Lease], bool]) -> None:
+    """Answer each lease, also after one answer fails: that message comes back when its lease ends, and somebody repeats the
+    work."""
     for lease in leases:
         try:
-            call(lease, *arguments)
+            answer(lease)
         except LakeupsertError as e:
             log.warning("the queue did not take an answer about %s: %s", lease.message.partition, e.message)
 
 
-def _work(
-    table: OpenTable,
-    engine: Engine,
-    leases: Sequence[Lease],
-    back: list[Lease],
-    spare: set[Message],
-    retry_seconds: float,
-    away_seconds: float = 0.0,
-) -> Iterator[PartitionResult]:
-    """What became of the partitions of these messages; every lease is acked, released or buried, also where this fails.
+@dataclass
+class _Delivery:
+    """Some leases, and what became of their messages.
 
-    Messages of units that committed nothing are put into ``spare``.
-
-    Those whose partition failed are released for ``retry_seconds``, and put into ``back``. Where this fails itself, all that
-    are left are released for ``away_seconds``.
+    Attributes:
+        retry_seconds: how long a message stays hidden if its partition failed.
+        away_seconds: how long all messages without an answer stay hidden if the work itself fails.
+        started: whether somebody works on it, or did.
+        results: of the partitions that are finished here: merged, with nothing to do, handed on, or failed for good.
+        returned: leases that were given back because their partition failed.
+        unconfirmed: messages of units that committed nothing.
     """
-    unanswered = set(leases)
 
-    def answer(call: Callable[..., bool], answered: Sequence[Lease], *arguments: object) -> None:
-        for lease in answered:
-            call(lease, *arguments)
-            unanswered.remove(lease)
+    table: OpenTable
+    engine: Engine
+    leases: Sequence[Lease]
+    retry_seconds: float
+    away_seconds: float = 0.0
+    started: bool = False
+    results: list[PartitionResult] = field(default_factory=list)
+    returned: list[Lease] = field(default_factory=list)
+    unconfirmed: set[Message] = field(default_factory=set)
 
-    queue = table.queue
-    held: dict[tuple[str | None, int | None], dict[str, list[Lease]]] = {}
-    try:
-        for lease in leases:
+    def __post_init__(self) -> None:
+        self._unanswered = set(self.leases)
+
+    def work(self) -> None:
+        """Ack, release or bury every lease, also if this raises."""
+        self.started = True
+        try:
+            for (work, unit), by_partition in self._sort().items():
+                self._merge(work, unit, by_partition)
+        finally:
+            _answer(self._unanswered, lambda lease: self.table.queue.release(lease, self.away_seconds))
+
+    def _sort(self) -> dict[tuple[str | None, int | None], dict[str, list[Lease]]]:
+        """The leases by work object and unit, then by partition. Messages that ask for nothing are answered here."""
+        table, queue = self.table, self.table.queue
+        found: dict[tuple[str | None, int | None], dict[str, list[Lease]]] = {}
+        for lease in self.leases:
             message = lease.message
             entry = table.entry(message.batch) if message.table == table.name else None
-            if entry is None:  # queues outlive tables, and one that is made anew counts from 0
+            if entry is None:  # queues outlive tables, and the batches of a table that is created again count from 0
                 reason = f"it is for table {message.table!r}, batch {message.batch}; {table.name!r} has no such batch"
-                answer(queue.bury, [lease], reason)
+                self._answer([lease], partial(queue.bury, reason=reason))
             elif message.work is None and message.partition not in entry.body.touched:
-                answer(queue.ack, [lease])
+                self._answer([lease], queue.ack)
             else:
-                of_work = held.setdefault((message.work, message.unit), {})
-                of_work.setdefault(message.partition, []).append(lease)
-        for (work, unit), of_work in held.items():
-            wanted = {partition: max(x.message.batch for x in of_it) for partition, of_it in of_work.items()}
-            receives = {partition: max(x.receives for x in of_it) for partition, of_it in of_work.items()}
-            to_try = {p: batch for p, batch in wanted.items() if receives[p] <= queue.max_receives}
-            given_up = [
-                PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name)
-                for p in wanted
-                if p not in to_try
-            ]
-            merge = dedupe_partitions if unit is None else partial(dedupe_unit, unit=unit)
-            for result in itertools.chain(given_up, _each(table, engine, merge, to_try, work)):
-                of_it = of_work[result.partition]
-                try:
-                    message = Message(table.name, result.partition, wanted[result.partition], work, unit)
-                    _hand_on(table, result, message)
-                except TryAgainError:
-                    raise
-                except LakeupsertError as e:  # such as a send that is not permitted: told like a failed merge
-                    result = replace(result, status="failed", error=str(e))
-                if result.status != "failed":
-                    answer(queue.ack, of_it)
-                    if unit is not None and result.status == "clean":
-                        spare.add(message)
-                    elif result.status != "shared":
-                        yield result
-                elif receives[result.partition] < queue.max_receives:
-                    # What to do about it is told once, by who ends up with a failed partition.
-                    reason, *_ = (result.error or "").partition("\n")
-                    log.warning("partition failed, will be tried again: %s: %s", result.partition, reason)
-                    back += of_it
-                    answer(queue.release, of_it, retry_seconds)
-                else:
-                    if work is None:
-                        mark_failed(table, result.partition, wanted[result.partition], result.error or "")
-                    answer(queue.bury, of_it, result.error or "")
-                    yield result
-    finally:
-        _answered(queue.release, unanswered, away_seconds)
+                by_partition = found.setdefault((message.work, message.unit), {})
+                by_partition.setdefault(message.partition, []).append(lease)
+        return found
+
+    def _merge(self, work: str | None, unit: int | None, by_partition: dict[str, list[Lease]]) -> None:
+        table, engine = self.table, self.engine
+        wanted = {partition: max(x.message.batch for x in leases) for partition, leases in by_partition.items()}
+        receives = {partition: max(x.receives for x in leases) for partition, leases in by_partition.items()}
+        to_try = {p: batch for p, batch in wanted.items() if receives[p] <= table.queue.max_receives}
+        given_up = [
+            PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name) for p in wanted if p not in to_try
+        ]
+        merge = dedupe_partitions if unit is None else partial(dedupe_unit, unit=unit)
+        for result in itertools.chain(given_up, _merge_partitions(table, engine, merge, to_try, work)):
+            message = Message(table.name, result.partition, wanted[result.partition], work, unit)
+            try:
+                _hand_on(table, result, message)
+            except TryAgainError:
+                raise
+            except LakeupsertError as e:  # for example, sending is not permitted: reported like a failed merge
+                result = replace(result, status="failed", error=str(e))
+            self._finish(result, message, by_partition[result.partition], receives[result.partition])
+
+    def _finish(self, result: PartitionResult, message: Message, leases: Sequence[Lease], receives: int) -> None:
+        """Answer the leases of one partition."""
+        table, queue, error = self.table, self.table.queue, result.error or ""
+        if result.status != "failed":
+            self._answer(leases, queue.ack)
+            if message.unit is not None and result.status == "clean":
+                self.unconfirmed.add(message)
+            elif result.status not in ("shared", "outdated"):
+                self.results.append(result)
+        elif receives < queue.max_receives:
+            # What to do about it is reported once, by whoever finds the partition failed for good.
+            log.warning("partition failed, will be tried again: %s: %s", result.partition, error.partition("\n")[0])
+            self.returned += leases
+            self._answer(leases, lambda lease: queue.release(lease, self.retry_seconds))
+        else:
+            if message.work is None:
+                mark_failed(table, result.partition, message.batch, error)
+            self._answer(leases, partial(queue.bury, reason=error))
+            self.results.append(result)
+
+    def _answer(self, leases: Iterable[Lease], answer: Callable[[Lease], bool]) -> None:
+        for lease in leases:
+            answer(lease)
+            self._unanswered.remove(lease)
 
 
 def _hand_on(table: OpenTable, result: PartitionResult, message: Message) -> None:
-    """Send what is left of a message to those whose work it is, before it is acked."""
+    """Send what is left of a message to the workers that are to do it, before it is acked."""
     if result.status == "large" and table.large_queue is not None:
         table.large_queue.send([message])
-    elif result.status == "shared" and result.units:
+    elif result.status == "shared":
         table.queue.send([msgspec.structs.replace(message, unit=unit) for unit in result.units])
-    elif message.unit is not None and result.status in ("merged", "shared"):
-        # Units of whatever else was to be merged there may be acked that began from the version before, or were of this one.
-        table.queue.send(messages_left(table, [message]))
+    elif message.unit is not None and result.status in ("merged", "outdated"):
+        # Other messages may be acked by now: units that began from the version before, or units of this step.
+        table.queue.send(pending_messages(table, [message]))
 
 
-def _each(
+def _merge_partitions(
     table: OpenTable,
     engine: Engine,
     merge: Callable[[OpenTable, Engine, dict[str, int], str | None], list[PartitionResult]],
     wanted: dict[str, int],
     work: str | None,
 ) -> Iterator[PartitionResult]:
-    """One shared call; where that fails, each partition alone, since only that shows whose fault it was."""
+    """Merge in one shared call. If that fails, merge each partition alone, since only that shows which one fails."""
     try:
         yield from merge(table, engine, wanted, work)
         return
@@ -309,48 +353,49 @@ def _each(
 
 
 def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
-    """Say in the partition's own chain that its next batch does not merge; publish and status read it there."""
+    """Record in the partition's own chain that its next batch does not merge. Publish and status read it there."""
     snapshot = table.last_snapshot()
 
-    def marked(head: Link[Manifest] | None) -> Manifest | None:
+    def add_mark(head: Link[Manifest] | None) -> Manifest | None:
         if snapshot is not None and snapshot.body.lost(partition, head):
-            return None  # the mark would take the number of the version that is gone
+            return None  # the mark would take the number of the lost version
         merged = head.body.merged if head else 0
         first = next((n.number for n in table.entries(merged, batch) if partition in n.body.touched), None)
         if first is None:
-            return None  # somebody merged it meanwhile
+            return None  # another worker merged it meanwhile
         base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
         if base.failed and base.failed.batch == first and reason in (base.failed.reason, UNANSWERED):
-            return None  # what is there says as much, or more
+            return None  # the mark that is there says as much, or more
         return msgspec.structs.replace(base, failed=Failed(batch=first, reason=reason))
 
-    table.objects.partition(partition).extend(marked)
+    table.objects.partition(partition).extend(add_mark)
 
 
 @contextmanager
-def _extended(
+def _lease_extension(
     table: OpenTable, leases: Sequence[Lease], lease_seconds: float, stop: Stop, alive: Callable[[], object]
 ) -> Iterator[None]:
-    """Extend the leases in the background while the block works on them; at ``stop``, give them back where it takes too long.
+    """Extend the leases in the background while the block works on them. After ``stop``, give them back if the block does not
+    end within the grace period.
 
-    Whoever receives them then repeats the work; should the block commit all the same, one of both has lost a race.
+    Whoever receives them then repeats the work. If the block still commits, one of the two loses the race.
     """
     done = threading.Event()
 
     def extend() -> None:
-        extended, told = clock.elapsed(), None
+        extended, stopping = clock.elapsed(), None
         while not done.wait(TICK_SECONDS):
             with suppress(OSError):
                 alive()
             now = clock.elapsed()
             if stop.is_set():
-                told = now if told is None else told
-                if now - told >= stop.grace_seconds:
-                    _answered(table.queue.release, leases)
+                stopping = now if stopping is None else stopping
+                if now - stopping >= stop.grace_seconds:
+                    _answer(leases, table.queue.release)
                     stop.abandon()
                     return
             if now - extended >= lease_seconds / 3:
-                _answered(table.queue.extend, leases, lease_seconds)
+                _answer(leases, lambda lease: table.queue.extend(lease, lease_seconds))
                 extended = now
 
     thread = threading.Thread(target=extend, name="extend-leases", daemon=True)
