@@ -13,7 +13,15 @@ import msgspec
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.strategy import SMALL_FILE, Incoming, SplitRule, Strategy, as_whole_rows, in_place, unfolded
+from lakeupsert.pipeline.strategy import (
+    SMALL_FILE,
+    Incoming,
+    SplitRule,
+    Strategy,
+    as_whole_rows,
+    in_place,
+    unfolded_count,
+)
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
@@ -224,10 +232,10 @@ def _tasks(
     sources = tuple((link.body.batch_id, link.body.sources) for link in counted) if floors and not step.work else ()
     kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, rule)
     splits = not kept and table.spec(step.spec_version).stored_key
-    bits = rule.bits_more(bucket, incoming) if splits else 0
+    bits = rule.extra_bits(bucket, incoming) if splits else 0
     for number in range(2**bits):
         history = () if number else bucket.history
-        stay = unfolded(history, max(incoming.bytes, SMALL_FILE))
+        stay = unfolded_count(history, max(incoming.bytes, SMALL_FILE))
         task = MergeTask(
             partition=step.partition,
             base=() if kept else bucket.base,

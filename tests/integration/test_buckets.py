@@ -375,7 +375,7 @@ def runaway(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
     lake = Lake(tmp_path_factory.mktemp("runaway") / "lake", bucket="16KB", schema=LARGE, history=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SplitRule, "bits_more", older)
+        patch.setattr(SplitRule, "extra_bits", older)
         for night in range(21):
             few = [row(f"few{i}", 0, 5, "x", op="D" if i == 7 else None) for i in range(0 if night else 20)]
             lake.land(f"{night}.jsonl", [row("large", 0, night, text(rng, 60_000 if night > 19 else 20_000)), *few])
