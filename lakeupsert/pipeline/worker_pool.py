@@ -142,9 +142,11 @@ class _Processes:
         self._pools.enter_context(pool)
         started = pool.submit(os.getpid)
         left = None if self._deadline is None else max(0.0, self._deadline - clock.elapsed())
-        answer = pool.submit(
-            _drain, self._table.name, self._table.settings, self._memory, left, until_empty=self._until_empty
-        )
+        table, answer = self._table, Future[_Answer]()
+        try:
+            answer = pool.submit(_drain, table.name, table.settings, self._memory, left, until_empty=self._until_empty)
+        except BrokenProcessPool as e:  # the process is dead already
+            answer.set_exception(e)
         self.pending[answer] = started
 
     def collect(self) -> list[PartitionResult]:

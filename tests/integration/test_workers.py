@@ -1,11 +1,15 @@
 """Workers as containers run them: signals, a kill, memory, a health file, and large partitions that Spark merges."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -229,6 +233,28 @@ def test_worker_begins_nothing_that_would_pass_its_time(folder: Path, max_second
     with clock.use(source):
         results = drain(lake.table._table, _Slow(source), until_empty=True, stop=Stop(), max_seconds=max_seconds)
     assert len(results) == merged
+
+
+class _DiesEarly(ProcessPoolExecutor):
+    """Its process is killed when it has started, before it is given work."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        found = super().submit(call, *args, **kwargs)
+        if call is os.getpid:
+            os.kill(found.result(), signal.SIGKILL)
+            assert super().submit(time.sleep, PATIENCE_SECONDS).exception() is not None
+        return found
+
+
+def test_process_that_is_killed_before_it_has_work_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "ProcessPoolExecutor", _DiesEarly)
+    monkeypatch.setattr(worker_pool, "FEW_MESSAGES", 0)
+    monkeypatch.setattr(worker_pool, "MOST_DEATHS", 3)
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", 0, 1, 1)])
+    call(lake, "append", "--host", "local")
+    assert call(lake, "dedupe", "--workers", "2", code=75)["error"]["code"] == "worker-died"
+    assert lake.table.status().queue == QueueStats(1, 0, 0)
 
 
 def test_partition_that_does_not_fit_into_memory_is_refused_and_merged_where_it_does(
