@@ -31,14 +31,16 @@ from lakeupsert.operations.restore import RestorePlan, restore, tag
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns
 from lakeupsert.operations.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.append import AppendResult, append, new_files, skipped_files
-from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, send_missing
+from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.memory import limit_bytes
+from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
+from lakeupsert.pipeline.worker import drain, drain_received
 from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import AzureQueue, SqsQueue
 from lakeupsert.read.arrow import to_arrow

@@ -22,9 +22,10 @@ import pyarrow.compute as pc
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.recompute import Comparison, Recomputed, import_duckdb, recompute
 from lakeupsert.operations.redrive import is_ours
-from lakeupsert.pipeline.dedupe import UNANSWERED, mark_failed, send_missing
+from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.worker import UNANSWERED, mark_failed
 from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.rows.digest import Digest, row_hashes

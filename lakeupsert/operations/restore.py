@@ -14,7 +14,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
-from lakeupsert.pipeline.dedupe import send_missing
+from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.read.view import expired

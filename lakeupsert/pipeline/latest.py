@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
-from lakeupsert.pipeline.dedupe import version_after
+from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, next_step, one_by_one, step_to
 from lakeupsert.read.view import View, partitions_of

@@ -2,10 +2,10 @@
 
 Reads     the last snapshot, the ledger entries above it, the manifests of partitions that they touch or that lag
 Writes    the next snapshot, if there is anything new to show
-Repeat    safe; beside other publishers one wins and the others find nothing left to do
+Repeat    safe; of several publishers one wins, and the others find nothing left to do
 
-Snapshot N needs, of every partition that is touched in (last snapshot's batch, N] or lagging, the version whose `merged` is
-the last batch <= N that touches it. Where one has jumped beyond N, or is not there yet, another N is tried.
+Snapshot N needs one version of every partition that lags or is touched in (last snapshot's batch, N]: the version whose `merged`
+is the last batch <= N that touches the partition. If a partition has jumped beyond N, or is not there yet, another N is tried.
 """
 
 from collections.abc import Collection
@@ -23,11 +23,14 @@ from lakeupsert.table.snapshot import Shown, Snapshot
 
 @dataclass(frozen=True)
 class PublishResult:
-    """``snapshot`` is the number of the newest snapshot (None: there is none), ``batch`` its batch.
+    """The newest snapshot, and what it does not show.
 
-    ``waiting`` are partitions whose newest batches are not in it, ``failed`` those among them that are marked failed, or
-    whose shown version is gone, with the reason. ``lost``: the snapshot that was gone, and in whose place this one shows what is
-    whole.
+    Attributes:
+        snapshot: its number, or None if there is no snapshot.
+        batch: its batch.
+        waiting: partitions whose newest batches are not in it.
+        failed: those of ``waiting`` that are marked failed, or whose shown version is lost, with the reason.
+        lost: the number of a lost snapshot that this one takes the place of.
     """
 
     snapshot: int | None
@@ -40,44 +43,24 @@ class PublishResult:
     lost: int | None = None
 
 
-class _OlderThanKnown(Exception):
-    """The ledger knows a newer snapshot than the newest that was there: that is lost, or somebody published just now."""
+class _SnapshotMissingError(Exception):
+    """The ledger knows a newer snapshot than the newest that was read: it is lost, or was published just now."""
 
 
 def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
-    """Append the newest possible snapshot; the result also where nothing was to do.
+    """Append the newest possible snapshot. Returns a result also if there was nothing to do.
 
-    ``also``: partitions of which there may be a newer version at the same `merged`. Nobody else looks at their heads.
+    Args:
+        also: partitions that may have a newer version at the same `merged`; the heads of others are not read for that.
     """
-    before: Link[Snapshot] | None = None
-    head: Link[LedgerEntry] | None = None
-    left: Snapshot | None = None
-    stand_in: Link[Snapshot] | None = None
-
-    def build(last: Link[Snapshot] | None) -> Snapshot | None:
-        nonlocal before, head
-        before, head = last, table.newest_entry(last)
-        if head is None:
-            return None
-        if (last.number if last else -1) < (-1 if head.body.snapshot is None else head.body.snapshot):
-            raise _OlderThanKnown
-        if last is None or last is not stand_in:
-            return _candidate(table, last.body if last else None, head.number, also)
-        # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
-        return _candidate(table, left, head.number, left.partitions if left else ()) or left
-
-    while True:
-        try:
-            published = table.objects.snapshots.extend(build, behind=stand_in)
-            break
-        except _OlderThanKnown:
-            left, stand_in = _stand_in(table)
-    now = published or before
+    publisher = _Publisher(table, also)
+    published = publisher.append()
+    now = published or publisher.last
     body = now.body if now else None
-    behind = table.unpublished(body, head.number) if head else {}
+    behind = table.unpublished(body, publisher.head.number) if publisher.head else {}
     changed = 0
     if published:
-        old = before.body.partitions if before else {}
+        old = publisher.last.body.partitions if publisher.last else {}
         changed = sum(old.get(p) != shown for p, shown in published.body.partitions.items())
     return PublishResult(
         snapshot=now.number if now else None,
@@ -87,63 +70,112 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         lagging=body.lagging if body else (),
         waiting=tuple(behind),
         failed=table.failed(behind, now),
-        lost=stand_in.number if stand_in else None,
+        lost=publisher.stand_in.number if publisher.stand_in else None,
     )
 
 
-def _stand_in(table: OpenTable) -> tuple[Snapshot | None, Link[Snapshot] | None]:
-    """Where the newest snapshot is gone and the ledger knows it: what the one before shows, and with that the number to append
-    behind. Twice None otherwise.
+@dataclass
+class _Publisher:
+    """Appends a snapshot, and remembers what the last attempt started from.
 
-    What the lost one may have expired is expired: a vacuum may have deleted its files since.
+    Attributes:
+        last: the last snapshot.
+        head: the ledger's head.
+        stand_in: takes the place of a lost snapshot, so that the next one is appended behind its number.
+        before_lost: the snapshot before the lost one.
     """
-    newest = table.last_snapshot()
-    lost = table.lost_snapshot(table.newest_entry())
-    if lost is None:
-        return None, None
-    left = newest.body if newest else None
-    body = left or Snapshot(batch=0, spec_version=0)
-    body = msgspec.structs.replace(body, expired=max(body.expired, lost - table.settings.keep_snapshots + 1))
-    link = Link(lost, write_id="", parent=None, written_at="", body=body, read_at=clock.elapsed())
-    return (body if left else None), link
+
+    table: OpenTable
+    also: Collection[str]
+    last: Link[Snapshot] | None = None
+    head: Link[LedgerEntry] | None = None
+    stand_in: Link[Snapshot] | None = None
+    before_lost: Snapshot | None = None
+
+    def append(self) -> Link[Snapshot] | None:
+        """The snapshot that was appended, or None if there is nothing new to show."""
+        while True:
+            try:
+                return self.table.objects.snapshots.extend(self._build, behind=self.stand_in)
+            except _SnapshotMissingError:
+                self._replace_lost()
+
+    def _build(self, last: Link[Snapshot] | None) -> Snapshot | None:
+        table, head = self.table, self.table.newest_entry(last)
+        self.last, self.head = last, head
+        if head is None:
+            return None
+        if (last.number if last else -1) < (-1 if head.body.snapshot is None else head.body.snapshot):
+            raise _SnapshotMissingError
+        if last is None or last is not self.stand_in:
+            return _newest_snapshot(table, last.body if last else None, head.number, self.also)
+        # The lost snapshot may have shown newer versions at the same `merged`, and the files of the older ones may be gone.
+        old = self.before_lost
+        return _newest_snapshot(table, old, head.number, old.partitions if old else ()) or old
+
+    def _replace_lost(self) -> None:
+        """Find the stand-in, if a snapshot is lost.
+
+        Everything that the lost snapshot may have expired counts as expired, because a vacuum may have deleted the files.
+        """
+        newest = self.table.last_snapshot()
+        lost = self.table.lost_snapshot(self.table.newest_entry())
+        if lost is None:
+            self.before_lost = self.stand_in = None
+            return
+        body = newest.body if newest else Snapshot(batch=0, spec_version=0)
+        expired = max(body.expired, lost - self.table.settings.keep_snapshots + 1)
+        body = msgspec.structs.replace(body, expired=expired)
+        self.before_lost = body if newest else None
+        self.stand_in = Link(lost, write_id="", parent=None, written_at="", body=body, read_at=clock.elapsed())
 
 
-def _candidate(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
-    """The snapshot of the greatest batch up to ``newest`` that can be shown, or None where that is what ``old`` shows."""
+def _newest_snapshot(table: OpenTable, old: Snapshot | None, newest: int, also: Collection[str]) -> Snapshot | None:
+    """The snapshot of the greatest batch up to ``newest`` that can be shown, or None if that shows what ``old`` does."""
     shown_batch = old.batch if old else 0
     behind = table.unpublished(old, newest)
-    anew = {p: old.partitions[p].merged for p in also if p in old.partitions} if old else {}
-    heads = table.heads({**behind, **anew})
+    rewritten = {p: old.partitions[p].merged for p in also if p in old.partitions} if old else {}
+    heads = table.heads({**behind, **rewritten})
     for batch in range(newest, shown_batch - 1, -1):
         if batch > shown_batch and table.entries(batch - 1, batch)[0].body.kind == "fence":
-            continue  # nothing came with it
-        new = _snapshot_of(table, old, batch, heads, anew)
+            continue  # it brought nothing
+        new = _snapshot_at(table, old, batch, heads, rewritten)
         if new is not None:
             return None if old is not None and new.shows(old) else new
     return None
 
 
-def _snapshot_of(
-    table: OpenTable, old: Snapshot | None, batch: int, heads: dict[str, Link[Manifest]], anew: dict[str, int]
+def _snapshot_at(
+    table: OpenTable,
+    old: Snapshot | None,
+    batch: int,
+    heads: dict[str, Link[Manifest]],
+    rewritten: dict[str, int],
 ) -> Snapshot | None:
+    """The snapshot of one batch, or None if it has to wait for a partition.
+
+    A partition that failed is listed as lagging, or holds the snapshot back if the table says so. A slow one is waited for.
+
+    Args:
+        rewritten: partitions that may have a newer version at the `merged` that ``old`` shows, with that `merged`.
+    """
+    hold = table.settings.on_failed_partition == "hold"
     partitions = dict(old.partitions) if old else {}
     lagging = []
     newer: list[Link[Manifest]] = []
     due = table.unpublished(old, batch)
-    for partition, wanted in {**anew, **due}.items():
+    for partition, wanted in {**rewritten, **due}.items():
         head = heads.get(partition)
         if old is not None and old.lost(partition, head):  # what is left of its chain must not be shown instead
             if partition in due:
-                if table.settings.on_failed_partition == "hold":
+                if hold:
                     return None
                 lagging.append(partition)
             continue
         found = _version_at(table, partition, head, wanted)
         if found is None or found.body.merged != wanted:
             failed = head.body.failed if head else None
-            if table.settings.on_failed_partition == "hold" or failed is None or failed.batch > batch:
-                return None  # only slow: it is waited for
-            if found is None:
+            if hold or found is None or failed is None or failed.batch > batch:
                 return None
             lagging.append(partition)
         table.refuse_another_entry(found.body, old)
@@ -156,10 +188,9 @@ def _snapshot_of(
             files=found.body.files,
         )
     entry = table.entries(batch - 1, batch)[0].body if batch else None
-    spec_version = entry.spec_version if entry else 0
     return Snapshot(
         batch=batch,
-        spec_version=spec_version,
+        spec_version=entry.spec_version if entry else 0,
         partitions=dict(sorted(partitions.items())),
         lagging=tuple(sorted(lagging)),
         tags=old.tags if old else {},
@@ -169,27 +200,27 @@ def _snapshot_of(
 
 
 def _changes(table: OpenTable, link: Link[Manifest], old: Snapshot | None) -> Changes:
-    """What the merges of a partition changed that ``link`` has and ``old`` did not show, since the last restore."""
+    """What the merges since the last restore changed in a partition that ``link`` has and ``old`` does not show."""
     shown = old.partitions.get(link.body.partition) if old else None
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
     chain = table.objects.partition(link.body.partition)
     total = NO_CHANGES
     while link.body.merged > merged:
         older = chain.get(link.number - 1) if link.number > version + 1 else None
-        if older is None or older.body.merged < link.body.merged:  # else it repeats what the one below says
+        if older is None or older.body.merged < link.body.merged:  # else it repeats the changes of the older one
             total += link.body.changes
-        if older is None or _withdrawn(link.body) > _withdrawn(older.body):
+        if older is None or _rows_withdrawn(link.body) > _rows_withdrawn(older.body):
             break
         link = older
     return total
 
 
-def _withdrawn(manifest: Manifest) -> int:
+def _rows_withdrawn(manifest: Manifest) -> int:
     return sum(bucket.counters.withdrawn for bucket in manifest.buckets)
 
 
 def _version_at(table: OpenTable, partition: str, head: Link[Manifest] | None, wanted: int) -> Link[Manifest] | None:
-    """The newest version whose `merged` is at most ``wanted``: one that jumped beyond is too new to be shown."""
+    """The newest version whose `merged` is at most ``wanted``. Versions beyond it are too new to show."""
     chain = table.objects.partition(partition)
     while head is not None and head.body.merged > wanted:
         head = chain.get(head.number - 1)

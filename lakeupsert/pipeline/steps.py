@@ -1,6 +1,8 @@
-"""What is to be merged next into a partition: the one place that reads it off ledger, manifest and work object.
+"""What has to be merged next into a partition. Only this module works that out, from ledger, manifest and work object.
 
-Everybody who looks at the same head, up to the same batch, finds the same step; so workers can share one (`units`).
+Reads     ledger entries, specs, work objects, and the version that a restore names
+Writes    nothing
+Repeat    safe: for the same head and batch everybody finds the same step, so workers can share one (`units`)
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +13,15 @@ import msgspec
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.strategy import SMALL_FILE, Incoming, SplitRule, Strategy, as_whole_rows, in_place, unfolded
+from lakeupsert.pipeline.strategy import (
+    SMALL_FILE,
+    Incoming,
+    SplitRule,
+    Strategy,
+    as_whole_rows,
+    in_place,
+    unfolded_count,
+)
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
@@ -22,15 +32,16 @@ from lakeupsert.table.work import Rebuilt
 
 @dataclass(frozen=True)
 class Step:
-    """One version of one partition to be made, in ``head``'s place.
+    """What makes one version of one partition, to follow ``head``.
 
     Attributes:
-        base: what the merge begins from: the head, or the version that a restore goes back to.
-        pending: ledger entries above ``base`` that touch the partition, up to the one that `merged` will be, ``up_to``.
-        counting: numbers of those among them whose rows are merged; the others are withdrawn.
-        tasks: one for each bucket that rows are written into. Buckets that have none stay; a restore alone has none at all.
-        work: the work object that asks for it, where the partition is written anew at the `merged` that it has.
-        asked: the work object's spec version.
+        base: what the merge starts from: the head, or the version that a restore goes back to.
+        pending: ledger entries above ``base`` that touch the partition, up to ``up_to``.
+        counting: the numbers of those entries whose rows are merged; the others are withdrawn.
+        up_to: the batch that `merged` will be.
+        tasks: one for each bucket that gets rows. Buckets without a task stay; a restore alone has no task.
+        work: the work object to rewrite the partition for, at the `merged` that it has.
+        work_spec_version: the work object's spec version.
         entry: the write id of ledger entry ``up_to``.
     """
 
@@ -41,7 +52,7 @@ class Step:
     up_to: int
     tasks: tuple[MergeTask, ...]
     work: str | None = None
-    asked: int = 0
+    work_spec_version: int = 0
     entry: str | None = None
 
     @property
@@ -50,20 +61,22 @@ class Step:
 
     @property
     def start(self) -> int:
-        """How many versions the chain has; see `TableObjects`."""
+        """The number of versions in the chain; see `TableObjects`."""
         return self.head.number + 1 if self.head else 0
 
     @property
     def buckets(self) -> tuple[BucketEntry, ...]:
-        """Those that it begins from."""
+        """The buckets that the merge starts from."""
         return self.base.buckets or (BucketEntry(id="", digests=NO_DIGESTS),)
 
     @property
     def spec_version(self) -> int:
-        """A version is written under its own batch's spec: under a newer one, readers of that batch would meet files that
-        their spec does not describe. What is written anew is for the readers of a later snapshot than the work object's."""
+        """A version is written under its own batch's spec. Under a newer one, readers of that batch would find files that their
+        spec does not describe. Readers see a rewritten partition only in a snapshot later than the work object's."""
         last = self.pending[-1].body.spec_version if self.pending else 0
-        return max(last, self.base.spec_version, self.head.body.spec_version if self.head else 0, self.asked)
+        return max(
+            last, self.base.spec_version, self.head.body.spec_version if self.head else 0, self.work_spec_version
+        )
 
     @property
     def strategy(self) -> str:
@@ -71,46 +84,47 @@ class Step:
 
     @property
     def read(self) -> list[DataFile]:
-        """All files that its tasks read, each once."""
+        """The files that the tasks read, each once."""
         return list(dict.fromkeys(file for task in self.tasks for file in task.read))
 
     @property
     def bytes(self) -> int:
-        """Compressed bytes that its tasks read, at most."""
+        """The compressed bytes that the tasks read, at most."""
         return sum(f.bytes for f in self.read) + sum(f.bytes for task in self.tasks for f in task.folded)
 
 
 def next_step(
     table: OpenTable, partition: str, batch: int, snapshot: Snapshot | None, head: Link[Manifest] | None
 ) -> Step | None:
-    """What is to be merged next into ``head`` on the way to ``batch``; None where nothing is left."""
+    """What has to be merged next into ``head`` on the way to ``batch``, or None if nothing is left."""
     merged = head.body.merged if head else 0
     published = snapshot.batch if snapshot else 0
     if head is not None:
         table.refuse_another_entry(head.body, snapshot)
     if merged >= batch:
         return None
-    # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
+    # Everything up to the snapshot's batch is merged, unless the snapshot lists this partition as lagging.
     low = merged if snapshot and partition in snapshot.lagging else max(merged, published)
     pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
     if not pending:
         return None
-    # One version a batch, but for batches that are withdrawn or published: nobody needs a snapshot of these.
-    together = 0 if one_by_one(head, pending) else published
-    needed = [number for number, link in enumerate(pending, 1) if link.number <= together or link.body.restored]
-    return step_to(table, head, partition, low, pending[max(needed, default=1) - 1].number)
+    # One version a batch, except for withdrawn or published batches: nobody needs a snapshot of those.
+    merge_together = 0 if one_by_one(head, pending) else published
+    counts = [count for count, link in enumerate(pending, 1) if link.number <= merge_together or link.body.restored]
+    return step_to(table, head, partition, low, pending[max(counts, default=1) - 1].number)
 
 
 def one_by_one(head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]) -> bool:
-    """Whether what a batch brings is judged by what the batches before it left, so that no two are merged at once."""
+    """Whether no two of these batches may be merged at once, because each is judged by what the batches before it left."""
     floors = [bucket.floor for bucket in head.body.buckets if bucket.floor] if head else []
     return bool(floors) or any(link.body.retention is not None or link.body.full for link in pending)
 
 
 def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: int, number: int) -> Step:
-    """What brings a partition from ``head`` to ledger number ``number``; no entry up to ``low`` is missing in ``head``.
+    """What brings a partition from ``head``, which has every entry up to ``low``, to ledger number ``number``.
 
-    A restore among the entries means: begin from the version that it names, and merge the batches that still count above it.
+    With a restore among the entries, the merge starts from the version that the restore names, and merges the batches above it
+    that still count.
     """
     base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
     restores = [
@@ -127,38 +141,35 @@ def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: 
     return _step(table, head, base, pending, counts, number)
 
 
-def step_anew(table: OpenTable, head: Link[Manifest] | None, partition: str, name: str) -> Step | None:
-    """What writes a partition anew at the `merged` of ``head``; None where that is done, or nothing is stored."""
-    work = table.work(name)
-    asked = work.partitions.get(partition)
-    if asked is None or head is None or not head.body.buckets or head.body.reprocessed == name:
+def rewrite_step(table: OpenTable, head: Link[Manifest] | None, partition: str, work_name: str) -> Step | None:
+    """What rewrites a partition at the `merged` of ``head``, or None if that is done or nothing is stored."""
+    work = table.work(work_name)
+    rebuilt = work.partitions.get(partition)
+    if rebuilt is None or head is None or not head.body.buckets or head.body.reprocessed == work_name:
         return None
-    if work.source == "landing" and asked.refused != head.body.quarantine:
+    if work.source == "landing" and rebuilt.refused != head.body.quarantine:
         raise RefusedError(
             "work-outdated",
-            f"Since the reprocess of {partition} began, merges refused other rows than those that it leaves out. The partition "
-            "stays as it is.",
+            f"{partition}: merges refused other rows since its reprocess began than the rows that the reprocess leaves out. The "
+            "partition is unchanged.",
             next="run `lakeupsert reprocess` again",
             partition=partition,
         )
     merged = head.body.merged
-    base, counts = head.body, frozenset[int]()
-    pending: tuple[Link[LedgerEntry], ...] = ()
-    if work.source == "landing":
-        adopted, *entries = table.entries(-1, merged)
-        counts = frozenset(
-            counting((link.number, link.body) for link in entries)
-        )  # at the `merged` that is kept: what came later says nothing about it
-        first = adopted.body.touched.get(partition)
-        base = Manifest(
-            partition=partition, merged=0, spec_version=0, buckets=(first.as_adopted(),) if first is not None else ()
-        )
-        pending = tuple(
-            _rebuilt(link, partition, asked) if link.number in counts else link
-            for link in entries
-            if partition in link.body.touched
-        )
-    return _step(table, head, base, pending, counts, merged, name)
+    if work.source == "stored":
+        return _step(table, head, head.body, (), frozenset(), merged, work_name)
+    adopted, *entries = table.entries(-1, merged)
+    # Which batches count at the `merged` that is kept: later entries have no say.
+    counts = frozenset(counting((link.number, link.body) for link in entries))
+    first = adopted.body.touched.get(partition)
+    buckets = (first.as_adopted(),) if first is not None else ()
+    base = Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets)
+    pending = tuple(
+        _with_rebuilt_files(link, partition, rebuilt) if link.number in counts else link
+        for link in entries
+        if partition in link.body.touched
+    )
+    return _step(table, head, base, pending, counts, merged, work_name)
 
 
 def _step(
@@ -170,13 +181,13 @@ def _step(
     number: int,
     work: str | None = None,
 ) -> Step:
-    asked = table.work(work) if work else None
-    if asked is not None and asked.source == "stored":
+    found = table.work(work) if work else None
+    if found is not None and found.source == "stored":
         entry = base.entry
     else:
         link = table.entry(number)
         entry = link.write_id if link else None
-    step = Step(head, base, pending, counts, number, (), work, asked.spec_version if asked else 0, entry)
+    step = Step(head, base, pending, counts, number, (), work, found.spec_version if found else 0, entry)
     batches = tuple(link.body.touched[base.partition].files for link in pending if link.number in counts)
     if not batches and (work is None or not base.buckets):
         return step
@@ -198,7 +209,7 @@ def _tasks(
     strategy: Strategy,
     rule: SplitRule,
 ) -> Iterator[MergeTask]:
-    """What makes a bucket anew: one task, or one for each that it is split into; none where nothing comes for it."""
+    """One task for the bucket, or one for each bucket that it is split into; none if nothing arrives for it."""
     parts = [(f, part) for files in batches for f in files if (part := share(f, bucket))]
     incoming = Incoming(
         sum(f.bytes * part for f, part in parts),
@@ -209,22 +220,22 @@ def _tasks(
         incoming = as_whole_rows(bucket, incoming)
     counted = [link for link in step.pending if link.number in step.counting]
     full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
-    forgets = _forgets(bucket, counted)
+    forgets = _forgetting(bucket, counted)
     expires = forgets is not None and any((t.since or 0) < forgets.dropped_before for t in bucket.tombstones)
     if not parts and not (step.work or full):
         if not expires:
             return
-        strategy = "delta"  # no row comes: its files stay
-    # The greatest of all buckets holds in each, so that it does not matter how a partition is split.
+        strategy = "delta"  # no row arrives, so its files stay
+    # Each bucket obeys the greatest floor of all buckets, so it does not matter how a partition is split.
     floors = {b.floor for b in (step.head.body if step.head and step.work else step.base).buckets if b.floor}
-    # What is made anew of landing leaves out what was refused at its time.
+    # A rebuild from landing refuses nothing: the rows that were refused are left out already.
     sources = tuple((link.body.batch_id, link.body.sources) for link in counted) if floors and not step.work else ()
     kept, folded = in_place("rewrite" if full else strategy, bucket, incoming, rule)
     splits = not kept and table.spec(step.spec_version).stored_key
-    bits = rule.bits_more(bucket, incoming) if splits else 0
+    bits = rule.extra_bits(bucket, incoming) if splits else 0
     for number in range(2**bits):
         history = () if number else bucket.history
-        stay = unfolded(history, max(incoming.bytes, SMALL_FILE))
+        stay = unfolded_count(history, max(incoming.bytes, SMALL_FILE))
         task = MergeTask(
             partition=step.partition,
             base=() if kept else bucket.base,
@@ -248,26 +259,28 @@ def _tasks(
         yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
 
 
-def _forgets(bucket: BucketEntry, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:
-    """By what the batches say, not by a clock or by today's settings: whoever merges the same, and when, drops the same
-    tombstones. Without a batch, what is stored is compacted without forgetting any, or when they came."""
+def _forgetting(bucket: BucketEntry, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:
+    """Which tombstones a merge drops. The batches decide this, not a clock or today's settings, so every merge of them drops the
+    same tombstones.
+
+    A compaction has no batch: it drops no tombstone, and keeps when the tombstones came.
+    """
     batches = tuple((link.body.received_at, link.body.retention) for link in counted)
     if all(kept is None for _, kept in batches) and all(t.since is None for t in bucket.tombstones):
         return None
     return Forgetting(batches)
 
 
-def _rebuilt(link: Link[LedgerEntry], partition: str, asked: Rebuilt) -> Link[LedgerEntry]:
-    """A batch with what was made of its landing files; one that was merged since then has its appended files."""
-    if link.number > asked.merged:
+def _with_rebuilt_files(link: Link[LedgerEntry], partition: str, rebuilt: Rebuilt) -> Link[LedgerEntry]:
+    """The entry with the files that were rebuilt from landing. A batch merged since the rebuild keeps its appended files."""
+    if link.number > rebuilt.merged:
         return link
-    if link.number not in asked.batches:
+    if link.number not in rebuilt.batches:
         raise RefusedError(
             "work-outdated",
-            f"Batch {link.number} counts again by a restore, and the reprocess of {partition} began before that. The "
-            "partition stays as it is.",
+            f"{partition}: its reprocess began before a restore brought batch {link.number} back. The partition is unchanged.",
             next="run `lakeupsert reprocess` again",
             partition=partition,
         )
-    touched = {**link.body.touched, partition: asked.batches[link.number]}
+    touched = {**link.body.touched, partition: rebuilt.batches[link.number]}
     return replace(link, body=msgspec.structs.replace(link.body, touched=touched))

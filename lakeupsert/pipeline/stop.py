@@ -1,17 +1,17 @@
-"""How workers are told to end."""
+"""How workers are asked to stop."""
 
 import threading
 from collections.abc import Callable
 
 GRACE_SECONDS = 25.0
-"""Kubernetes and ECS kill a container 30 s after SIGTERM unless told otherwise: what is given back before is free at once."""
+"""By default, Kubernetes and ECS kill a container 30 s after SIGTERM. Messages that are returned before then are free at once."""
 
 
 class Stop(threading.Event):
-    """Once set, workers take nothing more, and finish what they are at.
+    """Once set, workers take no new messages and finish what they have.
 
-    What is not finished ``grace_seconds`` later goes back to the queue; then ``abandon`` is called, in another thread, to
-    end the merge that nobody waits for any more.
+    After ``grace_seconds``, unfinished messages go back to the queue. Then ``abandon`` is called in another thread, to end the
+    merge that nobody waits for any more.
     """
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS, abandon: Callable[[], None] = lambda: None) -> None:

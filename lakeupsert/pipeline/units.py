@@ -1,11 +1,11 @@
-"""A step that is too big for one worker: each of its tasks is a unit, merged by whoever comes; the last one commits all.
+"""A step that is too big for one worker. Each of its tasks is a unit; any worker may merge one, and the last one commits all.
 
-Reads     what the unit's task names, and the results of the others
-Writes    the task's files, then its result, an object that is created if absent
-Repeat    safe: a unit whose result is there is not merged again, and what of two workers comes second is dropped
+Reads     what the unit's task names, and the results of the other units
+Writes    the task's files, then its result, an object that is created only if it is absent
+Repeat    safe: a unit whose result exists is not merged again, and of two workers the second drops its files
 
-A result's name is made of everything that its task reads and of the chain's last fence, so it is found by those alone who
-mean the same merge, and by nobody once vacuum may have taken its files.
+A result's name is a hash of everything that its task reads and of the chain's last fence. So only workers that do the same
+merge find it, and nobody does once vacuum may have deleted its files.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ from lakeupsert.table import metadata
 from lakeupsert.table.layout import TableObjects
 
 ALONE_BUCKETS = 4
-"""Bytes of how many buckets one worker merges without asking others. More: a night waits longer for its largest partition.
+"""One worker merges the bytes of so many buckets without sharing them. More: a night waits longer for its largest partition.
 Fewer: more messages and objects for work that one worker does in a minute."""
-MERGE_AGAIN = "delete that object and run `lakeupsert run`: the unit is then merged again"
+MERGE_AGAIN = "delete that object and run `lakeupsert run`, which merges the unit again"
 ATTEMPTS = 3
-"""How often a result is sent where the store does not answer."""
+"""How often a result is sent if the store does not answer."""
 
 
 def is_shared(table: OpenTable, step: Step) -> bool:
@@ -34,23 +34,26 @@ def is_shared(table: OpenTable, step: Step) -> bool:
     return len(step.tasks) > 1 and step.bytes > ALONE_BUCKETS * table.settings.bucket_bytes
 
 
-class Units:
-    """The results of a step's units, as they were at the last look."""
+class UnitResults:
+    """The results of a step's units, as the last `find_missing` saw them."""
 
     def __init__(self, table: OpenTable, step: Step) -> None:
         self._table, self._step = table, step
         self._keys = [_key(step, task) for task in step.tasks]
-        self._there: dict[str, str] = {}
+        self._names: dict[str, str] = {}
 
-    def look(self) -> list[int]:
-        """The numbers of those that are missing."""
+    def find_missing(self) -> list[int]:
+        """The numbers of the units without a result."""
         listed = self._table.store.list(TableObjects.unit_results(self._step.partition))
-        named = {TableObjects.unit_key(found.name): found.name for found in listed}
-        self._there = {key: named[key] for key in self._keys if key in named}
-        return [number for number, key in enumerate(self._keys) if key not in self._there]
+        names = {TableObjects.unit_key(found.name): found.name for found in listed}
+        self._names = {key: names[key] for key in self._keys if key in names}
+        return [number for number, key in enumerate(self._keys) if key not in self._names]
 
     def put(self, number: int, output: MergeOutput) -> None:
-        """Raises StoreUnavailableError where the store does not say that the result, or another worker's, is there."""
+        """Write the result of a unit. If another worker's result is there already, ``output``'s new files are deleted.
+
+        Raises StoreUnavailableError if the store does not confirm that either result exists.
+        """
         task = self._step.tasks[number]
         name = TableObjects.new_unit_result(task.partition, task.start, self._keys[number])
         for attempt in range(ATTEMPTS):
@@ -58,19 +61,19 @@ class Units:
                 created = self._table.store.create(name, metadata.encode(output))
             except UnknownOutcomeError:
                 continue
-            if not created and not attempt:  # else what is there may be ours
+            if not created and not attempt:  # at a later attempt, the result that exists may be ours
                 self._table.discard(output.objects - {name for f in (*task.read, *task.history) for name in f.objects})
             return
         raise StoreUnavailableError(
             "store-unreachable",
-            f"{self._table.store.uri(name)}: {ATTEMPTS} times no answer to a create. The partition stays as it was.",
+            f"{self._table.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. The partition is unchanged.",
             next="run the same command again",
             partition=task.partition,
         )
 
-    def outputs(self) -> list[MergeOutput]:
-        """One for each task, where none is missing. Raises NotFoundError where somebody has committed them meanwhile."""
-        names = [self._there[key] for key in self._keys]
+    def read(self) -> list[MergeOutput]:
+        """One output for each task; none may be missing. Raises NotFoundError if another worker has committed them meanwhile."""
+        names = [self._names[key] for key in self._keys]
         data = self._table.at_once(self._table.store.get, names)
         return [
             metadata.decode(
@@ -79,9 +82,9 @@ class Units:
             for name, found in zip(names, data, strict=True)
         ]
 
-    def forget(self) -> None:
-        """After the commit."""
-        self._table.discard(self._there.values())
+    def delete(self) -> None:
+        """Delete the results, after the commit."""
+        self._table.discard(self._names.values())
 
 
 def _key(step: Step, task: MergeTask) -> str:

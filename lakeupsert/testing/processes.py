@@ -26,8 +26,8 @@ from typing import Any, Literal
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import LakeupsertError
-from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.worker import drain
 from lakeupsert.testing.faults import Fault, Points
 from lakeupsert.testing.lake import Lake
 

@@ -16,9 +16,10 @@ from lakeupsert.operations import vacuum
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy, units, worker_pool
-from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit, drain
+from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import SplitRule
+from lakeupsert.pipeline.worker import drain
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import BucketEntry, Manifest
@@ -121,9 +122,9 @@ def test_workers_share_a_partition_and_the_last_one_commits(shared: Lake) -> Non
 
 def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     merged: list[int] = []
-    put = units.Units.put
+    put = units.UnitResults.put
     monkeypatch.setattr(
-        units.Units, "put", lambda self, number, output: (merged.append(number), put(self, number, output))
+        units.UnitResults, "put", lambda self, number, output: (merged.append(number), put(self, number, output))
     )
     results = drain(shared.table._table, ArrowEngine(), until_empty=True, stop=Stop())
     assert len(merged) > 2 * 2
@@ -152,17 +153,17 @@ def test_two_workers_that_find_all_units_done_commit_once(shared: Lake, monkeypa
     count = count_units(shared)
     merge_units(shared, range(count - 1))
     others: list[str] = []
-    outputs = units.Units.outputs
+    read = units.UnitResults.read
 
-    def meanwhile(self: units.Units) -> Any:
-        found = outputs(self)
+    def meanwhile(self: units.UnitResults) -> Any:
+        found = read(self)
         if not others:
             others.append("")
             others[:] = merge_units(shared, [0])
         return found
 
-    monkeypatch.setattr(units.Units, "outputs", meanwhile)
-    assert merge_units(shared, [count - 1]) == ["shared"]
+    monkeypatch.setattr(units.UnitResults, "read", meanwhile)
+    assert merge_units(shared, [count - 1]) == ["outdated"]
     assert others == ["merged"]
     shared.finish_and_check()
 
@@ -243,15 +244,15 @@ def test_an_adopted_partition_is_split_by_its_first_merge(tmp_path: Path) -> Non
 
 def amid_units(lake: Lake, monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
     """Let something happen when the second unit is merged and its result not there yet; then only empty the queue."""
-    put, count = units.Units.put, [0]
+    put, count = units.UnitResults.put, [0]
 
-    def meanwhile(self: units.Units, number: int, output: Any) -> None:
+    def meanwhile(self: units.UnitResults, number: int, output: Any) -> None:
         count[0] += 1
         if count[0] == 2:
             what()
         put(self, number, output)
 
-    monkeypatch.setattr(units.Units, "put", meanwhile)
+    monkeypatch.setattr(units.UnitResults, "put", meanwhile)
     drain(lake.table._table, ArrowEngine(), until_empty=True, stop=Stop())
     assert count[0] > 2
     assert manifest(lake).merged == wanted(lake)[PARTITION], "the queue is empty, and a batch is not merged"
@@ -374,7 +375,7 @@ def runaway(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 
     lake = Lake(tmp_path_factory.mktemp("runaway") / "lake", bucket="16KB", schema=LARGE, history=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SplitRule, "bits_more", older)
+        patch.setattr(SplitRule, "extra_bits", older)
         for night in range(21):
             few = [row(f"few{i}", 0, 5, "x", op="D" if i == 7 else None) for i in range(0 if night else 20)]
             lake.land(f"{night}.jsonl", [row("large", 0, night, text(rng, 60_000 if night > 19 else 20_000)), *few])

@@ -7,7 +7,8 @@ import pytest
 
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import append
-from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
+from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.table.manifest import Changes
 from lakeupsert.testing.lake import Lake, row

@@ -757,7 +757,7 @@ def test_script_that_its_own_workers_run_again_is_told_why(lake: Lake) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
     assert "ended before it began" in done.stderr
-    assert "beginning another one" not in done.stderr
+    assert "starting another one" not in done.stderr
     lake.finish_and_check()
 
 

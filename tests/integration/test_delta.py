@@ -17,8 +17,8 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy
-from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.worker import drain
 from lakeupsert.read import spark as spark_reader
 from lakeupsert.rows import vectors
 from lakeupsert.testing.lake import Lake, row

@@ -10,7 +10,8 @@ from lakeupsert import clock
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.operations.reprocess import reprocess
-from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
+from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.testing.lake import Lake, row
 
 DAY = "d=2020-01-01"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.errors import RefusedError
-from lakeupsert.pipeline.dedupe import mark_failed
+from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.testing.lake import Lake, row
 
 

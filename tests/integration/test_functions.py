@@ -24,7 +24,7 @@ from azure.storage.queue import QueueClient
 
 from lakeupsert import LakeupsertError, Table, demo
 from lakeupsert.api import RunResult
-from lakeupsert.pipeline import dedupe
+from lakeupsert.pipeline import worker
 from lakeupsert.queue.azure import MAX_RECEIVES, POISON
 from lakeupsert.storage import open_store
 from lakeupsert.storage.azureaccount import EMULATOR
@@ -159,7 +159,7 @@ def test_reconcile_sends_what_got_lost_and_needs_no_table(
 def test_poison_partition_is_tried_and_buried_with_its_reason(
     lake: Lake, azure: Server, functions: ModuleType, two_am: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
     functions.append(None)
     [*_, (_, entry)] = lake.entries()
     poison, touched = next(iter(entry.touched.items()))

@@ -20,7 +20,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.steps import step_to
-from lakeupsert.pipeline.units import Units
+from lakeupsert.pipeline.units import UnitResults
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
 
@@ -205,7 +205,7 @@ def test_worker_that_comes_second_with_a_unit_deletes_nothing_of_the_history(tmp
         step = step_to(steps, head, "day=2020-01-01", head.body.merged, head.body.merged + 1)
         spec = steps.spec(step.spec_version)
         first, second = (ArrowEngine().merge(steps.store, spec, step.spec_version, step.tasks)[0] for _ in range(2))
-        units = Units(steps, step)
+        units = UnitResults(steps, step)
         units.put(0, first)
         units.put(0, second)
         assert all(steps.store.head(name) for name in first.objects)

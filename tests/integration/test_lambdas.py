@@ -22,7 +22,7 @@ from moto.emrserverless.models import emrserverless_backends
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError, api
-from lakeupsert.pipeline import dedupe
+from lakeupsert.pipeline import worker
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.storage import s3
 from lakeupsert.testing.lake import Lake, row
@@ -324,7 +324,7 @@ def test_bad_messages_are_buried_and_the_others_merged(appended: Lake) -> None:
 def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
     appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
     [*_, (_, entry)] = appended.entries()
     poison, touched = next(iter(entry.touched.items()))
     assert versitygw.root is not None
@@ -405,7 +405,7 @@ def test_merge_that_takes_too_long_is_given_back_while_it_runs(
 def test_messages_come_back_later_where_the_store_is_away(
     appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "AWAY_SECONDS", 1.0)
+    monkeypatch.setattr(worker, "AWAY_SECONDS", 1.0)
     monkeypatch.setattr(s3, "ATTEMPTS", 1)
     event = receive(appended)
     with monkeypatch.context() as patch, fault_proxy(versitygw, refuse(503, "SlowDown", "PUT")) as proxy:
@@ -428,13 +428,13 @@ def test_messages_that_were_received_often_come_last_and_alone(appended: Lake) -
     assert len(found) == 10
     last = max(found, key=lambda p: found[p].written_at)
     assert [last] == partitions([suspicious])
-    assert found[last].body.failed.reason == dedupe.UNANSWERED
+    assert found[last].body.failed.reason == worker.UNANSWERED
 
 
 def test_partition_that_needs_more_memory_than_the_function_has_is_not_begun(
     appended: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
     small = Context()
     small.memory_limit_in_mb = "150"  # as much as Python, Arrow and boto3 take
     deliver(appended, lambda function, event: invoke(function, event, small))

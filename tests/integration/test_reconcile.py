@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings
-from lakeupsert.pipeline.dedupe import UNANSWERED
+from lakeupsert.pipeline.worker import UNANSWERED
 from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.table.manifest import Manifest

@@ -19,7 +19,8 @@ from click.testing import CliRunner
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline.dedupe import dedupe_partitions, mark_failed
+from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.testing.lake import DAY, Lake, row

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from lakeupsert.cli import main
 from lakeupsert.cli.watch import panel
-from lakeupsert.pipeline.dedupe import mark_failed
+from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.testing.lake import Lake, row
 
 PATIENCE = 60.0

@@ -1,11 +1,15 @@
 """Workers as containers run them: signals, a kill, memory, a health file, and large partitions that Spark merges."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -18,10 +22,11 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.pipeline import dedupe, opened, worker_pool
-from lakeupsert.pipeline.dedupe import drain, drain_received
+from lakeupsert.pipeline import opened, worker_pool
+from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.pipeline.opened import AT_ONCE
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.worker import UNANSWERED, drain, drain_received, mark_failed
 from lakeupsert.queue import Lease, QueueStats
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.faults import Fault
@@ -230,6 +235,28 @@ def test_worker_begins_nothing_that_would_pass_its_time(folder: Path, max_second
     assert len(results) == merged
 
 
+class _DiesEarly(ProcessPoolExecutor):
+    """Its process is killed when it has started, before it is given work."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        found = super().submit(call, *args, **kwargs)
+        if call is os.getpid:
+            os.kill(found.result(), signal.SIGKILL)
+            assert super().submit(time.sleep, PATIENCE_SECONDS).exception() is not None
+        return found
+
+
+def test_process_that_is_killed_before_it_has_work_is_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "ProcessPoolExecutor", _DiesEarly)
+    monkeypatch.setattr(worker_pool, "FEW_MESSAGES", 0)
+    monkeypatch.setattr(worker_pool, "MOST_DEATHS", 3)
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", 0, 1, 1)])
+    call(lake, "append", "--host", "local")
+    assert call(lake, "dedupe", "--workers", "2", code=75)["error"]["code"] == "worker-died"
+    assert lake.table.status().queue == QueueStats(1, 0, 0)
+
+
 def test_partition_that_does_not_fit_into_memory_is_refused_and_merged_where_it_does(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,7 +430,7 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
             if not table.queue.stats().visible:
                 break
         assert table.queue.stats() == QueueStats(visible=0, leased=0, dead=2)
-        assert table.failed(PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], dedupe.UNANSWERED)
+        assert table.failed(PARTITIONS, None) == dict.fromkeys(PARTITIONS[:2], UNANSWERED)
     finally:
         frozen.set()
         for thread in [t for t in threading.enumerate() if t.name.startswith("dedupe")]:
@@ -414,7 +441,7 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
 def test_partition_that_needs_all_the_memory_gets_it_alone_or_at_its_third_try(
     folder: Path, partitions: int, third: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("lakeupsert.pipeline.worker.RETRY_SECONDS", 0.0)
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", day, 1) for day in range(partitions)])
     lake.table.append(host="local")
@@ -436,9 +463,9 @@ def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder
     lake.table.append(host="local")
     table = lake.table._table
     assert not table.is_through()
-    dedupe.dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
+    dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
     assert not table.is_through()
-    dedupe.mark_failed(table, PARTITIONS[0], 1, "a test")
+    mark_failed(table, PARTITIONS[0], 1, "a test")
     assert table.is_through()
     lake.table.dedupe()
     assert table.is_through()
@@ -478,7 +505,7 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
 def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
     local: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dedupe, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("lakeupsert.pipeline.worker.RETRY_SECONDS", 0.0)
     table = local.table._table
     (local.root / "large.sqlite").write_text("not a queue")
     while table.queue.stats().visible:

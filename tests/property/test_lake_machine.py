@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.pipeline import key_places, strategy, units
-from lakeupsert.pipeline.dedupe import drain
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row

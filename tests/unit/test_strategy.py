@@ -111,23 +111,23 @@ def test_a_bucket_that_outgrew_twice_its_limit_is_written_anew_and_split() -> No
     assert in_place("delta", bucket, Incoming(20, 2), rule(60)) == ((base,), ())
     assert in_place("delta", bucket, Incoming(21, 2), rule(60)) == ((), ())
     came = Incoming(20, 2)
-    assert [rule(limit).bits_more(bucket, came) for limit in (120, 119, 60, 30, 29)] == [0, 1, 1, 2, 3]
+    assert [rule(limit).extra_bits(bucket, came) for limit in (120, 119, 60, 30, 29)] == [0, 1, 1, 2, 3]
 
 
 def test_a_bucket_is_never_split_into_more_parts_than_it_has_rows() -> None:
     one, few = (BucketEntry(id="", base=(DataFile(name="b", rows=n, bytes=60_000 * n),)) for n in (1, 5))
-    assert rule(16_000).bits_more(one, Incoming(0, 0)) == 0
-    assert rule(16_000).bits_more(one, Incoming(60_000, 1)) == 0, "the row that comes may be the stored one's update"
-    assert rule(16_000).bits_more(few, Incoming(60_000, 1)) == 2
-    assert rule(16_000).bits_more(one, Incoming(600_000, 10)) == 3
+    assert rule(16_000).extra_bits(one, Incoming(0, 0)) == 0
+    assert rule(16_000).extra_bits(one, Incoming(60_000, 1)) == 0, "the row that comes may be the stored one's update"
+    assert rule(16_000).extra_bits(few, Incoming(60_000, 1)) == 2
+    assert rule(16_000).extra_bits(one, Incoming(600_000, 10)) == 3
     assert in_place("delta", one, Incoming(60_000, 1), rule(16_000))[0] == one.base, "written anew, it stays as large"
 
 
 def test_bytes_of_a_file_that_are_not_rows_split_nothing() -> None:
     bucket = BucketEntry(id="", base=(DataFile(name="b", rows=64, bytes=3_000),))
-    assert rule(1_000).bits_more(bucket, Incoming(3_000, 64, files=1)) == 3
-    assert rule(1_000, file_bytes=2_500).bits_more(bucket, Incoming(3_000, 64, files=1)) == 0
-    assert rule(1_000, file_bytes=2_500).bits_more(bucket, Incoming(9_000, 64, files=1)) == 2
+    assert rule(1_000).extra_bits(bucket, Incoming(3_000, 64, files=1)) == 3
+    assert rule(1_000, file_bytes=2_500).extra_bits(bucket, Incoming(3_000, 64, files=1)) == 0
+    assert rule(1_000, file_bytes=2_500).extra_bits(bucket, Incoming(9_000, 64, files=1)) == 2
 
 
 def test_a_rule_knows_what_a_file_takes_and_how_many_parts_a_partition_can_have() -> None:
@@ -141,7 +141,7 @@ def test_a_rule_knows_what_a_file_takes_and_how_many_parts_a_partition_can_have(
 @pytest.mark.parametrize("bits", [MOST_BITS, 33, 63, 64])
 def test_no_bucket_gets_more_bits_than_there_may_be(bits: int) -> None:
     bucket = BucketEntry(id="", bits=bits, base=(DataFile(name="b", rows=1 << 20, bytes=1 << 40),))
-    assert rule(1 << 20).bits_more(bucket, Incoming(0, 0)) == 0
+    assert rule(1 << 20).extra_bits(bucket, Incoming(0, 0)) == 0
 
 
 def deep(path: int, bits: int, rows: int, bytes: int) -> list[BucketEntry]:

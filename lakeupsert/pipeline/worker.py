@@ -1,0 +1,407 @@
+"""A worker: receive messages, have their partitions merged, and answer each message.
+
+Reads     the queue
+Writes    answers to the queue, messages for what is left, and `failed` marks into the chains of partitions; `dedupe` writes
+          the rest
+Repeat    safe: a message that comes again finds its partition merged
+
+    receive -> dedupe -> hand on what is left -> ack
+                 '------- failed -------> release; at the last receive mark the partition failed and bury the message
+"""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import msgspec
+
+from lakeupsert import clock
+from lakeupsert.engine.merge import Engine
+from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
+from lakeupsert.pipeline.messages import pending_messages
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.queue import Lease, Message
+from lakeupsert.queue.base import ALONE_FROM
+from lakeupsert.table.chain import Link
+from lakeupsert.table.manifest import Failed, Manifest
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 120.0
+"""How long a worker owns a message between two extensions. It extends the lease every third of this while it works, so the
+work itself may take any time. Longer: the message of a dead worker on another machine waits longer. Shorter than two failing
+extensions: a second worker repeats the work (harmless, but paid twice)."""
+RETRY_SECONDS = 5.0
+"""How long a waiting worker leaves a message alone after its partition failed. A worker that drains the queue tries again at
+once."""
+IDLE_SECONDS = 1.0
+"""How long a waiting worker leaves an empty queue alone before it looks again."""
+WAIT_SECONDS = 5.0
+"""How long a waiting worker lets the queue's server wait for a message. Longer: a worker takes longer to stop."""
+AWAY_SECONDS = 300.0
+"""How long Lambda leaves messages alone if the store is away, because it would receive them again at once. Longer: a night
+waits longer after a short outage. Shorter: an outage may use up all tries, and then only `reconcile` sends the messages again."""
+LOOK_SECONDS = 0.2
+"""How often a call that waits for threads checks the time that is left."""
+TICK_SECONDS = 1.0
+"""How often a worker that merges reports that it is alive, and checks whether it should stop."""
+UNANSWERED = "every worker that tried to merge it crashed or lost its storage."
+
+
+def drain(  # many parameters: each is an option of a command
+    table: OpenTable,
+    engine: Engine,
+    *,
+    until_empty: bool,
+    stop: Stop,
+    most_messages: int | None = None,
+    max_seconds: float | None = None,
+    lease_seconds: float = LEASE_SECONDS,
+    progress: Callable[[int], None] | None = None,
+    alive: Callable[[], object] = lambda: None,
+) -> list[PartitionResult]:
+    """Work on the queue's messages until none is visible (``until_empty``), ``stop`` is set, or time is up.
+
+    A partition that fails goes back to the queue. At its last receive it is marked failed and its message is buried; so is one
+    whose workers never answered. TryAgainError (the store, the disk) returns the messages and ends the work.
+
+    Args:
+        most_messages: it also ends when more messages are visible, which may be the units of one partition.
+        max_seconds: nothing is started that would pass this, if it took as long as the longest call so far.
+        progress: is called with the number of messages left.
+        alive: is called every few seconds, also in another thread.
+    """
+    begun, longest = clock.elapsed(), 0.0
+    results: list[PartitionResult] = []
+    # A compaction or a fence may make a step void while its units are merged; their messages are then acked for nothing.
+    # So whoever acked one checks, when the queue is empty, that nothing is left.
+    unconfirmed: set[Message] = set()
+    while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
+        alive()
+        leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
+        if not leases:
+            if unconfirmed and (until_empty or not table.queue.stats().leased):
+                # With ``until_empty`` it does not wait for units that other workers hold: those are merged twice.
+                table.queue.send(pending_messages(table, unconfirmed))
+                unconfirmed.clear()
+            elif until_empty:
+                break
+            else:
+                stop.wait(IDLE_SECONDS)
+            continue
+        if stop.is_set():  # set while it waited for these
+            for lease in leases:
+                table.queue.release(lease)
+            break
+        received = clock.elapsed()
+        delivery = _Delivery(table, engine, leases, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+        with _lease_extension(table, leases, lease_seconds, stop, alive):
+            delivery.work()
+        results += delivery.results
+        unconfirmed |= delivery.unconfirmed
+        longest = max(longest, clock.elapsed() - received)
+        if most_messages is not None and table.queue.stats().visible > most_messages:
+            break
+        if progress is not None:
+            stats = table.queue.stats()
+            progress(stats.visible + stats.leased)
+    return results
+
+
+def drain_received(
+    table: OpenTable,
+    engine: Callable[[int], Engine],
+    leases: Sequence[Lease],
+    *,
+    workers: int,
+    seconds_left: Callable[[], float],
+) -> list[Lease]:
+    """Work on messages that were received elsewhere, one partition a thread. Returns the leases that were given back.
+
+    No lease is extended: whoever received the messages hid them for longer than ``seconds_left``. When that reaches 0, what is
+    not done is given back and visible at once. A merge that is running then goes on alone, as any late worker's does.
+    At its first receive, a message that nobody started is sent again and acked instead, so it has used up no try. Later receives
+    count even if nobody started, or two partitions that are too slow for a call would reset each other's tries for ever.
+    Messages that were received often come last and alone: they may kill this process and the others with it, or need all its
+    memory. A partition that fails goes back, or is marked failed and buried, as in `drain`; if the store is away, its message
+    stays hidden for a while.
+
+    Args:
+        engine: makes the engine for one of so many threads; there are no more threads than partitions.
+    """
+    groups = _group_by_partition(leases)
+    together = [group for group in groups if max(lease.receives for lease in group) < ALONE_FROM]
+    alone = [group for group in groups if group not in together]
+    returned: list[Lease] = []
+    not_started: list[Lease] = []
+    failures: list[BaseException] = []
+    any_started = False
+    for most, part in ((workers, together), (1, alone)):
+        threads = max(1, min(most, len(part)))
+        deliveries = [_Delivery(table, engine(threads), group, RETRY_SECONDS, AWAY_SECONDS) for group in part]
+        futures = _work_in_threads(deliveries, threads, seconds_left)
+        for delivery, future in zip(deliveries, futures, strict=True):
+            any_started |= delivery.started
+            if not delivery.started:
+                not_started += delivery.leases
+            elif not future.done():
+                returned += delivery.leases
+                _answer(delivery.leases, table.queue.release)
+            elif (failure := future.exception()) is not None:
+                partition = delivery.leases[0].message.partition
+                log.warning("partition was not merged: %s: %s", partition, failure)
+                failures.append(failure)
+            else:
+                returned += delivery.returned
+    # If nothing is ever started, tries must come to an end too.
+    fresh = [lease for lease in not_started if any_started and lease.receives == 1]
+    if fresh and _requeue(table, fresh):
+        not_started = [lease for lease in not_started if lease not in fresh]
+    returned += not_started
+    _answer(not_started, table.queue.release)
+    if failures:
+        raise failures[0]
+    return returned
+
+
+def _group_by_partition(leases: Iterable[Lease]) -> list[list[Lease]]:
+    """Leases of different work objects or units are in different groups, too."""
+    groups: dict[tuple[str | None, int | None, str], list[Lease]] = {}
+    for lease in leases:
+        message = lease.message
+        groups.setdefault((message.work, message.unit, message.partition), []).append(lease)
+    return list(groups.values())
+
+
+def _work_in_threads(
+    deliveries: Sequence["_Delivery"], threads: int, seconds_left: Callable[[], float]
+) -> list[Future[None]]:
+    """A future for each, as they are when all are done or time is up. No delivery is started after that."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
+    futures = [pool.submit(_work_in_time, delivery, seconds_left) for delivery in deliveries]
+    pending = set(futures)
+    while pending and seconds_left() > 0:
+        _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return futures
+
+
+def _work_in_time(delivery: "_Delivery", seconds_left: Callable[[], float]) -> None:
+    if seconds_left() > 0:
+        delivery.work()
+
+
+def _requeue(table: OpenTable, leases: Sequence[Lease]) -> bool:
+    """Whether these messages were replaced by equal ones that nobody has received yet."""
+    try:
+        table.queue.send([lease.message for lease in leases])
+    except LakeupsertError as e:
+        log.warning("messages that nobody started could not be sent again and are given back instead: %s", e.message)
+        return False
+    _answer(leases, table.queue.ack)
+    return True
+
+
+def _answer(leases: Iterable[Lease], answer: Callable[[Lease], bool]) -> None:
+    """Answer each lease, also after one answer fails: that message comes back when its lease ends, and somebody repeats the
+    work."""
+    for lease in leases:
+        try:
+            answer(lease)
+        except LakeupsertError as e:
+            log.warning("the queue did not take an answer about %s: %s", lease.message.partition, e.message)
+
+
+@dataclass
+class _Delivery:
+    """Some leases, and what became of their messages.
+
+    Attributes:
+        retry_seconds: how long a message stays hidden if its partition failed.
+        away_seconds: how long all messages without an answer stay hidden if the work itself fails.
+        started: whether somebody works on it, or did.
+        results: of the partitions that are finished here: merged, with nothing to do, handed on, or failed for good.
+        returned: leases that were given back because their partition failed.
+        unconfirmed: messages of units that committed nothing.
+    """
+
+    table: OpenTable
+    engine: Engine
+    leases: Sequence[Lease]
+    retry_seconds: float
+    away_seconds: float = 0.0
+    started: bool = False
+    results: list[PartitionResult] = field(default_factory=list)
+    returned: list[Lease] = field(default_factory=list)
+    unconfirmed: set[Message] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._unanswered = set(self.leases)
+
+    def work(self) -> None:
+        """Ack, release or bury every lease, also if this raises."""
+        self.started = True
+        try:
+            for (work, unit), by_partition in self._sort().items():
+                self._merge(work, unit, by_partition)
+        finally:
+            _answer(self._unanswered, lambda lease: self.table.queue.release(lease, self.away_seconds))
+
+    def _sort(self) -> dict[tuple[str | None, int | None], dict[str, list[Lease]]]:
+        """The leases by work object and unit, then by partition. Messages that ask for nothing are answered here."""
+        table, queue = self.table, self.table.queue
+        found: dict[tuple[str | None, int | None], dict[str, list[Lease]]] = {}
+        for lease in self.leases:
+            message = lease.message
+            entry = table.entry(message.batch) if message.table == table.name else None
+            if entry is None:  # queues outlive tables, and the batches of a table that is created again count from 0
+                reason = f"it is for table {message.table!r}, batch {message.batch}; {table.name!r} has no such batch"
+                self._answer([lease], partial(queue.bury, reason=reason))
+            elif message.work is None and message.partition not in entry.body.touched:
+                self._answer([lease], queue.ack)
+            else:
+                by_partition = found.setdefault((message.work, message.unit), {})
+                by_partition.setdefault(message.partition, []).append(lease)
+        return found
+
+    def _merge(self, work: str | None, unit: int | None, by_partition: dict[str, list[Lease]]) -> None:
+        table, engine = self.table, self.engine
+        wanted = {partition: max(x.message.batch for x in leases) for partition, leases in by_partition.items()}
+        receives = {partition: max(x.receives for x in leases) for partition, leases in by_partition.items()}
+        to_try = {p: batch for p, batch in wanted.items() if receives[p] <= table.queue.max_receives}
+        given_up = [
+            PartitionResult(p, status="failed", error=UNANSWERED, engine=engine.name) for p in wanted if p not in to_try
+        ]
+        merge = dedupe_partitions if unit is None else partial(dedupe_unit, unit=unit)
+        for result in itertools.chain(given_up, _merge_partitions(table, engine, merge, to_try, work)):
+            message = Message(table.name, result.partition, wanted[result.partition], work, unit)
+            try:
+                _hand_on(table, result, message)
+            except TryAgainError:
+                raise
+            except LakeupsertError as e:  # for example, sending is not permitted: reported like a failed merge
+                result = replace(result, status="failed", error=str(e))
+            self._finish(result, message, by_partition[result.partition], receives[result.partition])
+
+    def _finish(self, result: PartitionResult, message: Message, leases: Sequence[Lease], receives: int) -> None:
+        """Answer the leases of one partition."""
+        table, queue, error = self.table, self.table.queue, result.error or ""
+        if result.status != "failed":
+            self._answer(leases, queue.ack)
+            if message.unit is not None and result.status == "clean":
+                self.unconfirmed.add(message)
+            elif result.status not in ("shared", "outdated"):
+                self.results.append(result)
+        elif receives < queue.max_receives:
+            # What to do about it is reported once, by whoever finds the partition failed for good.
+            log.warning("partition failed, will be tried again: %s: %s", result.partition, error.partition("\n")[0])
+            self.returned += leases
+            self._answer(leases, lambda lease: queue.release(lease, self.retry_seconds))
+        else:
+            if message.work is None:
+                mark_failed(table, result.partition, message.batch, error)
+            self._answer(leases, partial(queue.bury, reason=error))
+            self.results.append(result)
+
+    def _answer(self, leases: Iterable[Lease], answer: Callable[[Lease], bool]) -> None:
+        for lease in leases:
+            answer(lease)
+            self._unanswered.remove(lease)
+
+
+def _hand_on(table: OpenTable, result: PartitionResult, message: Message) -> None:
+    """Send what is left of a message to the workers that are to do it, before it is acked."""
+    if result.status == "large" and table.large_queue is not None:
+        table.large_queue.send([message])
+    elif result.status == "shared":
+        table.queue.send([msgspec.structs.replace(message, unit=unit) for unit in result.units])
+    elif message.unit is not None and result.status in ("merged", "outdated"):
+        # Other messages may be acked by now: units that began from the version before, or units of this step.
+        table.queue.send(pending_messages(table, [message]))
+
+
+def _merge_partitions(
+    table: OpenTable,
+    engine: Engine,
+    merge: Callable[[OpenTable, Engine, dict[str, int], str | None], list[PartitionResult]],
+    wanted: dict[str, int],
+    work: str | None,
+) -> Iterator[PartitionResult]:
+    """Merge in one shared call. If that fails, merge each partition alone, since only that shows which one fails."""
+    try:
+        yield from merge(table, engine, wanted, work)
+        return
+    except TryAgainError:
+        raise
+    except Exception as e:
+        log.debug("a shared call failed, trying each partition alone: %r", e)
+    for partition, batch in wanted.items():
+        try:
+            yield from merge(table, engine, {partition: batch}, work)
+        except TryAgainError:
+            raise
+        except Exception as e:
+            log.debug("partition failed: %s", partition, exc_info=True)
+            yield PartitionResult(partition, status="failed", error=str(e) or repr(e), engine=engine.name)
+
+
+def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
+    """Record in the partition's own chain that its next batch does not merge. Publish and status read it there."""
+    snapshot = table.last_snapshot()
+
+    def add_mark(head: Link[Manifest] | None) -> Manifest | None:
+        if snapshot is not None and snapshot.body.lost(partition, head):
+            return None  # the mark would take the number of the lost version
+        merged = head.body.merged if head else 0
+        first = next((n.number for n in table.entries(merged, batch) if partition in n.body.touched), None)
+        if first is None:
+            return None  # another worker merged it meanwhile
+        base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
+        if base.failed and base.failed.batch == first and reason in (base.failed.reason, UNANSWERED):
+            return None  # the mark that is there says as much, or more
+        return msgspec.structs.replace(base, failed=Failed(batch=first, reason=reason))
+
+    table.objects.partition(partition).extend(add_mark)
+
+
+@contextmanager
+def _lease_extension(
+    table: OpenTable, leases: Sequence[Lease], lease_seconds: float, stop: Stop, alive: Callable[[], object]
+) -> Iterator[None]:
+    """Extend the leases in the background while the block works on them. After ``stop``, give them back if the block does not
+    end within the grace period.
+
+    Whoever receives them then repeats the work. If the block still commits, one of the two loses the race.
+    """
+    done = threading.Event()
+
+    def extend() -> None:
+        extended, stopping = clock.elapsed(), None
+        while not done.wait(TICK_SECONDS):
+            with suppress(OSError):
+                alive()
+            now = clock.elapsed()
+            if stop.is_set():
+                stopping = now if stopping is None else stopping
+                if now - stopping >= stop.grace_seconds:
+                    _answer(leases, table.queue.release)
+                    stop.abandon()
+                    return
+            if now - extended >= lease_seconds / 3:
+                _answer(leases, lambda lease: table.queue.extend(lease, lease_seconds))
+                extended = now
+
+    thread = threading.Thread(target=extend, name="extend-leases", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
