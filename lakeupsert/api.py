@@ -30,8 +30,10 @@ from lakeupsert.operations.reprocess import ReprocessPlan, reprocess
 from lakeupsert.operations.restore import RestorePlan, restore, tag
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns
 from lakeupsert.operations.vacuum import Vacuumed, vacuum
-from lakeupsert.pipeline.append import AppendResult, append, new_files, skipped_files
+from lakeupsert.pipeline.append import append
+from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, send_missing
+from lakeupsert.pipeline.discover import new_files, skipped_files
 from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.memory import limit_bytes

@@ -37,14 +37,9 @@ from lakeupsert.landing.accept import (
 )
 from lakeupsert.landing.accept import UnreadableFileError as Unreadable
 from lakeupsert.operations.prices import Prices, load_prices
-from lakeupsert.pipeline.append import (
-    AppendResult,
-    look_for_files,
-    plan_spec,
-    text_columns,
-    under_old_names,
-    unfit_files,
-)
+from lakeupsert.pipeline.commit import AppendResult
+from lakeupsert.pipeline.discover import look_for_files
+from lakeupsert.pipeline.next_spec import plan_spec, text_columns, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import next_step
 from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
@@ -179,7 +174,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     elif files and spec is not None:
         spec = _next_spec(table, files, spec, notes)
     if head:
-        notes += table.without_operations(table.headers(head.number))
+        notes += without_operations(table, table.headers(head.number))
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = [*_previews(table, files, spec, notes)] if spec else []

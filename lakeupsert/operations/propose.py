@@ -28,8 +28,9 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.accept import format_of, without_nulls
 from lakeupsert.landing.formats.inference import inferred
 from lakeupsert.landing.sample import Column, Sample, read_sample
-from lakeupsert.pipeline.append import almost_all, is_landing_file
+from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.landing_dates import received_on
+from lakeupsert.pipeline.next_spec import almost_all
 from lakeupsert.rows.convert import convert, true
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.evolution import create

@@ -22,8 +22,10 @@ from lakeupsert.engine.batch import AppendJob, Refused, Report, touched_by
 from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
-from lakeupsert.pipeline.append import ATTEMPTS, AppendResult, announce, examples_of, plan_spec, unfit_files
+from lakeupsert.pipeline.append import ATTEMPTS
+from lakeupsert.pipeline.commit import AppendResult, announce, examples_of
 from lakeupsert.pipeline.key_places import placed
+from lakeupsert.pipeline.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import races_exhausted
 from lakeupsert.table.ledger import LedgerEntry, Replayed, next_stamp, still_quarantined

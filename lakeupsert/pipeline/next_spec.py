@@ -1,0 +1,307 @@
+"""Which spec a batch is written under, and what to warn of.
+
+Reads     the configuration, surveys of landing files
+Writes    nothing
+Repeat    safe
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from lakeupsert.config import Reading, followed, toml_aliases, toml_key
+from lakeupsert.engine.batch import (
+    FileFailed,
+    FileRead,
+    Report,
+)
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.accept import (
+    Survey,
+    line_of,
+    unify,
+    without_nulls,
+)
+from lakeupsert.landing.formats.leaning import Leaning, together
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.rows.convert import texts_like
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.evolution import evolve, nearest
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import normal, same_values, type_name, widened
+
+
+def plan_spec(
+    table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey], *, ahead: bool = False
+) -> tuple[TableSpec, list[str]]:
+    """The spec that a batch is written under: ``known`` itself where no column came or grew; and warnings, ``ahead`` of the batch
+    or of what is done.
+
+    Columns grow to the types that files have, and to those given in the configuration.
+    """
+    where = f"[tables.{table.name}.schema]"
+    names, given = table.declaration.given_types(known.schema.names if known is not None else ())
+    if known is not None:
+        _refuse_other_keys(table, known, given)
+    observed: dict[str, Any] = {}
+    for survey in surveys:
+        if survey.schema is None:
+            continue
+        for field in survey.schema:
+            name = names.setdefault(field.name.lower(), field.name)
+            stored = known.schema.field(name).type if known is not None and name in known.schema.names else None
+            if stored is not None and not survey.typed and not pa.types.is_nested(stored):
+                continue  # text has no types of its own: what does not convert is quarantined
+            before = observed.get(name)
+            observed[name] = field.type if before is None else unify(before, field.type, survey.typed)
+    fields = []
+    for name, type_ in observed.items():
+        if known is None or name not in known.schema.names:
+            type_ = given.get(name, type_)
+        type_ = without_nulls(type_)
+        fields.append(pa.field(name, type_))
+    if known is not None:
+        fields += [pa.field(name, type_) for name, type_ in given.items() if name in known.schema.names]
+        spec = evolve(known, pa.schema(fields))
+        almost = _almost(table, known, spec, surveys, given, ahead=ahead)
+        warnings = [*almost.values(), *_given_in_vain(spec, given, where), *_slips(table, spec, given)]
+        return spec, [*warnings, *_taken_by_aliases(table, spec), *_values_in_vain(table, spec, surveys)]
+    later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
+    if not fields and not later and table.settings.read.envelope:
+        raise ConfigurationError(
+            "no-envelope",
+            f"No readable file of table {table.name!r} holds a row in the envelope that `read.envelope` names, "
+            f"{table.settings.read.envelope}. Nothing was committed.",
+            next=f"correct `envelope` in [tables.{table.name}.read], or leave it out if the rows are not wrapped",
+        )
+    if not fields:  # files without a line name no column, and what is given is all that is known
+        fields, later = later, []
+    spec = table.declaration.new_spec(pa.schema(fields), later)
+    text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
+    warnings = [
+        *table.declaration.stamped_by_name(spec),
+        *table.declaration.types_alone(observed, [field.name for field in later]),
+    ]
+    warnings += [
+        f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text
+    ]
+    almost = _almost(table, None, spec, surveys, given, ahead=ahead)
+    warnings += [
+        f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
+        f'{table.settings.processed}, set `{toml_key(n)} = "date"` in {where}, and run again'
+        for n in spec.partition_by
+        if n in text - {one.column for one in spec.partition_from} - almost.keys() and not all(s.typed for s in surveys)
+    ]
+    warnings += [*almost.values(), *_taken_by_aliases(table, spec), *_values_in_vain(table, spec, surveys)]
+    return spec, warnings
+
+
+def fruitless_files(
+    table: OpenTable,
+    known: TableSpec | None,
+    spec: TableSpec,
+    asked: Sequence[Survey],
+    planned: Sequence[Survey],
+    reports: Iterable[Report],
+) -> list[str]:
+    """Those of the ``asked`` files without an accepted row, where the spec would be another one without them.
+
+    A new table of which no row is accepted has the columns that its files have, since it needs some; and so do columns stay
+    that a table can't be created without.
+    """
+    accepted = {r.path for r in reports if isinstance(r, FileRead) and r.accepted}
+    fruitless = [s.path for s in asked if s.path not in accepted]
+    if not fruitless or (known is None and not accepted):
+        return []
+    try:
+        # Without leanings: to warn of them landing files are read, and these warnings are not wanted.
+        without, _ = plan_spec(table, known, [replace(s, leanings={}) for s in planned if s.path not in fruitless])
+    except ConfigurationError:
+        return []
+    same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
+    return [] if same else fruitless
+
+
+def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
+    """Files whose columns the table can't take, such as one that differs from a stored one by case alone."""
+    for survey in surveys:
+        if survey.schema is not None:
+            try:
+                evolve(known, survey.schema)
+            except ConfigurationError as e:
+                yield FileFailed(survey.path, changed=False, reason=e.message)
+
+
+def text_columns(table: OpenTable) -> frozenset[str]:
+    """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
+    delete = table.settings.delete
+    operation = {delete.column} if delete and delete.column else set()
+    return (frozenset(table.settings.key) | operation) - frozenset(table.settings.schema)
+
+
+def _almost(
+    table: OpenTable,
+    known: TableSpec | None,
+    spec: TableSpec,
+    surveys: Sequence[Survey],
+    given: Mapping[str, Any],
+    *,
+    ahead: bool,
+) -> dict[str, str]:
+    """For each column that a few values make text, for good, a warning."""
+    own = known.schema.names if known is not None else ()
+    asked = {f.name for f in spec.schema if pa.types.is_string(f.type)} - {*own, *given, *text_columns(table)}
+    asked -= {spec.called(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
+    leanings: dict[str, Leaning | None] = {}
+    for survey in surveys:
+        for column, more in survey.leanings.items():
+            name = spec.called(column)
+            leanings[name] = together(leanings.get(name), more)
+    found = {}
+    for name in spec.schema.names:
+        leaning = leanings.get(name) if name in asked else None
+        if leaning is not None and leaning.is_clear:
+            what = almost_all(table.landing, leaning, table.settings.reading)
+            setting = f'`{toml_key(name)} = "{type_name(leaning.type)}"` under [tables.{table.name}.schema]'
+            if ahead:
+                mend = f"to keep the type, set {setting} before the run"
+            elif known is None:
+                mend = f"to mend that, remove {table.settings.processed}, set {setting} and run again"
+            else:
+                mend = (
+                    f"to mend that, `lakeupsert schema drop {name}`, set {setting} and land the files under other names"
+                )
+            verb = "will be" if ahead else "is"
+            found[name] = f"column {name!r} {verb} text for good: {what}; {mend}: then such rows go to quarantine"
+    return found
+
+
+def almost_all(store: ObjectStore, leaning: Leaning, reading: Reading) -> str:
+    """How many values are not of the type that most of them have, and which and where the first of these is."""
+    unfit = leaning.first_unfit
+    assert unfit is not None, "it is clear"
+    line = line_of(store, unfit, reading)
+    value = unfit.value if len(unfit.value) <= 40 else f"{unfit.value[:37]}..."
+    where = f"{value!r} in {unfit.path!r}" + (f" line {line:,}" if line else "")
+    type_ = type_name(leaning.type)
+    if leaning.unfit == 1:
+        return f"1 of {leaning.values:,} values is not of type {type_} ({where})"
+    return f"{leaning.unfit:,} of {leaning.values:,} values are not of type {type_} (the first is {where})"
+
+
+def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """A warning for each renamed column that landing files still bring under its old name; ``files`` as `FileRead.renamed`."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for path, renamed in files:
+        for names in renamed.items():
+            found.setdefault(names, set()).add(path)
+    reading, aliases = table.settings.reading, dict(table.settings.read.aliases)
+    for own, new in found:
+        aliases = followed(aliases, reading.called(own), new)
+    return [
+        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.called(own)!r}, and these files "
+        f"still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
+        f"[tables.{table.name}.read] before the next files come"
+        for (own, new), paths in found.items()
+    ]
+
+
+def _old_name(own: str, reading: Reading) -> str:
+    old = reading.called(own)
+    return "the old name" if old == own else f"{own!r}, an alias of {old!r}"
+
+
+def _files(paths: Collection[str]) -> str:
+    return f"{min(paths)!r}" if len(paths) == 1 else f"{len(paths)} files, the first of them {min(paths)!r}"
+
+
+def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Mapping[str, Any]) -> None:
+    for name in known.stored_key:  # a partition column is no part of a key's bytes
+        type_, where = known.schema.field(name).type, f"[tables.{table.name}.schema]"
+        if name in given and not same_values(type_, given[name]):
+            raise ConfigurationError(
+                "key-type-fixed",
+                f"The key column {name!r} is {type_} in table {table.name!r}, and {where} says {given[name]}. A key's type is "
+                "fixed when a table is created. Nothing was committed.",
+                next=f"take {name!r} out of {where}, or give a table of another name its own `processed`",
+            )
+
+
+def _given_in_vain(spec: TableSpec, given: Mapping[str, Any], where: str) -> list[str]:
+    """A warning for each type in the configuration that the stored one neither holds nor grows to."""
+    types = {name: spec.schema.field(name).type for name in given if name in spec.schema.names}
+    return [
+        f"column {name!r} is {type_} and stays so: {where} says {given[name]}, which that does not grow to; rows with values "
+        f"that do not fit {type_} go to quarantine"
+        for name, type_ in types.items()
+        if not same_values(widened(normal(given[name]), type_), type_)
+    ]
+
+
+def _taken_by_aliases(table: OpenTable, spec: TableSpec) -> list[str]:
+    """A warning for each column of the table whose values `aliases` put into another one. Where that other one was renamed from
+    it, they belong there: files went on with the old name, which became a column of its own."""
+    now = {field.id: field.name.lower() for field in spec.fields}
+    back = {(one.name.lower(), now[one.id]) for one in spec.renames if one.id in now}
+    own = {name.lower(): name for name in (*spec.schema.names, *([spec.delete.column] if spec.delete else [])) if name}
+    return [
+        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put what "
+        f"they have in {alias!r} into the column {column!r}; if that is wrong, remove this alias and land the files that came "
+        "since then under other names"
+        for alias, column in table.settings.read.aliases.items()
+        if alias.lower() in own and (alias.lower(), column.lower()) not in back
+    ]
+
+
+def _values_in_vain(table: OpenTable, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
+    """A warning for each type of the operation column in typed files whose texts none of `delete.values` can ever equal."""
+    rule = spec.delete
+    if rule is None or rule.column is None:
+        return []
+    paths: dict[Any, list[str]] = {}
+    for survey in surveys:
+        for field in survey.schema if survey.typed and survey.schema is not None else ():
+            if field.name.lower() == rule.column.lower() and not pa.types.is_nested(field.type):
+                paths.setdefault(field.type, []).append(survey.path)
+    warnings = []
+    for type_, of_type in paths.items():
+        alike = texts_like(rule.values, type_)
+        if pa.types.is_null(type_) or any(text == value for text, value in zip(alike, rule.values, strict=True)):
+            continue
+        values = ", ".join(map(repr, rule.values))
+        instead = ", ".join(repr(text) for text in alike if text is not None)
+        warnings.append(
+            f"column {rule.column!r} deletes nothing in {_files(of_type)}: it is {type_} there, and none of the values of "
+            f"[tables.{table.name}.delete], {values}, is ever the text of such a column"
+            f"{f'; they would be {instead} there' if instead else ''}. Values are fixed when a table is created: land the files "
+            "with another type in that column, or create the table with other values"
+        )
+    return warnings
+
+
+def _slips(table: OpenTable, spec: TableSpec, given: Mapping[str, Any]) -> list[str]:
+    """A warning for each type in the configuration of a column that the table has not, and has one called nearly so."""
+    absent = [name for name in given if name not in spec.schema.names]
+    return [
+        f"the table has no column {name!r}, to which [tables.{table.name}.schema] gives a type. Did you mean {close!r}?"
+        for name, close in table.declaration.slips(spec.schema.names, absent).items()
+    ]
+
+
+def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list[str]:
+    """A warning where no file of ``entries`` (all that the ledger has) had the column that `[delete]` names."""
+    looked = {number: e.operations for number, e in enumerate(entries) if e.operations is not None}
+    if not looked or any(looked.values()):
+        return []
+    spec = table.spec(entries[-1].spec_version)
+    column = spec.delete.column or "" if spec.delete else ""
+    close = nearest(column, spec.schema.names)
+    return [
+        f"no file since batch {min(looked)} has the column {column!r} of [tables.{table.name}.delete], so it deletes nothing."
+        f"{f' Did you mean {close!r}?' if close else ''} If the name is wrong, correct it and create the table anew: "
+        "it is fixed when a table is created."
+    ]
