@@ -34,8 +34,11 @@ FRESH_SECONDS = 3600.0
 SENDS = 6
 """How often the same bytes are sent when answers stay out, before the store is called unreachable."""
 
+ATTEMPTS = 20
+"""How often a writer that loses races begins again before it gives up."""
+
 Body = TypeVar("Body")
-Changed = TypeVar("Changed")
+Answer = TypeVar("Answer")
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +203,7 @@ class Chain(Generic[Body]):
     def extend(
         self,
         build: Callable[[Link[Body] | None], Body | None],
-        attempts: int = 20,
+        attempts: int = ATTEMPTS,
         behind: Link[Body] | None = None,
     ) -> Link[Body] | None:
         """Append what ``build`` makes of the head, again after each lost race; None where it makes nothing.
@@ -208,18 +211,17 @@ class Chain(Generic[Body]):
         For bodies that need no files of their own; who has files to redo calls `append`. ``behind`` stands for a version that is
         gone, and that no older one may be taken for.
         """
-        for attempt in range(attempts):
+
+        def attempt() -> Link[Body] | Lost | None:
             head = self.head()
             if behind is not None and (head is None or head.number < behind.number):
                 head = behind
             body = build(head)
             if body is None:
                 return None
-            outcome = self.append(body, head)
-            if outcome.link is not None:
-                return outcome.link
-            clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
-        raise races_exhausted(self._store.uri(self._folder), attempts)
+            return self.append(body, head).link or LOST
+
+        return until_won(self._store.uri(self._folder), attempt, attempts)
 
     def number(self, name: str) -> int:
         """The number in an object's name."""
@@ -297,6 +299,26 @@ def newer_format(where: str, found: int) -> ConfigurationError:
         f"{where} has format {found}; this lakeupsert reads formats up to {FORMAT}.",
         next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
     )
+
+
+class Lost:
+    """What an attempt returns if another writer was faster, so that it must begin again at the new heads."""
+
+
+LOST = Lost()
+
+
+def until_won(where: str, attempt: Callable[[], Answer | Lost], attempts: int = ATTEMPTS) -> Answer:
+    """Call ``attempt`` until it returns anything but `LOST`, and return that. Waits longer after each lost race, with jitter.
+
+    Raises TryAgainError after ``attempts`` lost races; ``where`` says in the error what was raced for.
+    """
+    for number in range(attempts):
+        answer = attempt()
+        if not isinstance(answer, Lost):
+            return answer
+        clock.sleep(clock.jitter(0.01 * 2 ** min(number, 7)))
+    raise races_exhausted(where, attempts)
 
 
 def races_exhausted(where: str, attempts: int) -> TryAgainError:
