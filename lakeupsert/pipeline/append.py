@@ -1,22 +1,21 @@
 """Phase one: take every landing file that no batch took, as one batch.
 
-Reads     the landing zone's listing and files, the ledger, the spec
-Writes    appended and quarantine files under names of their own, then (where columns came) the next spec, then ONE ledger
-          entry: that put is the commit and the acknowledgement; then a message for each touched partition
+Reads     what `discover` finds, and the landing files
+Writes    appended and quarantine files under names of their own; then what `commit_batch` writes
 Repeat    safe: a landing file counts once, by path and content; a crash before the ledger entry leaves files that nobody names
 
-    list -> survey -> plan the spec -> row work -> spec -> ledger entry -> messages
-      ^                                   |          |          |
-      '-- a file failed: go on without it-'          '-- race lost: discard, begin again, or take the next number
+    discover -> survey -> plan the spec -> row work -> commit: spec -> ledger entry -> messages
+      ^                                   |              |
+      '-- a file failed: go on without it-'              '-- race lost: discard and begin again, or take the next number
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date
+from functools import partial
 
-from lakeupsert import clock
 from lakeupsert.engine.batch import (
     AppendJob,
     FileFailed,
@@ -30,50 +29,74 @@ from lakeupsert.engine.batch import (
     touched_by,
 )
 from lakeupsert.errors import RefusedError
-from lakeupsert.landing.accept import (
-    RowRules,
-    format_of,
-)
-from lakeupsert.pipeline.commit import AppendResult, BeginAgain, announce, commit_batch, examples_of
-from lakeupsert.pipeline.discover import Ground, discover, refuse_all_skipped
+from lakeupsert.landing.accept import LandingInput, RowRules, Survey, format_of
+from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of
+from lakeupsert.pipeline.discover import Ground, Request, discover, refuse_all_skipped
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
-    full_extract_of,
+    full_extract_entry,
     refuse_extract_again,
     refuse_full_extract,
     refuse_part_of_extract,
 )
-from lakeupsert.pipeline.key_places import placed
-from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, text_columns, under_old_names, unfit_files
+from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.table.chain import races_exhausted
-from lakeupsert.table.ledger import (
-    LandingFile,
-    LedgerEntry,
-    QuarantineFile,
-    Scope,
-)
+from lakeupsert.table.chain import LOST, Lost, until_won
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, Scope
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 20
 COMPARED_BYTES = 8 << 20
-"""Landing bytes of which all keys are looked for in several partitions; of more, some stand for all. More: the driver holds 8
-bytes for each of these keys."""
+"""Up to this many landing bytes, every key of a batch is checked for records in several partitions; of a larger batch a sample
+of the keys. More: the driver holds 8 bytes for each of these keys."""
 
 
-class _FilesFailed(Exception):
-    """Landing files that this try must go on without."""
+@dataclass
+class _Exceptions:
+    """What earlier attempts found out about landing files; the next attempt treats these files otherwise.
 
-    def __init__(self, failed: Iterable[FileFailed]) -> None:
-        self.failed = list(failed)
+    Attributes:
+        changed: files that changed or vanished while they were read; the next batch takes them.
+        unreadable: why a file can't be read, by path and etag: a file that is whole by now has another etag.
+        wider: files in which a row brought a column that the table lacks; the next attempt surveys them.
+        planned: files without an accepted row: whether their columns and types are planned all the same.
+    """
+
+    changed: list[str] = field(default_factory=list)
+    unreadable: dict[tuple[str, str], str] = field(default_factory=dict)
+    wider: set[str] = field(default_factory=set)
+    planned: dict[str, bool] = field(default_factory=dict)
+
+    def add(self, failed: Sequence[FileFailed], inputs: Iterable[LandingInput]) -> None:
+        """``failed`` may have several reports of one file, which tasks share."""
+        etags = {i.path: i.etag for i in inputs}
+        wider = {
+            f.path for f in failed if f.unplanned and (f.path not in self.wider or not self.planned.get(f.path, True))
+        }
+        self.wider |= wider
+        self.planned |= dict.fromkeys(wider & self.planned.keys(), True)  # under the other types it has accepted rows
+        self.changed += [f.path for f in failed if f.changed]
+        self.unreadable |= {(f.path, etags[f.path]): f.reason for f in failed if not f.changed and f.path not in wider}
+
+    @property
+    def warnings(self) -> list[str]:
+        return [f"{path} changed or vanished while it was read; it is left to the next batch" for path in self.changed]
 
 
-class _Fruitless(Exception):
-    """Files of which no row was accepted brought columns or types, which come with accepted rows alone."""
+@dataclass(frozen=True)
+class _Plan:
+    """The row work of an attempt.
 
-    def __init__(self, paths: Iterable[str]) -> None:
-        self.paths = list(paths)
+    Attributes:
+        surveys: those that the spec was planned with.
+        unreadable: files that can't be read, with the reason; each becomes one quarantined row.
+        warnings: of the spec.
+    """
+
+    job: AppendJob
+    surveys: tuple[Survey, ...]
+    unreadable: dict[str, str]
+    warnings: tuple[str, ...]
 
 
 def append(
@@ -88,93 +111,104 @@ def append(
     progress: Callable[[str], None] = lambda text: None,
     warn: Callable[[str], None] = log.warning,
 ) -> AppendResult | None:
-    """Commit one batch of all new landing files; None where there is none.
+    """Commit one batch of all new landing files; None if there is none.
 
     Args:
-        again: instead, take those landing files that batches took which a restore withdrew.
         batch_id: the client's name for the batch; with it a repeated call is recognised even before files are compared.
-        full: the batch is a full extract of the whole table, or of the partitions that its rows are in: keys that it lacks
-            are deleted there. ``may_shrink``: also where it has far fewer rows than are stored.
-        received: first and last date (inclusive) of the landing folders to take, where `landing_dates` is set.
-        warn: takes the warnings of a call that commits no batch; those of a batch are in the result.
+        received: first and last date (inclusive) of the landing folders to take, if `landing_dates` is set.
+        again: take only landing files whose batches were all withdrawn by a restore.
+        full: the batch is a full extract of the whole table, or of the partitions that its rows are in. Keys that it lacks
+            are deleted there.
+        may_shrink: a full extract may have far fewer rows than are stored.
+        warn: called with each warning if no batch is committed; the warnings of a batch are in the result.
     Raises:
-        RefusedError: more rows were refused than `quarantine_limit` allows, or landing has files and all of them are skipped;
-            nothing is committed, landing is untouched.
+        RefusedError: more rows were refused than `quarantine_limit` allows, or the landing zone has files and all of them are
+            skipped. Nothing is committed; the landing zone is untouched.
         ConfigurationError: the batch id belongs to other files; the landing zone is missing.
-        TryAgainError: races or a silent store; nothing is lost, what was committed shows in the next call.
+        TryAgainError: lost races, or a store that does not answer. Nothing is lost; the next call finds what was committed.
     """
+    request = Request(batch_id, received, again, full, may_shrink)
     if full:
         refuse_full_extract(table)
-    changed: list[str] = []
-    unreadable: dict[tuple[str, str], str] = {}  # by path and etag: a file that is whole by now is another one
-    wider: set[str] = set()
-    plans: dict[str, bool] = {}  # files that had no accepted row: whether their columns are planned all the same
-    for attempt in range(ATTEMPTS):
-        ground = discover(table, batch_id, received, again, changed)
-        refuse_all_skipped(table, ground)
-        if not ground.inputs:
-            lacking = table.without_operations(table.headers(ground.head.number)) if ground.head else []
-            for warning in (*ground.warnings, *_late(changed), *([NO_EXTRACT] if full else []), *lacking):
-                warn(warning)
-            return None
-        if full:
-            refuse_part_of_extract(table, ground, changed)
-        elif again:
-            refuse_extract_again(table, ground)
-        ground = replace(ground, full=full, may_shrink=may_shrink)
-        try:
-            result = _try(table, host, ground, unreadable, wider, plans, progress)
-        except _Fruitless as e:
-            plans |= dict.fromkeys(e.paths, False)
-            continue
-        except _FilesFailed as e:
-            changed += [f.path for f in e.failed if f.changed]
-            etags = {i.path: i.etag for i in ground.inputs}
-            unplanned = {
-                f.path for f in e.failed if f.unplanned and (f.path not in wider or not plans.get(f.path, True))
-            }
-            plans |= dict.fromkeys(unplanned & plans.keys(), True)  # under the other types it has accepted rows
-            unreadable |= {
-                (f.path, etags[f.path]): f.reason for f in e.failed if not f.changed and f.path not in unplanned
-            }
-            wider |= unplanned
-            continue
-        except BeginAgain:
-            clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
-            continue
-        announce(table, result)
-        return replace(result, warnings=(*ground.warnings, *result.warnings, *_late(changed)))
-    raise races_exhausted(table.store.uri(), ATTEMPTS)
+    attempt = partial(_attempt, table, host, request, _Exceptions(), progress, warn)
+    return until_won(table.store.uri(), attempt)
 
 
-def _try(
+def _attempt(
     table: OpenTable,
     host: Host,
-    ground: Ground,
-    failing: dict[tuple[str, str], str],
-    wider: Collection[str],
-    plans: Mapping[str, bool],
+    request: Request,
+    exceptions: _Exceptions,
     progress: Callable[[str], None],
-) -> AppendResult:
-    """``failing``: files that can't be read, and why; ``wider``: files that have a column which the table has not; ``plans``:
-    of files that had no accepted row, whether their columns are planned."""
-    unreadable = {i.path: failing[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in failing}
-    given = [i for i in ground.inputs if i.path not in unreadable]
-    known = ground.spec_head.body if ground.spec_head else None
-    schema = known.schema if known else None
-    reading = table.settings.reading
-    # All of a file of JSON lines would be decoded for the names of its columns, which are seldom new.
-    unsure = [i for i in given if known is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"]
-    progress(f"surveying {len(unsure)} landing files")
-    surveys = host.survey(table.landing, unsure, reading, schema, text_columns(table))
+    warn: Callable[[str], None],
+) -> AppendResult | Lost | None:
+    ground = discover(table, request, exceptions.changed)
+    refuse_all_skipped(table, ground)
+    if not ground.inputs:
+        lacking = without_operations(table, ground.entries)
+        no_extract = [NO_EXTRACT] if request.full else []
+        for warning in (*ground.warnings, *exceptions.warnings, *no_extract, *lacking):
+            warn(warning)
+        return None
+    if request.full:
+        refuse_part_of_extract(table, ground, exceptions.changed)
+    elif request.again:
+        refuse_extract_again(ground)
+    plan = _plan(table, host, request, ground, exceptions, progress)
+    if isinstance(plan, Lost):
+        return plan
+    progress(f"reading, splitting and writing the rows of {len(plan.job.inputs)} landing files")
+    reports = [*host.run(plan.job), *quarantine_files(plan.job, plan.unreadable)]
+    written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
+    files = written | {r.file.name for r in reports if isinstance(r, Refused)}
+    if _found_exceptions(table, ground, plan, reports, exceptions):
+        table.discard(files)
+        return LOST
+    try:
+        entry = _entry(table, ground, plan, reports)
+        _refuse_above_limit(table, ground, entry)
+        if request.full:
+            entry = full_extract_entry(table, plan.job.spec, ground, request, entry, reports)
+        link = commit_batch(table, ground, plan.job, entry, files, progress)
+    except RefusedError:
+        table.discard(written)  # the refused rows stay: somebody has to look at them
+        raise
+    if isinstance(link, Lost):
+        return link
+    warnings = (
+        *ground.warnings,
+        *plan.warnings,
+        *without_operations(table, [*table.headers(link.number - 1), link.body]),
+        *under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead))),
+        *exceptions.warnings,
+    )
+    return AppendResult(
+        link.number, link.body, warnings, in_several_partitions(plan.job, reports), examples_of(reports)
+    )
+
+
+def _plan(
+    table: OpenTable,
+    host: Host,
+    request: Request,
+    ground: Ground,
+    exceptions: _Exceptions,
+    progress: Callable[[str], None],
+) -> _Plan | Lost:
+    """Survey the landing files and plan the spec; `LOST` if a file turned out not to fit."""
+    reasons = exceptions.unreadable
+    unreadable = {i.path: reasons[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in reasons}
+    readable = [i for i in ground.inputs if i.path not in unreadable]
+    surveys = _survey(table, host, ground, readable, exceptions, progress)
     failed = [
         FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
     ]
-    if known is not None:
-        failed += unfit_files(known, surveys)
+    if ground.spec is not None:
+        failed += unfit_files(ground.spec, surveys)
     if failed:
-        raise _FilesFailed(failed)
-    if known is None and not surveys:
+        exceptions.add(failed, ground.inputs)
+        return LOST
+    if ground.spec is None and not surveys:
         path, reason = next(iter(unreadable.items()))
         raise RefusedError(
             "no-readable-file",
@@ -182,69 +216,59 @@ def _try(
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
-    planned = [s for s in surveys if plans.get(s.path, True)]
-    spec, warnings = plan_spec(table, known, planned)
-    version = -1 if ground.spec_head is None else ground.spec_head.number
+    planned = tuple(s for s in surveys if exceptions.planned.get(s.path, True))
+    spec, warnings = plan_spec(table, ground.spec, planned)
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
     job = AppendJob(
         landing=table.landing,
         store=table.store,
-        inputs=tuple(replace(i, row_groups=groups.get(i.path), surveyed=i.path in surveyed) for i in given),
-        reading=reading,
+        inputs=tuple(replace(i, row_groups=groups.get(i.path), surveyed=i.path in surveyed) for i in readable),
+        reading=table.settings.reading,
         rules=RowRules(spec, ground.received_at),
         batch_id=ground.batch_id,
-        spec_version=version + (spec is not known),
-        start=ground.head.number + 1 if ground.head else 0,
-        full=ground.full is not None,
-        compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in given))),
+        spec_version=ground.version_of(spec),
+        start=ground.start,
+        full=request.full is not None,
+        compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
     )
-    progress(f"reading, splitting and writing the rows of {len(given)} landing files")
-    reports = [*host.run(job), *quarantine_files(job, unreadable)]
-    written = list({f.name for r in reports if isinstance(r, Written) for f in r.files})
-    refused = [r.file.name for r in reports if isinstance(r, Refused)]
-    try:
-        failed = [r for r in reports if isinstance(r, FileFailed)]
-        if failed:
-            raise _FilesFailed(failed)
-        fruitless = fruitless_files(table, known, spec, [s for s in planned if s.path not in plans], planned, reports)
-        if fruitless:
-            raise _Fruitless(fruitless)
-        entry = _entry(table, ground, job, reports, unreadable)
-        _refuse_above_limit(table, ground, entry)
-        if ground.full:
-            entry = full_extract_of(table, spec, ground, entry, reports)
-        if spec.key_scope == "table":
-            in_table = placed(table, spec, ground.head, entry, progress)
-            if in_table is None:
-                raise BeginAgain(discard=True)
-            entry = in_table.entry
-            written += in_table.objects
-        progress("committing")
-        link = commit_batch(table, ground, job, entry)
-    except RefusedError:
-        table.discard(written)  # the refused rows stay, for who has to find out
-        raise
-    except (_FilesFailed, _Fruitless):
-        table.discard([*written, *refused])
-        raise
-    except BeginAgain as e:
-        if e.discard:
-            table.discard([*written, *refused])
-        raise
-    warnings += table.without_operations([*table.headers(link.number - 1), link.body])
-    warnings += under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead)))
-    scattered = in_several_partitions(job, reports)
-    return AppendResult(link.number, link.body, tuple(warnings), scattered, examples_of(reports))
+    return _Plan(job, planned, unreadable, tuple(warnings))
 
 
-def _late(changed: Sequence[str]) -> list[str]:
-    return [f"{path} changed or vanished while it was read; it is left to the next batch" for path in changed]
+def _survey(
+    table: OpenTable,
+    host: Host,
+    ground: Ground,
+    inputs: Iterable[LandingInput],
+    exceptions: _Exceptions,
+    progress: Callable[[str], None],
+) -> list[Survey]:
+    reading, wider = table.settings.reading, exceptions.wider
+    # JSON lines would be decoded whole for the names of their columns, which are seldom new: their rows are read first.
+    surveyed = [
+        i for i in inputs if ground.spec is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"
+    ]
+    progress(f"surveying {len(surveyed)} landing files")
+    schema = ground.spec.schema if ground.spec else None
+    return host.survey(table.landing, surveyed, reading, schema, table.declaration.text_columns)
 
 
-def _entry(
-    table: OpenTable, ground: Ground, job: AppendJob, reports: Sequence[Report], unreadable: dict[str, str]
-) -> LedgerEntry:
+def _found_exceptions(
+    table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], exceptions: _Exceptions
+) -> bool:
+    """Add what the row work found out about files to ``exceptions``; whether it found anything."""
+    failed = [r for r in reports if isinstance(r, FileFailed)]
+    if failed:
+        exceptions.add(failed, ground.inputs)
+        return True
+    undecided = [s for s in plan.surveys if s.path not in exceptions.planned]
+    fruitless = fruitless_files(table, ground.spec, plan.job.spec, undecided, plan.surveys, reports)
+    exceptions.planned |= dict.fromkeys(fruitless, False)
+    return bool(fruitless)
+
+
+def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report]) -> LedgerEntry:
+    job = plan.job
     rows: Counter[str] = Counter()
     hashes: dict[str, str] = {}
     reasons: Counter[str] = Counter()
@@ -271,17 +295,17 @@ def _entry(
         ),
         seen=ground.seen,
         touched=touched_by(reports),
-        rows_read=sum(rows.values()) + len(unreadable),  # an unreadable file counts as the one row that tells of it
+        rows_read=sum(rows.values()) + len(plan.unreadable),  # an unreadable file counts as one row
         quarantined=dict(sorted(reasons.items())),
         quarantine=tuple(quarantine),
         retention=table.settings.tombstones_kept,
-        snapshot=table.known_snapshot,
+        snapshot=ground.snapshot_number,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,
     )
 
 
 def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry) -> None:
-    unreadable = entry.quarantined.get("unreadable_file", 0)  # each is one row, which tells of the file
+    unreadable = entry.quarantined.get("unreadable_file", 0)  # one row for each such file
     refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
     is_first = _is_first(table, ground)
     if table.settings.within_limit(refused, rows, is_first=is_first):
@@ -298,8 +322,8 @@ def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry) ->
 
 
 def _is_first(table: OpenTable, ground: Ground) -> bool:
-    """Whether no batch is there yet, nor an adopted file: then this one decides which types the columns have."""
+    """Whether the table has no batch and no adopted file yet: then this batch decides which types the columns have."""
     if ground.head is None:
         return True
     begin = table.entry(0)
-    return not any(e.kind == "batch" for e in table.headers(ground.head.number)) and not (begin and begin.body.touched)
+    return not any(e.kind == "batch" for e in ground.entries) and not (begin and begin.body.touched)

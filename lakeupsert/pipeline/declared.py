@@ -109,6 +109,13 @@ class Declaration:
         names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
         return tuple(name for name in names if name)
 
+    @property
+    def text_columns(self) -> frozenset[str]:
+        """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
+        delete = self.settings.delete
+        operation = {delete.column} if delete and delete.column else set()
+        return (frozenset(self.settings.key) | operation) - frozenset(self.settings.schema)
+
     def given_types(self, own: Iterable[str]) -> tuple[dict[str, str], dict[str, Any]]:
         """What columns are called, by their names in small letters, and the types that the configuration gives these.
 

@@ -32,20 +32,20 @@ MOST_DELTAS = 32
 
 
 @dataclass(frozen=True)
-class Placed:
+class SettledBatch:
     """A batch's entry, settled by the index, and the objects that were written for it."""
 
     entry: LedgerEntry
     objects: frozenset[str]
 
 
-def placed(
+def settle_keys(
     table: OpenTable,
     spec: TableSpec,
     head: Link[LedgerEntry] | None,
     entry: LedgerEntry,
     progress: Callable[[str], None] = lambda text: None,
-) -> Placed | None:
+) -> SettledBatch | None:
     """``entry`` behind ``head``; it can be appended behind no other. None where it lost that place and the index with it.
 
     Raises DamagedTableError where an appended file can't be read, or nothing is left of which the index could be made.
@@ -64,21 +64,21 @@ def placed(
 
 def _by_index(
     table: OpenTable, to: Writing, entry: LedgerEntry, number: int, progress: Callable[[str], None]
-) -> Placed:
+) -> SettledBatch:
     index = named_index(table.headers(number) if to.start else [])
     if index is not None:
         progress("looking keys up in the key index")
         try:
-            return _placed(to, entry, number, index, fold=_is_due(index))
+            return _settle(to, entry, number, index, fold=_is_due(index))
         except DamagedTableError as e:
             if _is_overtaken(table, number):
                 raise
             log.warning("the key index is made anew: %s", e.message)
     progress("making the key index anew")
     files = made_anew(to, _sources(table, number), _rows(table, number))
-    made = _placed(to, entry, number, (files, ()), fold=False)
+    made = _settle(to, entry, number, (files, ()), fold=False)
     named = msgspec.structs.replace(made.entry, index=KeyIndex(up_to=number, files=files))
-    return Placed(named, made.objects | {f.name for f in files})
+    return SettledBatch(named, made.objects | {f.name for f in files})
 
 
 def _is_overtaken(table: OpenTable, number: int) -> bool:
@@ -114,14 +114,14 @@ def _is_due(index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]]) -> bool:
     return len(deltas) > MOST_DELTAS or changed > MOST_CHANGED * sum(f.rows for f in files)
 
 
-def _placed(
+def _settle(
     to: Writing,
     entry: LedgerEntry,
     number: int,
     index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]],
     *,
     fold: bool,
-) -> Placed:
+) -> SettledBatch:
     settled: Settled = settle(to, entry.touched, *index, fold=fold)
     entry = msgspec.structs.replace(
         entry,
@@ -129,7 +129,7 @@ def _placed(
         keys=settled.keys,
         index=None if settled.index is None else KeyIndex(up_to=number, files=settled.index),
     )
-    return Placed(entry, settled.objects)
+    return SettledBatch(entry, settled.objects)
 
 
 def _rows(table: OpenTable, number: int) -> int:

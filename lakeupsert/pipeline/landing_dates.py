@@ -59,7 +59,9 @@ def is_stray(path: str, pattern: str, configured: str) -> bool:
     return bool(pattern) and ("/" not in path or format_of(path, configured) is None)
 
 
-def skipped(pattern: str, configured: str, paths: Sequence[str], of: int, folders: Collection[str]) -> Skipped | None:
+def describe_skipped(
+    pattern: str, configured: str, paths: Sequence[str], of: int, folders: Collection[str]
+) -> Skipped | None:
     """What to say of these ``paths``, which have no date, among ``of`` files; None where there are none.
 
     ``configured`` as in `is_stray`; ``folders`` are those of all files that are no strays.

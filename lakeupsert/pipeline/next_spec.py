@@ -136,13 +136,6 @@ def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFai
                 yield FileFailed(survey.path, changed=False, reason=e.message)
 
 
-def text_columns(table: OpenTable) -> frozenset[str]:
-    """Columns that stay text in text files unless their type is given: keys, so that 0042 stays 0042; the operation."""
-    delete = table.settings.delete
-    operation = {delete.column} if delete and delete.column else set()
-    return (frozenset(table.settings.key) | operation) - frozenset(table.settings.schema)
-
-
 def _almost(
     table: OpenTable,
     known: TableSpec | None,
@@ -154,7 +147,11 @@ def _almost(
 ) -> dict[str, str]:
     """For each column that a few values make text, for good, a warning."""
     own = known.schema.names if known is not None else ()
-    asked = {f.name for f in spec.schema if pa.types.is_string(f.type)} - {*own, *given, *text_columns(table)}
+    asked = {f.name for f in spec.schema if pa.types.is_string(f.type)} - {
+        *own,
+        *given,
+        *table.declaration.text_columns,
+    }
     asked -= {spec.called(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
     leanings: dict[str, Leaning | None] = {}
     for survey in surveys:

@@ -281,9 +281,9 @@ class OpenTable:
         return self._snapshot
 
     @property
-    def known_snapshot(self) -> int | None:
-        """The number of the snapshot that was read last, for a ledger entry; None where there was none."""
-        return self._snapshot.number if self._snapshot else None
+    def known_snapshot(self) -> Link[Snapshot] | None:
+        """The snapshot that was read last, without a request; None if there was none."""
+        return self._snapshot
 
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
         """The newest version of each that has one; of those that the last call returned, only what is new is read."""
