@@ -20,7 +20,7 @@ from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import dedupe, opened, worker_pool
 from lakeupsert.pipeline.dedupe import drain, drain_received
-from lakeupsert.pipeline.opened import AT_ONCE
+from lakeupsert.pipeline.opened import CONCURRENT_REQUESTS
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Lease, QueueStats
 from lakeupsert.table.layout import TableObjects
@@ -450,13 +450,13 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(folder)
-    lake.land("1.jsonl", [row("a", day, 1) for day in range(1 + AT_ONCE)])
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(1 + CONCURRENT_REQUESTS)])
     lake.table.append(host="local")
     lake.reopen()
     *_, last = (p for _, entry in lake.entries() for p in entry.touched)
     monkeypatch.setattr(opened, "is_remote", lambda address: True)  # local files are looked at one after the other
     looked: list[str] = []
-    together = threading.Barrier(AT_ONCE)
+    together = threading.Barrier(CONCURRENT_REQUESTS)
     partition = TableObjects.partition
 
     def looks(objects: TableObjects, name: str) -> Any:
@@ -472,7 +472,7 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
     lake.table.dedupe()
     monkeypatch.setattr(TableObjects, "partition", looks)
     assert lake.table._table.is_through()
-    assert len(looked) == 1 + 1 + AT_ONCE
+    assert len(looked) == 1 + 1 + CONCURRENT_REQUESTS
 
 
 def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
