@@ -34,11 +34,11 @@ FRESH_SECONDS = 3600.0
 SENDS = 6
 """How often the same bytes are sent when answers stay out, before the store is called unreachable."""
 
-ATTEMPTS = 20
-"""How often a writer that loses races begins again before it gives up."""
-
 Body = TypeVar("Body")
 Answer = TypeVar("Answer")
+
+ATTEMPTS = 20
+"""After how many lost races a writer gives up."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -302,16 +302,16 @@ def newer_format(where: str, found: int) -> ConfigurationError:
 
 
 class Lost:
-    """What an attempt returns if another writer was faster, so that it must begin again at the new heads."""
+    """The result of an attempt that must start again at the new heads, mostly since another writer was faster."""
 
 
 LOST = Lost()
 
 
 def until_won(where: str, attempt: Callable[[], Answer | Lost], attempts: int = ATTEMPTS) -> Answer:
-    """Call ``attempt`` until it returns anything but `LOST`, and return that. Waits longer after each lost race, with jitter.
+    """Call ``attempt`` until it returns anything but `LOST`, and return that. It waits after each lost race, with jitter.
 
-    Raises TryAgainError after ``attempts`` lost races; ``where`` says in the error what was raced for.
+    Raises TryAgainError after ``attempts`` lost races; ``where`` is the address that the error names.
     """
     for number in range(attempts):
         answer = attempt()
