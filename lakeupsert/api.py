@@ -40,6 +40,7 @@ from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stored_objects import StoredObjects
 from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
 from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import AzureQueue, SqsQueue
@@ -152,6 +153,18 @@ class Table:
         self.name = name
         self.settings = settings
         self._table = OpenTable(name, settings, origins=origins or {})
+
+    @classmethod
+    def of(cls, opened: OpenTable) -> "Table":
+        """The table over open objects that the caller has, for example over a store that injects faults."""
+        table = cls(opened.name, opened.settings)
+        table._table = opened
+        return table
+
+    @property
+    def objects(self) -> StoredObjects:
+        """The objects that the table consists of, to look at: its chains, files and messages."""
+        return StoredObjects(self._table)
 
     @classmethod
     def open(cls, config: str | Path, name: str | None = None) -> "Table":
