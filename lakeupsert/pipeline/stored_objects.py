@@ -31,6 +31,9 @@ class Versions(Protocol[Body]):
     def head(self) -> Link[Body] | None:
         """The newest version, or None if the chain is empty."""
 
+    def newest_number(self) -> int | None:
+        """The head's number, or None if the chain is empty."""
+
     def get(self, number: int) -> Link[Body] | None:
         """One version, or None if that number does not exist."""
 
