@@ -52,7 +52,7 @@ of the keys. More: the driver holds 8 bytes for each of these keys."""
 
 
 @dataclass
-class _Exceptions:
+class _FileNotes:
     """What earlier attempts found out about landing files; the next attempt treats these files otherwise.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Plan:
     warnings: tuple[str, ...]
 
 
-def append(
+def append(  # the options of `Table.append`, one by one
     table: OpenTable,
     host: Host,
     *,
@@ -130,7 +130,7 @@ def append(
     request = Request(batch_id, received, again, full, may_shrink)
     if full:
         refuse_full_extract(table)
-    attempt = partial(_attempt, table, host, request, _Exceptions(), progress, warn)
+    attempt = partial(_attempt, table, host, request, _FileNotes(), progress, warn)
     return until_won(table.store.uri(), attempt)
 
 
@@ -138,30 +138,30 @@ def _attempt(
     table: OpenTable,
     host: Host,
     request: Request,
-    exceptions: _Exceptions,
+    notes: _FileNotes,
     progress: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> AppendResult | Lost | None:
-    ground = discover(table, request, exceptions.changed)
+    ground = discover(table, request, notes.changed)
     refuse_all_skipped(table, ground)
     if not ground.inputs:
         lacking = without_operations(table, ground.entries)
         no_extract = [NO_EXTRACT] if request.full else []
-        for warning in (*ground.warnings, *exceptions.warnings, *no_extract, *lacking):
+        for warning in (*ground.warnings, *notes.warnings, *no_extract, *lacking):
             warn(warning)
         return None
     if request.full:
-        refuse_part_of_extract(table, ground, exceptions.changed)
+        refuse_part_of_extract(table, ground, notes.changed)
     elif request.again:
         refuse_extract_again(ground)
-    plan = _plan(table, host, request, ground, exceptions, progress)
+    plan = _plan(table, host, request, ground, notes, progress)
     if isinstance(plan, Lost):
         return plan
     progress(f"reading, splitting and writing the rows of {len(plan.job.inputs)} landing files")
     reports = [*host.run(plan.job), *quarantine_files(plan.job, plan.unreadable)]
     written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
     files = written | {r.file.name for r in reports if isinstance(r, Refused)}
-    if _found_exceptions(table, ground, plan, reports, exceptions):
+    if _note_failures(table, ground, plan, reports, notes):
         table.discard(files)
         return LOST
     try:
@@ -180,7 +180,7 @@ def _attempt(
         *plan.warnings,
         *without_operations(table, [*table.headers(link.number - 1), link.body]),
         *under_old_names(table, ((r.path, r.renamed) for r in reports if isinstance(r, FileRead))),
-        *exceptions.warnings,
+        *notes.warnings,
     )
     return AppendResult(
         link.number, link.body, warnings, in_several_partitions(plan.job, reports), examples_of(reports)
@@ -192,21 +192,21 @@ def _plan(
     host: Host,
     request: Request,
     ground: Ground,
-    exceptions: _Exceptions,
+    notes: _FileNotes,
     progress: Callable[[str], None],
 ) -> _Plan | Lost:
     """Survey the landing files and plan the spec; `LOST` if a file turned out not to fit."""
-    reasons = exceptions.unreadable
+    reasons = notes.unreadable
     unreadable = {i.path: reasons[i.path, i.etag] for i in ground.inputs if (i.path, i.etag) in reasons}
     readable = [i for i in ground.inputs if i.path not in unreadable]
-    surveys = _survey(table, host, ground, readable, exceptions, progress)
+    surveys = _survey(table, host, ground, readable, notes, progress)
     failed = [
         FileFailed(s.path, s.changed, s.unreadable or "") for s in surveys if s.changed or s.unreadable is not None
     ]
     if ground.spec is not None:
         failed += unfit_files(ground.spec, surveys)
     if failed:
-        exceptions.add(failed, ground.inputs)
+        notes.add(failed, ground.inputs)
         return LOST
     if ground.spec is None and not surveys:
         path, reason = next(iter(unreadable.items()))
@@ -216,7 +216,7 @@ def _plan(
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
-    planned = tuple(s for s in surveys if exceptions.planned.get(s.path, True))
+    planned = tuple(s for s in surveys if notes.planned.get(s.path, True))
     spec, warnings = plan_spec(table, ground.spec, planned)
     groups = {s.path: (0, s.row_groups) for s in surveys if s.row_groups}
     surveyed = {s.path for s in surveys}
@@ -240,10 +240,10 @@ def _survey(
     host: Host,
     ground: Ground,
     inputs: Iterable[LandingInput],
-    exceptions: _Exceptions,
+    notes: _FileNotes,
     progress: Callable[[str], None],
 ) -> list[Survey]:
-    reading, wider = table.settings.reading, exceptions.wider
+    reading, wider = table.settings.reading, notes.wider
     # JSON lines would be decoded whole for the names of their columns, which are seldom new: their rows are read first.
     surveyed = [
         i for i in inputs if ground.spec is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"
@@ -253,17 +253,15 @@ def _survey(
     return host.survey(table.landing, surveyed, reading, schema, table.declaration.text_columns)
 
 
-def _found_exceptions(
-    table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], exceptions: _Exceptions
-) -> bool:
-    """Add what the row work found out about files to ``exceptions``; whether it found anything."""
+def _note_failures(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], notes: _FileNotes) -> bool:
+    """Add what the row work found out about files to ``notes``; whether it found anything."""
     failed = [r for r in reports if isinstance(r, FileFailed)]
     if failed:
-        exceptions.add(failed, ground.inputs)
+        notes.add(failed, ground.inputs)
         return True
-    undecided = [s for s in plan.surveys if s.path not in exceptions.planned]
+    undecided = [s for s in plan.surveys if s.path not in notes.planned]
     fruitless = fruitless_files(table, ground.spec, plan.job.spec, undecided, plan.surveys, reports)
-    exceptions.planned |= dict.fromkeys(fruitless, False)
+    notes.planned |= dict.fromkeys(fruitless, False)
     return bool(fruitless)
 
 

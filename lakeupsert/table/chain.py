@@ -206,10 +206,10 @@ class Chain(Generic[Body]):
         attempts: int = ATTEMPTS,
         behind: Link[Body] | None = None,
     ) -> Link[Body] | None:
-        """Append what ``build`` makes of the head, again after each lost race; None where it makes nothing.
+        """Append what ``build`` returns for the head, and try again after each lost race; None if it returns None.
 
-        For bodies that need no files of their own; who has files to redo calls `append`. ``behind`` stands for a version that is
-        gone, and that no older one may be taken for.
+        For bodies without files of their own; a caller that has to write files again calls `append`. If the chain ends before
+        ``behind``, a version that is missing, that one stands for the head.
         """
 
         def attempt() -> Link[Body] | Lost | None:
