@@ -127,10 +127,9 @@ def appended(table: Table, kind: str, given: Any, landing: Path, homes: Any) -> 
 
 def bytes_of_index(table: Table) -> int:
     """With what changed since it was written."""
-    opened = table._table
-    head = opened.ledger_head()
+    head = table.objects.ledger.head()
     assert head is not None
-    return sum(f.bytes for files in key_places.named_index(opened.headers(head.number)) or () for f in files)
+    return sum(f.bytes for files in key_places.named_index(table.objects.headers(head.number)) or () for f in files)
 
 
 def rows_of(kind: str, ids: Any, batch: int) -> pa.Table:

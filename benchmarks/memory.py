@@ -22,6 +22,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import next_step
 
 WORDS = [
@@ -76,7 +77,7 @@ def peak_bytes() -> int:
 
 
 def measure(settings: TableSettings, shape: str, stored: int, incoming: int) -> None:
-    table = Table("t", settings)._table
+    table = OpenTable("t", settings)
     head = table.ledger_head()
     snapshot = table.last_snapshot()
     [partition] = head.body.touched

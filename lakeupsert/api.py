@@ -30,8 +30,10 @@ from lakeupsert.operations.reprocess import ReprocessPlan, reprocess
 from lakeupsert.operations.restore import RestorePlan, restore, tag
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns
 from lakeupsert.operations.vacuum import Vacuumed, vacuum
-from lakeupsert.pipeline.append import AppendResult, append, new_files, skipped_files
+from lakeupsert.pipeline.append import append
+from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.discover import new_files, skipped_files
 from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.memory import limit_bytes
@@ -39,6 +41,7 @@ from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.stored_objects import StoredObjects
 from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
 from lakeupsert.pipeline.worker import drain, drain_received
 from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
@@ -152,6 +155,18 @@ class Table:
         self.name = name
         self.settings = settings
         self._table = OpenTable(name, settings, origins=origins or {})
+
+    @classmethod
+    def of(cls, opened: OpenTable) -> "Table":
+        """The table over open objects that the caller has, for example over a store that injects faults."""
+        table = cls(opened.name, opened.settings)
+        table._table = opened
+        return table
+
+    @property
+    def objects(self) -> StoredObjects:
+        """The objects that the table consists of, to look at: its chains, files and messages."""
+        return StoredObjects(self._table)
 
     @classmethod
     def open(cls, config: str | Path, name: str | None = None) -> "Table":

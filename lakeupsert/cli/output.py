@@ -16,7 +16,7 @@ from lakeupsert.report.numbers import when as when
 if TYPE_CHECKING:
     from lakeupsert.api import RunResult
     from lakeupsert.config import Config, TableSettings
-    from lakeupsert.pipeline.append import AppendResult
+    from lakeupsert.pipeline.commit import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.queue import QueueStats

@@ -14,7 +14,7 @@ from lakeupsert.errors import LakeupsertError, RefusedError, parts
 
 if TYPE_CHECKING:
     from lakeupsert.api import EngineName, HostName, Table
-    from lakeupsert.pipeline.append import AppendResult
+    from lakeupsert.pipeline.commit import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
 

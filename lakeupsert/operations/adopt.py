@@ -22,7 +22,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedErro
 from lakeupsert.landing.adopted import Footing, footing, null_keys
 from lakeupsert.landing.formats.blocks import UnreadableFileError
 from lakeupsert.landing.formats.inference import inferred, unify, without_nulls
-from lakeupsert.pipeline.append import is_landing_file
+from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
@@ -225,7 +225,7 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
             if field.name not in partitions:  # the folder's name counts
                 before = types.get(field.name)
                 types[field.name] = field.type if before is None else unify(before, field.type, typed=True)
-    _, given = table.given_types((*types, *partitions))
+    _, given = table.declaration.given_types((*types, *partitions))
     types = {name: given.get(name, without_nulls(type_)) for name, type_ in types.items()}
     for found in footings:
         for field in found.schema:
@@ -252,8 +252,11 @@ def _planned(table: OpenTable, footings: Sequence[Footing], folders: Sequence[st
         values = pa.array([partition_texts(folder)[column] for folder in folders])
         types[column] = given.get(column, inferred(values, _TEXTS))
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in types]
-    spec = table.new_spec(pa.schema(list(types.items())), later)
-    return spec, [*table.stamped_by_name(spec), *table.types_alone(types, [field.name for field in later])]
+    spec = table.declaration.new_spec(pa.schema(list(types.items())), later)
+    return spec, [
+        *table.declaration.stamped_by_name(spec),
+        *table.declaration.types_alone(types, [field.name for field in later]),
+    ]
 
 
 def _refuse_null_keys(table: OpenTable, footings: Sequence[Footing]) -> None:

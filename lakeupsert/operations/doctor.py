@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
-from lakeupsert.pipeline.append import is_landing_file
+from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.worker import LEASE_SECONDS

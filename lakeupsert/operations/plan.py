@@ -37,14 +37,9 @@ from lakeupsert.landing.files import (
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.blocks import UnreadableFileError as Unreadable
 from lakeupsert.operations.prices import Prices, load_prices
-from lakeupsert.pipeline.append import (
-    AppendResult,
-    look_for_files,
-    plan_spec,
-    text_columns,
-    under_old_names,
-    unfit_files,
-)
+from lakeupsert.pipeline.commit import AppendResult
+from lakeupsert.pipeline.discover import discover
+from lakeupsert.pipeline.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import next_step
 from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
@@ -169,7 +164,8 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     """
     store = open_store(table.settings.processed)
     price_list = load_prices(prices, local=isinstance(store, LocalStore))
-    files, warnings = look_for_files(table)
+    ground = discover(table)
+    files, warnings = ground.inputs, ground.warnings
     head, known = table.ledger_head(), table.head_spec()
     notes = list(warnings)
     spec: TableSpec | None = known.body if known else None
@@ -179,7 +175,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     elif files and spec is not None:
         spec = _next_spec(table, files, spec, notes)
     if head:
-        notes += table.without_operations(table.headers(head.number))
+        notes += without_operations(table, table.headers(head.number))
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = [*_previews(table, files, spec, notes)] if spec else []
@@ -286,7 +282,7 @@ def _next_spec(table: OpenTable, files: Sequence[LandingInput], known: TableSpec
 def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
     """What append finds first in a file, of text in its beginning; None where it can't be read."""
     reading = table.settings.reading
-    schema, text = known.schema if known else None, text_columns(table)
+    schema, text = known.schema if known else None, table.declaration.text_columns
     if format_of(file.path, reading.format) in TYPED:
         found = survey(table.landing, file, reading, schema, text)
         return found if found.schema is not None else None

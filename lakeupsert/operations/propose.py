@@ -28,8 +28,9 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import inferred, without_nulls
 from lakeupsert.landing.sample import Column, Sample, read_sample
-from lakeupsert.pipeline.append import almost_all, is_landing_file
+from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.landing_dates import received_on
+from lakeupsert.pipeline.next_spec import describe_unfit
 from lakeupsert.rows.convert import convert, true
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
 from lakeupsert.table.evolution import create
@@ -160,7 +161,7 @@ def _almost(store: ObjectStore, rows: Sample, look: "_Look") -> list[str]:
             continue
         if leaning is not None and leaning.is_clear:
             found.append(
-                f"column {name!r} would be text for good: {almost_all(store, leaning, Reading())}; to keep the type, set "
+                f"column {name!r} would be text for good: {describe_unfit(store, leaning, Reading())}; to keep the type, set "
                 f'`{toml_key(name)} = "{type_name(leaning.type)}"` in `schema` before the first run: then such rows go to '
                 "quarantine"
             )

@@ -18,11 +18,9 @@ from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.read.view import expired
-from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, Restored, counting, next_stamp
 from lakeupsert.table.snapshot import Snapshot
-
-ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,8 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
 
     Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
     """
-    for attempt in range(ATTEMPTS):
+
+    def attempt() -> RestorePlan | Lost:
         table.last_snapshot()  # before the ledger, which then has what it shows
         head = table.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
@@ -93,8 +92,9 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
                 e.data_changed = True  # the restore is committed; a repeated one sends its messages again
                 raise
             return replace(plan, entry=link.number)
-        clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
-    raise races_exhausted(table.store.uri(), ATTEMPTS)
+        return LOST
+
+    return until_won(table.store.uri(), attempt)
 
 
 def tag(table: OpenTable, name: str, number: int | None) -> Link[Snapshot] | None:

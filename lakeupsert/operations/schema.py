@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.evolution import roles
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.table.spec import TableSpec
-
-ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,8 @@ def change(table: OpenTable, to: Callable[[TableSpec], TableSpec], *, dry: bool)
 
     Raises ConfigurationError where it can't be; TryAgainError after too many lost races.
     """
-    for attempt in range(ATTEMPTS):
+
+    def attempt() -> SchemaChange | Lost:
         table.last_snapshot()  # before the ledger, which then has what it shows
         ledger, head = table.ledger_head(), table.head_spec()
         if ledger is None or head is None:
@@ -62,8 +61,9 @@ def change(table: OpenTable, to: Callable[[TableSpec], TableSpec], *, dry: bool)
             return SchemaChange(spec, version)
         if spec is head.body or table.objects.specs.append(spec, head).result == "won":
             return SchemaChange(spec, version, _in_ledger(table, version))
-        clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
-    raise races_exhausted(table.store.uri(), ATTEMPTS)
+        return LOST
+
+    return until_won(table.store.uri(), attempt)
 
 
 def _changed(table: OpenTable, head: Link[TableSpec], to: Callable[[TableSpec], TableSpec]) -> TableSpec:

@@ -85,8 +85,9 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
         return Vacuumed(expired, tuple(look.garbage), dry)
     progress("fencing off writers that began before")
     fence = max((g.start for g in look.garbage if g.partition is None and g.start is not None), default=-1)
-    table.last_snapshot()  # which the ledger then knows
-    table.objects.ledger.extend(lambda head: _ledger_fence(head, fence, table.known_snapshot))
+    snapshot = table.last_snapshot()  # which the ledger then knows
+    known = snapshot.number if snapshot else None
+    table.objects.ledger.extend(lambda head: _ledger_fence(head, fence, known))
     for partition in sorted({g.partition for g in look.garbage if g.partition is not None}):
         table.objects.partition(partition).extend(lambda head, p=partition: _fence(p, head))  # type: ignore[misc]
     progress("looking again")

@@ -1,11 +1,11 @@
-"""Settle a batch against the key index of a table whose keys are unique in the whole of it, and make that index anew.
+"""Settle a batch against the key index of a table with `key_scope = "table"`, and rebuild that index.
 
-Reads     the ledger's headers, which name the index and what batches changed in it; what the batch appended
-Writes    objects of the index, deletes where keys were before; the batch's ledger entry names them, and commits them with it
-Repeat    safe: the index at a ledger number is a function of the ledger, so whoever lost the race for the next one looks again
+Reads     the ledger's headers, which name the index and its changes by batch; the files that the batch appended
+Writes    objects of the index, and deletes in partitions that a key has left; the batch's ledger entry names and commits them
+Repeat    safe: the index at a ledger number is a function of the ledger; whoever loses the race for the next number starts again
 
-The index at N is that of the last entry which has one, and the changes of every entry since. A restore is in none of them: behind
-it, and where an object of the index is damaged, it is made anew of all that counts at N, key and ordering columns alone.
+The index at N is that of the last entry that names one, and the changes of every entry since. No index includes a restore: behind
+one, or if an object of the index is damaged, it is rebuilt from the key and ordering columns of everything that counts at N.
 """
 
 import logging
@@ -26,29 +26,30 @@ from lakeupsert.table.spec import TableSpec
 log = logging.getLogger(__name__)
 
 MOST_CHANGED = 1 / 4
-"""Share of the index that changes may have before it is written anew. More: who appends reads more. Less: it writes more."""
+"""The index is rewritten once its changes exceed this share of it. More: an append reads more. Less: it writes more."""
 MOST_DELTAS = 32
-"""Batches whose changes are read one by one, at most: each is an object or more."""
+"""The index is rewritten once more batches than these have changed it: each is at least one object to read."""
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A batch's entry, settled by the index, and the objects that were written for it."""
+class SettledBatch:
+    """A batch's entry after it was settled against the index, and the objects that were written for it."""
 
     entry: LedgerEntry
     objects: frozenset[str]
 
 
-def placed(
+def settle_keys(
     table: OpenTable,
     spec: TableSpec,
     head: Link[LedgerEntry] | None,
     entry: LedgerEntry,
     progress: Callable[[str], None] = lambda text: None,
-) -> Placed | None:
-    """``entry`` behind ``head``; it can be appended behind no other. None where it lost that place and the index with it.
+) -> SettledBatch | None:
+    """``entry``, settled as the one behind ``head``; it can't be appended behind another one. None if ``head`` is not the head
+    any more, and what it was settled against is gone.
 
-    Raises DamagedTableError where an appended file can't be read, or nothing is left of which the index could be made.
+    Raises DamagedTableError if an appended file can't be read, or if the index can't be rebuilt.
     """
     number = head.number if head else 0
     to = Writing(table.store, spec, entry.spec_version, entry.batch_id, head.number + 1 if head else 0)
@@ -56,29 +57,29 @@ def placed(
         return _by_index(table, to, entry, number, progress)
     except (DamagedTableError, RefusedError):
         if _is_overtaken(table, number):
-            # A vacuum took what the newer entry replaced, or behind its fence what this append wrote; or partitions are merged
-            # beyond the head by now, and what they hold is not of one number.
+            # A vacuum deleted what the newer entry replaced, or behind its fence what this append wrote. Or partitions were
+            # merged beyond the head meanwhile, so that their contents belong to different ledger numbers.
             return None
         raise
 
 
 def _by_index(
     table: OpenTable, to: Writing, entry: LedgerEntry, number: int, progress: Callable[[str], None]
-) -> Placed:
+) -> SettledBatch:
     index = named_index(table.headers(number) if to.start else [])
     if index is not None:
         progress("looking keys up in the key index")
         try:
-            return _placed(to, entry, number, index, fold=_is_due(index))
+            return _settle(to, entry, number, index, fold=_is_due(index))
         except DamagedTableError as e:
             if _is_overtaken(table, number):
                 raise
-            log.warning("the key index is made anew: %s", e.message)
-    progress("making the key index anew")
+            log.warning("the key index is rebuilt: %s", e.message)
+    progress("rebuilding the key index")
     files = made_anew(to, _sources(table, number), _rows(table, number))
-    made = _placed(to, entry, number, (files, ()), fold=False)
-    named = msgspec.structs.replace(made.entry, index=KeyIndex(up_to=number, files=files))
-    return Placed(named, made.objects | {f.name for f in files})
+    settled = _settle(to, entry, number, (files, ()), fold=False)
+    entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
+    return SettledBatch(entry, settled.objects | {f.name for f in files})
 
 
 def _is_overtaken(table: OpenTable, number: int) -> bool:
@@ -87,23 +88,23 @@ def _is_overtaken(table: OpenTable, number: int) -> bool:
 
 
 def adopted_index(table: OpenTable, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:
-    """The index of adopted files. Raises RefusedError where they hold a key in several partitions."""
+    """The index of adopted files. Raises RefusedError if a key has rows in several partitions."""
     sources = [Source(partition, 0, t.files, unsettled=True) for partition, t in touched.items()]
     files = made_anew(Writing(table.store, spec, 0, "", 0), sources, sum(t.rows for t in touched.values()))
     return KeyIndex(up_to=0, files=files)
 
 
 def named_index(entries: list[LedgerEntry]) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]] | None:
-    """Files of the index that ``entries``, all there are, name, and of what changed since; None where it must be made anew."""
+    """The files of the index, and of its changes since, that the ledger's ``entries`` name; None if it must be rebuilt."""
     deltas: list[DataFile] = []
     for number in range(len(entries) - 1, -1, -1):
         entry = entries[number]
-        if entry.index is not None and entry.index.up_to == number:  # adopted files are in their own entry's
+        if entry.index is not None and entry.index.up_to == number:  # entry 0: with the files that it adopted
             return entry.index.files, tuple(reversed(deltas))
         if entry.restored is not None:
             return None
         deltas += reversed(entry.keys)
-        if entry.index is not None:  # that of before the entry
+        if entry.index is not None:  # the index as it was before this entry
             return entry.index.files, tuple(reversed(deltas))
     return (), tuple(reversed(deltas))
 
@@ -114,14 +115,14 @@ def _is_due(index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]]) -> bool:
     return len(deltas) > MOST_DELTAS or changed > MOST_CHANGED * sum(f.rows for f in files)
 
 
-def _placed(
+def _settle(
     to: Writing,
     entry: LedgerEntry,
     number: int,
     index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]],
     *,
     fold: bool,
-) -> Placed:
+) -> SettledBatch:
     settled: Settled = settle(to, entry.touched, *index, fold=fold)
     entry = msgspec.structs.replace(
         entry,
@@ -129,18 +130,18 @@ def _placed(
         keys=settled.keys,
         index=None if settled.index is None else KeyIndex(up_to=number, files=settled.index),
     )
-    return Placed(entry, settled.objects)
+    return SettledBatch(entry, settled.objects)
 
 
 def _rows(table: OpenTable, number: int) -> int:
-    """How many rows ever came, which is about how many the index may have, or more."""
+    """How many rows ever came: about as many as the index has, or more."""
     return sum(entry.rows_read for entry in table.headers(number))
 
 
 def _sources(table: OpenTable, number: int) -> Iterator[Source]:
-    """What counts at a ledger number: of each partition what is stored, and the batches that are to be merged.
+    """What counts at a ledger number: for each partition its stored files, and its batches that are still to be merged.
 
-    Where a partition is merged beyond it by now, the ledger is ahead, and what is made of this can't be appended.
+    If a partition was merged beyond that number, the ledger has moved on too, and the entry made of this can't be appended.
     """
     entries = table.entries(-1, number)
     for partition in sorted({p for link in entries for p in link.body.touched}):

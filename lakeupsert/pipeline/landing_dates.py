@@ -1,4 +1,4 @@
-"""Which landing files have a date by `landing_dates`; and what to say of those that are skipped since they have none."""
+"""The dates of landing files by `landing_dates`, and the warning about files that are skipped because they have none."""
 
 import json
 import re
@@ -13,13 +13,13 @@ COMMON_PATTERNS = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%m
 
 @dataclass(frozen=True)
 class Skipped:
-    """Landing files that no batch takes as they are called.
+    """Landing files that no batch takes, because of their names.
 
     Attributes:
-        files: how many they are, of so many (``of``) that were looked at.
+        files: how many files are skipped, ``of`` how many that were listed.
         why: what is wrong with the first of them.
-        fitting: usual patterns by which all files that were looked at would have a date; strays (`is_stray`) aside.
-        strays: how many of the skipped files are no landing files of a date.
+        fitting: common patterns by which all listed files would have a date, except strays (`is_stray`).
+        strays: how many of the skipped files are strays.
     """
 
     files: int
@@ -30,39 +30,41 @@ class Skipped:
 
     @property
     def is_all(self) -> bool:
-        """Whether landing holds files of dates, and none of them has one."""
+        """Whether every listed file is skipped, and not all of them are strays."""
         return self.strays < self.files == self.of
 
     @property
-    def mend(self) -> str:
+    def advice(self) -> str:
         if self.fitting:
             return f"Try {' or '.join(map(_quoted, self.fitting))}."
         return "Correct `landing_dates`, or move these files."
 
     def __str__(self) -> str:
-        return f"skipped {self.files:,} of {self.of:,} file{'' if self.of == 1 else 's'}: {self.why}. {self.mend}"
+        return f"skipped {self.files:,} of {self.of:,} file{'' if self.of == 1 else 's'}: {self.why}. {self.advice}"
 
 
 def received_on(path: str, pattern: str) -> date | None:
-    """The date of the folder that a file was received in; None where the path has none, or is no text."""
+    """The date of the folder that a file was received in; None if the path has no date or is not UTF-8."""
     try:
         path.encode()
         folders = "/".join(path.split("/")[: pattern.count("/") + 1])
         return datetime.strptime(folders, pattern).replace(tzinfo=UTC).date() if pattern else date.min
-    except ValueError:  # also UnicodeEncodeError: a name that is not UTF-8 can stand in no ledger
+    except ValueError:  # also UnicodeEncodeError: the ledger can't hold a name that is not UTF-8
         return None
 
 
 def is_stray(path: str, pattern: str, configured: str) -> bool:
-    """Whether a file is no landing file of a date, such as a README: it is in no folder, or ``configured``, the setting `format`,
-    tells no format for it."""
+    """Whether a file was not received on a date, for example a README: it is in no folder, or has no format by ``configured``,
+    the setting `format`."""
     return bool(pattern) and ("/" not in path or format_of(path, configured) is None)
 
 
-def skipped(pattern: str, configured: str, paths: Sequence[str], of: int, folders: Collection[str]) -> Skipped | None:
-    """What to say of these ``paths``, which have no date, among ``of`` files; None where there are none.
+def describe_skipped(
+    pattern: str, configured: str, paths: Sequence[str], of: int, folders: Collection[str]
+) -> Skipped | None:
+    """The ``paths`` that have no date, among ``of`` listed files; None if there are none.
 
-    ``configured`` as in `is_stray`; ``folders`` are those of all files that are no strays.
+    ``configured`` as in `is_stray`; ``folders`` are those of all listed files that are not strays.
     """
     if not paths:
         return None
@@ -81,7 +83,7 @@ def skipped(pattern: str, configured: str, paths: Sequence[str], of: int, folder
 
 
 def fitting(folders: Collection[str]) -> tuple[str, ...]:
-    """Usual patterns by which all these folders below landing are dates, also if they are called `dt=…`."""
+    """Common patterns by which all these folders of the landing zone are dates, also if they are called `dt=…`."""
     if not folders:
         return ()
     first = min(folders).split("/")
@@ -104,5 +106,5 @@ def _is_text(path: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    """As TOML has it, so that it may be copied."""
+    """The text as TOML writes it, so that it can be copied."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,11 +1,11 @@
-"""The reader's choice `latest`: all batches of the ledger, whole, also where they are not merged or published yet.
+"""The snapshot name `latest`: every batch of the ledger, whole, even if it is not merged or published yet.
 
-Reads     the ledger's head, then the last snapshot, then of each partition that is touched since or lags the newest version
-          up to that head, and what of it is pending
+Reads     the ledger's head, then the last snapshot, then of each partition that was touched since or lags its newest version
+          up to that head and its pending batches
 Writes    nothing in the table; merged files go to a temporary folder of this machine and vanish with the view
-Repeat    safe; appends, workers, publishers and restores beside it disturb nothing, since all that it reads is immutable
+Repeat    safe, also beside appends, workers, publishers and restores, since everything that it reads is immutable
 
-The ledger's number comes first and bounds everything: a head may hold batches that other partitions do not show yet.
+The ledger's number is read first and bounds everything else: a partition's head may hold batches that others do not show yet.
 """
 
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import TableSpec
 
 ATTEMPTS = 5
-"""How often it begins at new heads where vacuum took what the old ones needed."""
+"""How often it starts again at new heads if a vacuum deleted files that the old ones needed."""
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """What there is to show: batches up to ``batch``, by the snapshot and the partitions that it does not show whole.
+    """What the view is made of: batches up to ``batch``.
 
     Attributes:
-        number: the snapshot's.
-        touched: these partitions, with the last batch <= ``batch`` of each.
-        newest: their head versions, which may be beyond ``batch``; a partition that was never merged has none.
+        number: the snapshot's number.
+        touched: partitions that the snapshot does not show whole, each with its last batch <= ``batch``.
+        newest: the head versions of these, which may be beyond ``batch``; a partition that was never merged has none.
     """
 
     batch: int
@@ -47,17 +47,17 @@ class _Heads:
 
     @property
     def numbers(self) -> tuple[int, int | None, dict[str, int]]:
-        """Equal as long as nothing was appended to any of the chains."""
+        """These stay equal as long as nothing is appended to any of the chains."""
         return self.batch, self.number, {p: link.number for p, link in self.newest.items()}
 
 
 def latest(table: OpenTable, where: str | None = None) -> View:
-    """A view of every batch in the ledger; it has the partitions alone that may hold a row of the filter.
+    """A view of every batch in the ledger, with only the partitions that may hold a row of the filter.
 
-    Memory is that of one merge, the temporary folder holds the dirty partitions. Raises DamagedTableError or RefusedError
-    naming the partition where a pending batch can't be merged.
+    It needs the memory of one merge; the temporary folder holds the dirty partitions. Raises DamagedTableError or RefusedError,
+    naming the partition, if a pending batch can't be merged.
     """
-    table.existing_spec()  # an error where there is no table, or another one
+    table.existing_spec()  # raises if there is no table, or another one
     heads = _read_heads(table)
     for _ in range(ATTEMPTS - 1):
         try:
@@ -70,7 +70,7 @@ def latest(table: OpenTable, where: str | None = None) -> View:
 
 
 def _read_heads(table: OpenTable) -> _Heads:
-    ledger = table.ledger_head()  # before everything else
+    ledger = table.ledger_head()  # first: it bounds everything else
     link = table.last_snapshot()
     snapshot = link.body if link else None
     batch = max(ledger.number if ledger else 0, snapshot.batch if snapshot else 0)
@@ -90,11 +90,11 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
     spec = table.spec(spec_version)
     wanted = list(partitions_of(spec, {*heads.snapshot.partitions, *heads.touched}, where))
     shown = {p: heads.snapshot.partitions[p] for p in wanted if p not in heads.touched}
-    # All are planned before one is merged: a version that is gone is found out early.
+    # All are planned before any is merged, so that a missing version is found early.
     heads_of = {p: _head(table, heads, p, spec_version) for p in wanted if p in heads.touched}
     steps = {p: _step(table, heads, p, head) for p, head in heads_of.items()}
     pinned: dict[str, tuple[BucketEntry, ...]] = {}
-    # A restore alone has no task, but what is judged one by one may come behind it.
+    # A restore alone has no task, but batches that are merged one by one may follow it.
     merges = any(step.tasks or step.up_to < heads.touched[p] for p, step in steps.items())
     overlay = OverlayStore(table.store) if merges else None
     try:
@@ -107,7 +107,9 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
                 step = _step(table, heads, partition, head)
             body = version_after(step, head, _outputs(overlay or table.store, spec, step), {})
             pinned[partition] = body.buckets
-            shown[partition] = Shown(version=-1, merged=step.up_to, rows=body.rows, bytes=body.bytes)  # of no version
+            shown[partition] = Shown(
+                version=-1, merged=step.up_to, rows=body.rows, bytes=body.bytes
+            )  # not a stored version
     except BaseException:
         if overlay:
             overlay.remove()
@@ -117,8 +119,10 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
 
 
 def _head(table: OpenTable, heads: _Heads, partition: str, spec_version: int) -> Link[Manifest] | None:
-    """The newest version up to the batch whose files its spec describes: after a rename that was published since, one may have
-    been written anew under the names of later."""
+    """The newest version up to the batch that the batch's spec describes.
+
+    A version that was rewritten after a later rename has column names that this spec does not know.
+    """
     chain, version = table.objects.partition(partition), heads.newest.get(partition)
     if heads.snapshot.lost(partition, version):
         shown = heads.snapshot.partitions[partition].version
@@ -134,8 +138,10 @@ def _head(table: OpenTable, heads: _Heads, partition: str, spec_version: int) ->
 
 
 def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] | None) -> Step:
-    """What brings a partition up to the batch, or to the first that is pending where they are judged one by one; without a task
-    where nothing is pending, or a restore alone."""
+    """The step that brings a partition up to the batch, or to its first pending batch if they are merged one by one.
+
+    It has no task if nothing is pending, or only a restore.
+    """
     merged_up_to, batch = head.body.merged if head else 0, heads.touched[partition]
     # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
     low = merged_up_to if partition in heads.snapshot.lagging else max(merged_up_to, heads.snapshot.batch)

@@ -1,22 +1,21 @@
-"""A table as the steps hold it: its settings, its chains and its queue; and what its ledger says is still to merge."""
+"""An open table: its settings, stores, queues and chains, and what was read of them."""
 
-import json
 import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from lakeupsert import clock
-from lakeupsert.config import FILE, DeleteSettings, TableSettings, is_remote
+from lakeupsert.config import TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
+from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import (
@@ -29,25 +28,17 @@ from lakeupsert.storage import (
 )
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import PLAIN, Link, newer_format
-from lakeupsert.table.evolution import create, nearest, slip_of
 from lakeupsert.table.layout import HOME, TableObjects, made_anew
 from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec, refuse_unknown
-from lakeupsert.table.types import named_type
+from lakeupsert.table.spec import TableSpec, refuse_unknown
 from lakeupsert.table.work import Work, read_work
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 16
-"""Requests of one process that are on their way at once."""
-
-_ARRIVAL = ("record_timestamp",)
-"""`order_by` where it is not given: files need not have that column."""
-_SLIP = 0.85
-"""How near a column's name is to one that it is a slip for: `versoin` is as near as that to `version`, `received_at` is not to
-`received_by`."""
+CONCURRENT_REQUESTS = 16
+"""Requests that one process sends at the same time."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -55,12 +46,12 @@ Found = TypeVar("Found")
 
 @dataclass
 class OpenTable:
-    """One configured table. What its chains hold is immutable, so specs, ledger entries and heads are read once and kept."""
+    """One configured table. Versions of a chain are immutable, so specs, ledger entries and heads are read once and kept."""
 
     name: str
     settings: TableSettings
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Which settings came from the environment, as `Config.origins` says of a table."""
+    """The environment variables that settings came from, as in `Config.origins`."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
@@ -72,9 +63,13 @@ class OpenTable:
     def objects(self) -> TableObjects:
         return TableObjects(self.store)
 
+    @cached_property
+    def declaration(self) -> Declaration:
+        return Declaration(self.name, self.settings, self.origins)
+
     @property
     def strategy(self) -> Strategy:
-        """Where nothing superseded is kept, readers list folders, and what lies in deltas is not in them."""
+        """The configured strategy; `auto` is rewrite if nothing superseded is kept: readers then list folders, without deltas."""
         by_folder = not self.settings.retention and self.settings.strategy == "auto"
         return "rewrite" if by_folder else self.settings.strategy
 
@@ -95,13 +90,13 @@ class OpenTable:
             return open_queue(str(Path(processed.root) / HOME / "queue.sqlite"))
         raise ConfigurationError(
             "no-queue",
-            f"Table {self.name!r} is remote and names no queue.",
+            f"Table {self.name!r} is remote and its configuration names no queue.",
             next=f"set `queue` in [tables.{self.name}]",
         )
 
     @cached_property
     def large_queue(self) -> WorkQueue | None:
-        """Where a worker of `queue` hands large partitions on to; None: it merges all there are."""
+        """The queue that workers of `queue` pass large partitions on to; None: they merge all partitions."""
         return open_queue(self.settings.large.queue) if self.settings.large else None
 
     @property
@@ -109,12 +104,12 @@ class OpenTable:
         return [self.queue, *([self.large_queue] if self.large_queue else [])]
 
     def queue_stats(self) -> QueueStats:
-        """Of all queues together."""
+        """The sums over all queues."""
         found = [queue.stats() for queue in self.queues]
         return QueueStats(sum(x.visible for x in found), sum(x.leased for x in found), sum(x.dead for x in found))
 
     def at_large_queue(self) -> "OpenTable":
-        """The same table for the workers of its large partitions: their queue is `large_queue`, and they hand nothing on."""
+        """The same table for the workers of its large partitions: they receive from `large_queue` and pass nothing on."""
         _ = self.objects  # one store, which counts the requests of both
         other = copy(self)
         if self.large_queue is not None:
@@ -122,127 +117,24 @@ class OpenTable:
         return other
 
     def head_spec(self) -> Link[TableSpec] | None:
-        """The newest spec, or None where the table does not exist yet; refuses another table's."""
+        """The newest spec; None if the table does not exist yet. Raises ConfigurationError if it is the spec of another table."""
         head = self.objects.specs.head()
         known = self._entries.get(max(self._entries, default=-1))
         if known is not None and known.body.spec_version > (head.number if head else -1):
             raise self._lost_spec(known.body.spec_version, f"Ledger entry {known.number}")
         if head is not None:
             refuse_unknown(head.body, self.settings.processed)
-            self._refuse_other(head.body)
+            self.declaration.refuse_other(head.body)
             self._specs[head.number] = head.body
         return head
 
     def _lost_spec(self, version: int, named_by: str) -> DamagedTableError:
         return DamagedTableError(
             "missing-version",
-            f"{named_by} was written under version {version} of the spec, and that is not there: "
+            f"{named_by} was written under version {version} of the spec, which is missing: "
             f"{self.store.uri(self.objects.specs.name(version))}. Something other than lakeupsert deleted it.",
             next=metadata.FROM_BACKUP,
         )
-
-    def new_spec(self, schema: Any, later: Sequence[Any] = ()) -> TableSpec:
-        """The first spec of this table as it is configured, of files with these columns (``pyarrow.Schema``); ``later`` as in
-        `create`."""
-        settings = self.settings
-        typed = {field.name for field in later}
-        return create(
-            schema,
-            later=later,
-            table_id=clock.new_id(),
-            key=settings.key,
-            order_by=settings.order_by,
-            order_in_name=settings.order_in_name,
-            ties=settings.ties,
-            mode=settings.mode,
-            nulls=settings.nulls,
-            groups=_groups(settings),
-            key_scope=settings.key_scope,
-            history=settings.history,
-            partition_by=settings.partition_by,
-            delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
-            stamped=settings.order_in_name is None
-            and len(settings.order_by) == 1
-            # With groups a batch may bring these alone: then only the default says that arrival is the order.
-            and (not settings.groups or settings.order_by == _ARRIVAL)
-            # Only a bare name: whoever gives a direction means a column that is there, and may have mistyped it.
-            and settings.order_by[0] not in schema.names
-            and not re.search(r"\s", settings.order_by[0])
-            # So does who gives a type; and a name that the files have one near to is a slip: arrival would decide for good.
-            and (
-                settings.order_by == _ARRIVAL
-                or (settings.order_by[0] not in typed and nearest(settings.order_by[0], schema.names, _SLIP) is None)
-            ),
-        )
-
-    def stamped_by_name(self, spec: TableSpec) -> list[str]:
-        """A warning where a new table is stamped in a column that the configuration names."""
-        if not spec.stamped or (spec.order_by == _ARRIVAL and _ARRIVAL[0] not in self.settings.schema):
-            return []
-        return [
-            f"no file has the ordering column {spec.order_by[0]!r}, so rows get their receipt stamp in it: arrival decides, for "
-            "good; where that is not meant, correct `order_by` and begin the table anew"
-        ]
-
-    def without_operations(self, entries: Sequence[LedgerEntry]) -> list[str]:
-        """A warning where no file of ``entries`` (all that the ledger has) had the column that `[delete]` names."""
-        looked = {number: e.operations for number, e in enumerate(entries) if e.operations is not None}
-        if not looked or any(looked.values()):
-            return []
-        spec = self.spec(entries[-1].spec_version)
-        column = spec.delete.column or "" if spec.delete else ""
-        close = nearest(column, spec.schema.names)
-        return [
-            f"no file since batch {min(looked)} has the column {column!r} of [tables.{self.name}.delete], so it deletes nothing."
-            f"{f' Did you mean {close!r}?' if close else ''} If the name is wrong, correct it and create the table anew: "
-            "it is fixed when a table is created."
-        ]
-
-    def slips(self, columns: Iterable[str], typed: Iterable[str]) -> dict[str, str]:
-        """Of ``typed``, names under `schema` without a column, those that are a slip for a column without a type there."""
-        given = {name.lower() for name in self.settings.schema}
-        others = [column for column in columns if column.lower() not in given]
-        named = {name.lower() for name in self.named_besides_types}
-        near = {name: slip_of(name, others) for name in typed if name.lower() not in named}
-        return {name: close for name, close in near.items() if close is not None}
-
-    def types_alone(self, columns: Iterable[str], typed: Iterable[str]) -> list[str]:
-        """A warning for each of ``typed``, names under `schema` that are none of the files' ``columns``, of a new table."""
-        named = {name.lower() for name in self.named_besides_types}
-        alone = [name for name in typed if name.lower() not in named]
-        slips = self.slips(columns, alone)
-        return [
-            f"no file has the column {name!r} of [tables.{self.name}.schema]; the table has it, and it is null until files "
-            f"bring it{f'. Did you mean {slips[name]!r}?' if name in slips else ''}"
-            for name in alone
-        ]
-
-    @property
-    def named_columns(self) -> tuple[str, ...]:
-        """Columns that the configuration names; of a column that it names in several cases the name that counts comes last."""
-        return (*self.settings.schema, *self.named_besides_types)
-
-    @property
-    def named_besides_types(self) -> tuple[str, ...]:
-        """`named_columns` without those that are only given types."""
-        settings = self.settings
-        partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
-        names = [name for one in partitions for name in (one.column, one.source)]
-        names += [Ordering.parse(text).column for text in settings.order_by]
-        names += [settings.delete.column if settings.delete else None, *settings.key]
-        names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
-        return tuple(name for name in names if name)
-
-    def given_types(self, own: Iterable[str]) -> tuple[dict[str, str], dict[str, Any]]:
-        """What columns are called, by their names in small letters, and the types that the configuration gives these.
-
-        Names that differ by case alone are one column: as one of ``own`` has it, which are the table's or its files', else as
-        the configuration has it.
-        """
-        called = {name.lower(): name for name in (*self.named_columns, *own)}
-        where = f"[tables.{self.name}.schema]"
-        given = self.settings.schema.items()
-        return called, {called[name.lower()]: named_type(text, f"{where} {name}") for name, text in given}
 
     def spec(self, version: int) -> TableSpec:
         if version not in self._specs:
@@ -250,14 +142,14 @@ class OpenTable:
         return self._specs[version]
 
     def existing_spec(self) -> TableSpec:
-        """The newest spec; an error where nothing was ever appended."""
+        """The newest spec. Raises the error of `no_table_yet` if there is none."""
         head = self.head_spec()
         if head is None:
             raise self.no_table_yet()
         return head.body
 
     def no_table_yet(self) -> LakeupsertError:
-        """For who finds no spec: there never was one, or it was lost, and the ledger is there."""
+        """The error if no spec is found: nothing was ever appended, or the spec was lost and the ledger is still there."""
         if self.objects.ledger.newest_number() is not None:
             return self._lost_spec(0, "The ledger")
         return ConfigurationError(
@@ -267,7 +159,7 @@ class OpenTable:
         )
 
     def entry(self, number: int) -> Link[LedgerEntry] | None:
-        """One ledger entry, or None where there is none of that number."""
+        """One ledger entry; None if the ledger has no entry of that number."""
         if number not in self._entries:
             found = self.objects.ledger.get(number)
             if found is None:
@@ -276,10 +168,10 @@ class OpenTable:
         return self._entries[number]
 
     def refuse_another_entry(self, manifest: Manifest, snapshot: Snapshot | None) -> None:
-        """Raises DamagedTableError where the ledger entry that ``manifest`` has merged last is gone, and where another one has
-        its number now: that batch would count as merged here.
+        """Raises DamagedTableError if the ledger entry that ``manifest`` merged last is missing or was replaced by another one,
+        whose batch would count as merged here.
 
-        What ``snapshot`` shows was looked at when it was published, and no entry is read for it again.
+        A version that ``snapshot`` shows was checked when it was published; it is not checked again.
         """
         shown = snapshot.partitions.get(manifest.partition) if snapshot else None
         if manifest.entry is None or (shown is not None and shown.merged >= manifest.merged):
@@ -287,33 +179,36 @@ class OpenTable:
         link = self.entry(manifest.merged)
         if link is not None and link.write_id == manifest.entry:
             return
-        anew, again = f"`{made_anew(manifest.partition)}`", "which takes the landing files of that entry again"
-        mend = (
-            f"run `lakeupsert append`, {again}, then {anew}, then `lakeupsert run`"
+        rebuild, again = f"`{made_anew(manifest.partition)}`", "which takes the landing files of that entry again"
+        repair = (
+            f"run `lakeupsert append`, {again}, then {rebuild}, then `lakeupsert run`"
             if link is None
-            else f"run {anew}, then `lakeupsert run`, {again}"
+            else f"run {rebuild}, then `lakeupsert run`, {again}"
         )
         raise DamagedTableError(
             "missing-version",
-            f"{manifest.partition} has merged ledger entry {manifest.merged}, and "
-            f"{'it is not there' if link is None else 'another one has its number now'}: "
+            f"{manifest.partition} has merged ledger entry {manifest.merged}, which "
+            f"{'is missing' if link is None else 'was replaced by another one of the same number'}: "
             f"{self.store.uri(self.objects.ledger.name(manifest.merged))}. Something other than lakeupsert deleted "
-            "it. The partition stays as it is.",
-            next=f"{metadata.FROM_BACKUP}; without one, {mend}. Other partitions may have merged it too: `lakeupsert reconcile` "
-            "then names those that do not balance",
+            "it. The partition was not changed.",
+            next=f"{metadata.FROM_BACKUP}; without one, {repair}. Other partitions may have merged it too: `lakeupsert "
+            "reconcile` then names those that do not balance",
             partition=manifest.partition,
         )
 
     def entries(self, low: int, high: int) -> list[Link[LedgerEntry]]:
-        """Ledger entries with low < number <= high, upwards."""
+        """Ledger entries with low < number <= high, in ascending order."""
         for number in range(low + 1, high + 1):
             if number not in self._entries:
                 self._entries.update({link.number: link for link in self.objects.ledger.between(number - 1, number)})
         return [self._entries[number] for number in range(low + 1, high + 1)]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
-        """The newest ledger entry, or None where the table does not exist yet. Raises DamagedTableError as `newest_entry`, and
-        where the snapshot is gone that it knows: what comes after that would show readers the one before."""
+        """The newest ledger entry; None if the table does not exist yet.
+
+        Raises DamagedTableError as `newest_entry` does, and if the snapshot that the entry's writer saw is missing: the next
+        publish would show readers the snapshot before it.
+        """
         head = self.newest_entry()
         lost = self.lost_snapshot(head)
         if head is not None and lost is not None:
@@ -321,7 +216,7 @@ class OpenTable:
         return head
 
     def lost_snapshot(self, head: Link[LedgerEntry] | None) -> int | None:
-        """The number of a snapshot that ``head`` knows, where it is gone."""
+        """The number of the snapshot that the writer of ``head`` saw, if that snapshot is missing; else None."""
         known = head.body.snapshot if head is not None else None
         if known is None or (self._snapshot is not None and self._snapshot.number >= known):
             return None
@@ -329,10 +224,10 @@ class OpenTable:
         return known if newest is None or newest.number < known else None
 
     def newest_entry(self, snapshot: Link[Snapshot] | None = None) -> Link[LedgerEntry] | None:
-        """The newest ledger entry, or None where the table does not exist yet.
+        """The newest ledger entry; None if the table does not exist yet.
 
-        An error where ``snapshot``, or else the one that was read before, shows a later one: who appends would take the number of
-        one that is gone, and what came with it and after would be merged by nobody.
+        Raises DamagedTableError if ``snapshot`` (None: the one read last) shows a later entry. The next append would take the
+        number of a lost entry, and no worker would merge that batch.
         """
         head = self.objects.ledger.head(self._entries.get(max(self._entries, default=-1)))
         snapshot = snapshot or self._snapshot
@@ -340,18 +235,20 @@ class OpenTable:
         if shown > (head.number if head else -1):
             raise DamagedTableError(
                 "missing-version",
-                f"Readers are shown batch {shown}, and the ledger entry of that batch is not there: "
+                f"Readers see batch {shown}, and the ledger entry of that batch is missing: "
                 f"{self.store.uri(self.objects.ledger.name(shown))}. Something other than lakeupsert deleted it.",
                 next="restore that object from a backup or from the bucket's own versions; without one, `lakeupsert export "
-                "--output FOLDER/` still writes what readers are shown, for `lakeupsert adopt` of a new table",
+                "--output FOLDER/` still writes what readers see, for `lakeupsert adopt` of a new table",
             )
         if head is not None:
             self._entries[head.number] = head
         return head
 
     def headers(self, high: int, *, write: bool = False) -> list[LedgerEntry]:
-        """Entries 0 to ``high`` without what they touched, at a GET for every 64; ``write`` makes those objects where
-        they are missing."""
+        """Entries 0 to ``high`` without the partitions that they touched, at one GET for every 64.
+
+        ``write``: write the objects that hold 64 entries each if they are missing.
+        """
         while len(self._headers) <= high:
             first = len(self._headers)
             last = first + HEADERS_TOGETHER - 1
@@ -364,7 +261,7 @@ class OpenTable:
                     Headers,
                     partial(self.store.uri, name),
                     f"the headers of ledger entries {first} to {last}",
-                    next="delete that object: it only repeats what the ledger says, and the next append makes it again",
+                    next="delete that object: it only repeats what the ledger says, and the next append writes it again",
                 )
                 if found.format > PLAIN:
                     raise newer_format(self.store.uri(name), found.format)
@@ -372,13 +269,13 @@ class OpenTable:
                 entries = tuple(header(link.body) for link in self.entries(first - 1, last))
                 found = Headers(format=PLAIN, first=first, entries=entries)
                 if write:
-                    with suppress(UnknownOutcomeError):  # the next append finds it, or makes it
+                    with suppress(UnknownOutcomeError):  # the next append finds it or writes it
                         self.store.create(name, metadata.encode(found))
             self._headers += found.entries
         return self._headers[: high + 1]
 
     def extend_snapshots(self, build: Callable[[Link[Snapshot] | None], Snapshot | None]) -> Link[Snapshot] | None:
-        """As `Chain.extend`; but raises DamagedTableError where the newest snapshot is gone, whose number would be taken."""
+        """As `Chain.extend`; raises DamagedTableError if the newest snapshot is missing, since its number would be taken."""
         self.last_snapshot()
         self.ledger_head()
         return self.objects.snapshots.extend(build)
@@ -388,17 +285,17 @@ class OpenTable:
         return self._snapshot
 
     @property
-    def known_snapshot(self) -> int | None:
-        """The number of the snapshot that was read last, for a ledger entry; None where there was none."""
-        return self._snapshot.number if self._snapshot else None
+    def known_snapshot(self) -> Link[Snapshot] | None:
+        """The snapshot that was read last, without a request; None if there was none."""
+        return self._snapshot
 
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
-        """The newest version of each that has one; of those that the last call returned, only what is new is read."""
+        """The newest version of each partition that has one. Versions that the last call returned are not read again."""
         partitions = list(partitions)
         found = self.at_once(lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions)
         heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
         self._heads = heads
-        return heads  # not what another thread has put there meanwhile
+        return heads  # not `self._heads`, which another thread may have replaced
 
     def newest(
         self,
@@ -408,12 +305,12 @@ class OpenTable:
         from_landing: bool = False,
         up_to: int | None = None,
     ) -> Link[Manifest] | None:
-        """The newest version of a partition, None where there is none yet.
+        """The newest version of a partition; None if there is none yet.
 
-        An error where ``snapshot``, read before, shows a version that is gone: who appended behind those that are left
-        would drop its rows without a word. Who needs nothing of it gets a stand-in to append behind, so that what is
-        written takes its place: a rebuild ``from_landing``, and a merge ``up_to`` a batch with a restore on its way, which
-        begins from the version that the restore names.
+        Raises DamagedTableError if ``snapshot``, read before, shows a version that is missing: a version appended behind the
+        remaining ones would lose its rows silently. Two callers need nothing of the missing version and get a stand-in to
+        append behind, so that their version takes its place: a rebuild ``from_landing``, and a merge ``up_to`` a batch
+        behind a restore, which begins from the version that the restore names.
         """
         head = self.objects.partition(partition).head()
         if snapshot is None or not snapshot.body.lost(partition, head):
@@ -425,18 +322,18 @@ class OpenTable:
         )
         if not from_landing and not restored:
             raise self.objects.missing(partition, shown.version, f"Snapshot {snapshot.number}", lost=True)
-        left = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
+        body = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
         return Link(
             number=max(shown.version - 1, head.number if head else -1),
             write_id=head.write_id if head else "",
             parent=None,
             written_at="",
-            body=msgspec.structs.replace(left, merged=shown.merged, entry=None, buckets=(BucketEntry(id=""),)),
+            body=msgspec.structs.replace(body, merged=shown.merged, entry=None, buckets=(BucketEntry(id=""),)),
             read_at=clock.elapsed(),
         )
 
     def unpublished(self, snapshot: Snapshot | None, up_to: int) -> dict[str, int]:
-        """Partitions that ``snapshot`` does not show at their last batch <= ``up_to``, with that batch."""
+        """Partitions that ``snapshot`` does not show at their last batch <= ``up_to``, each with that batch."""
         touched = _last_touches(self.entries(snapshot.batch if snapshot else -1, up_to))
         if snapshot is not None:
             for partition in snapshot.lagging:
@@ -445,33 +342,33 @@ class OpenTable:
         return touched
 
     def is_through(self) -> bool:
-        """Whether no partition is waited for, merged or marked failed each, and there is something to publish.
+        """Whether there is something to publish and every unpublished partition is merged or marked failed.
 
-        It begins with the one whose message was sent last, then looks at as many as it may at once, and stops where one of
-        them is waited for: while much is left that takes few requests.
+        It reads the partition whose message was sent last first, then `CONCURRENT_REQUESTS` at a time, and stops at the first
+        one that is still to be merged: as long as much is left, that takes few requests.
         """
         snapshot, last = self.last_snapshot(), self.ledger_head()
         behind = self.unpublished(snapshot.body if snapshot else None, last.number) if last else {}
 
-        def settled(due: tuple[str, int]) -> bool:
+        def is_done(due: tuple[str, int]) -> bool:
             partition, batch = due
             head = self.objects.partition(partition).head()
             return head is not None and (head.body.merged >= batch or head.body.failed is not None)
 
-        left, together = list(behind.items()), 1
-        while left:
-            if not all(self.at_once(settled, [left.pop() for _ in range(min(together, len(left)))])):
+        waiting, count = list(behind.items()), 1
+        while waiting:
+            if not all(self.at_once(is_done, [waiting.pop() for _ in range(min(count, len(waiting)))])):
                 return False
-            together = AT_ONCE
+            count = CONCURRENT_REQUESTS
         return bool(behind)
 
     def merged(self, partition: str, batch: int) -> bool:
-        """Whether the partition's newest version has ``batch`` in it."""
+        """Whether the partition's newest version includes ``batch``."""
         head = self.objects.partition(partition).head()
         return head is not None and head.body.merged >= batch
 
     def version(self, partition: str, number: int) -> Manifest:
-        """One version of a partition; -1 is the one before there was any."""
+        """One version of a partition; -1 is the empty one before the first."""
         if number < 0:
             return Manifest(partition=partition, merged=0, spec_version=0)
         found = self.objects.partition(partition).get(number)
@@ -487,7 +384,7 @@ class OpenTable:
         return self._works[name]
 
     def failed(self, partitions: Iterable[str], snapshot: Link[Snapshot] | None) -> dict[str, str]:
-        """Those that are marked failed, or of which ``snapshot`` shows a version that is gone, with the reason."""
+        """The partitions that are marked failed, or of which ``snapshot`` shows a version that is missing, with the reason."""
         found = {}
         for partition in partitions:
             try:
@@ -500,21 +397,22 @@ class OpenTable:
         return found
 
     def tries(self) -> tuple[int, int]:
-        """How often this object tried to append to the ledger and to the snapshots; what `account` counts from."""
-        if "objects" not in self.__dict__:  # nobody has opened the store yet, and that may fail
+        """How often this object tried to append to the ledger and to the snapshots; `account` counts from there."""
+        if "objects" not in self.__dict__:  # the store is not open yet, and opening it may fail
             return 0, 0
         return self.objects.ledger.tries(), self.objects.snapshots.tries()
 
     def account(self, error: LakeupsertError, since: tuple[int, int] = (0, 0), *, named: bool = False) -> None:
-        """Write into the error where the table stands: what was committed ``since`` then, and what readers see.
+        """Write the table's standing into the error: what was committed ``since`` then, and what readers see.
 
-        What can't be read is not said, as the error itself is what matters.
+        ``since`` are earlier `tries`; ``named``: the standing names the table. What can't be read is left out, since the error
+        itself matters more.
         """
         committed: int | None = None
         seen = self._snapshot
         certain, published = True, False
         if "objects" in self.__dict__:
-            if not isinstance(error, StoreUnavailableError):  # else it would be waited for again
+            if not isinstance(error, StoreUnavailableError):  # else it would wait for the store again
                 with suppress(Exception):
                     seen = self.last_snapshot()
             try:
@@ -534,30 +432,30 @@ class OpenTable:
         )
 
     def _is_batch(self, number: int) -> bool:
-        """Whether it brought anything: a fence does not, and of number 0 only adopted files count."""
+        """Whether a ledger entry brought anything. A fence did not; entry 0 did if it adopted files."""
         link = self.entry(number)
         return link is not None and link.body.kind != "fence" and (number > 0 or bool(link.body.touched))
 
     def _changes(self, number: int) -> bool:
-        """Whether readers see something else since this snapshot."""
+        """Whether this snapshot shows readers something else than the one before."""
         now, before = (self.objects.snapshots.get(n) if n >= 0 else None for n in (number, number - 1))
         return now is not None and (before is None or not now.body.shows(before.body))
 
     def discard(self, names: Iterable[str]) -> None:
-        """Delete files that no version names, nor can. What can't be deleted is left to `vacuum`, which alone may need to."""
+        """Delete files that no version names and none will. What can't be deleted is left to `vacuum`."""
         try:
             self.store.delete(names)
         except LakeupsertError as e:
-            log.warning("files that no version names stay until the next vacuum: %s", e.message)
+            log.warning("files that no version names are kept until the next vacuum: %s", e.message)
 
     def at_once(self, call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]:
-        """What ``call`` returns for each, in their order; for requests to the store, which only wait.
+        """The results of ``call`` for each item, in their order. For requests to the store, which mostly wait.
 
-        Local files are asked for one after the other: 365 commits took 2.0 s so and 2.6 s in threads.
+        Local files are read one after the other: 365 commits took 2.0 s in turn and 2.6 s in threads.
         """
         if len(items) <= 1 or not is_remote(self.settings.processed):
             return [call(item) for item in items]
-        with ThreadPoolExecutor(min(AT_ONCE, len(items))) as pool:
+        with ThreadPoolExecutor(min(CONCURRENT_REQUESTS, len(items))) as pool:
             return list(pool.map(call, items))
 
     def close(self) -> None:
@@ -565,77 +463,7 @@ class OpenTable:
             if queue is not None:
                 queue.close()
 
-    def _refuse_other(self, spec: TableSpec) -> None:
-        """Two tables on one path, or a changed key, would merge rows that have nothing to do with each other."""
-        given = self.settings
-        configured: dict[str, object] = {
-            "key": given.key,
-            "order_by": tuple(str(Ordering.parse(text)) for text in given.order_by),
-            "order_in_name": given.order_in_name,
-            "ties": given.ties,
-            "mode": given.mode,
-            "nulls": given.nulls,
-            "groups": _groups(given),
-            "key_scope": given.key_scope,
-            "history": given.history,
-            "partition_by": tuple(str(PartitionColumn.parse(text)) for text in given.partition_by),
-            "delete": given.delete and msgspec.structs.asdict(given.delete),
-        }
-        made = {one.column: str(one) for one in spec.partition_from}
-        stored: dict[str, object] = {
-            "key": spec.key,
-            "order_by": tuple(map(str, spec.ordering)),
-            "order_in_name": spec.order_in_name,
-            "ties": spec.ties,
-            "mode": spec.mode,
-            "nulls": spec.nulls,
-            "groups": spec.groups,
-            "key_scope": spec.key_scope,
-            "history": spec.history,
-            "partition_by": tuple(made.get(column, column) for column in spec.partition_by),
-            "delete": spec.delete and msgspec.structs.asdict(spec.delete),
-        }
-        same_delete = given.delete and spec.delete and _meaning(given.delete) == _meaning(spec.delete)
-        for setting, value in configured.items():
-            if stored[setting] != value and not (setting == "delete" and same_delete):
-                tables = setting in ("delete", "groups")
-                stored_text = "" if tables else json.dumps(stored[setting], ensure_ascii=False)
-                mend = f"correct `{setting}`" if tables else f"set `{setting} = {stored_text}`"
-                says = f"[tables.{self.name}]"
-                variables = self.origins.get(setting, FILE)
-                if variables != FILE:
-                    says, mend = f"the environment ({variables})", f"unset {variables} or correct what it says"
-                raise ConfigurationError(
-                    "another-table",
-                    f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
-                    f"{says} says {_text(value)}. These are fixed when a table is created.",
-                    next=f"{mend}, or give [tables.{self.name}] a processed path of its own",
-                )
-
-
-def _groups(settings: TableSettings) -> tuple[ColumnGroup, ...]:
-    """In the order of their names, as tables of TOML have none."""
-    return tuple(
-        ColumnGroup(
-            name=name, order_by=tuple(str(Ordering.parse(text)) for text in group.order_by), columns=group.columns
-        )
-        for name, group in sorted(settings.groups.items())
-    )
-
-
-def _meaning(delete: DeleteSettings | DeleteRule) -> dict[str, object]:
-    """What the rule does: `values` and `upserts` are sets, in whatever order, and a value that stands there twice counts once."""
-    sets = {
-        name: None if found is None else set(found)
-        for name, found in (("values", delete.values), ("upserts", delete.upserts))
-    }
-    return {**msgspec.structs.asdict(delete), **sets}
-
 
 def _last_touches(links: Iterable[Link[LedgerEntry]]) -> dict[str, int]:
-    """For each partition the last of these batches that touches it; ``links`` upwards."""
+    """For each partition the last of these batches that touches it; ``links`` in ascending order."""
     return {partition: link.number for link in links for partition in link.body.touched}
-
-
-def _text(value: object) -> str:
-    return "absent" if value is None else str(list(value) if isinstance(value, tuple) else value)

@@ -7,6 +7,7 @@ Repeat    cheap on one `OpenTable`: only what is new since the last call is read
 from dataclasses import dataclass
 
 from lakeupsert.errors import LakeupsertError
+from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import QueueStats
 from lakeupsert.table.ledger import still_quarantined
@@ -75,5 +76,5 @@ def status(table: OpenTable) -> Status:
         rows=body.rows,
         bytes=body.bytes,
         quarantined=sum(f.rows for f in still_quarantined(headers)),
-        warnings=(*table.without_operations(headers), *unread),
+        warnings=(*without_operations(table, headers), *unread),
     )

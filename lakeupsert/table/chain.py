@@ -35,7 +35,10 @@ SENDS = 6
 """How often to send the same bytes without an answer before the store counts as unreachable."""
 
 Body = TypeVar("Body")
-Changed = TypeVar("Changed")
+Answer = TypeVar("Answer")
+
+ATTEMPTS = 20
+"""After how many lost races a writer gives up."""
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,26 +203,25 @@ class Chain(Generic[Body]):
     def extend(
         self,
         build: Callable[[Link[Body] | None], Body | None],
-        attempts: int = 20,
+        attempts: int = ATTEMPTS,
         behind: Link[Body] | None = None,
     ) -> Link[Body] | None:
-        """Append what ``build`` makes of the head, again after each lost race; None where it makes nothing.
+        """Append what ``build`` returns for the head, and try again after each lost race; None if it returns None.
 
-        For bodies that need no files of their own; who has files to redo calls `append`. ``behind`` stands for a version that is
-        gone, and that no older one may be taken for.
+        For bodies without files of their own; a caller that has to write files again calls `append`. If the chain ends before
+        ``behind``, a version that is missing, that one stands for the head.
         """
-        for attempt in range(attempts):
+
+        def attempt() -> Link[Body] | Lost | None:
             head = self.head()
             if behind is not None and (head is None or head.number < behind.number):
                 head = behind
             body = build(head)
             if body is None:
                 return None
-            outcome = self.append(body, head)
-            if outcome.link is not None:
-                return outcome.link
-            clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
-        raise races_exhausted(self._store.uri(self._folder), attempts)
+            return self.append(body, head).link or LOST
+
+        return until_won(self._store.uri(self._folder), attempt, attempts)
 
     def number(self, name: str) -> int:
         """The number in an object's name."""
@@ -297,6 +299,26 @@ def newer_format(where: str, format_: int) -> ConfigurationError:
         f"{where} has format {format_}; this lakeupsert reads formats up to {FORMAT}.",
         next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
     )
+
+
+class Lost:
+    """The result of an attempt that must start again at the new heads, mostly since another writer was faster."""
+
+
+LOST = Lost()
+
+
+def until_won(where: str, attempt: Callable[[], Answer | Lost], attempts: int = ATTEMPTS) -> Answer:
+    """Call ``attempt`` until it returns anything but `LOST`, and return that. It waits after each lost race, with jitter.
+
+    Raises TryAgainError after ``attempts`` lost races; ``where`` is the address that the error names.
+    """
+    for number in range(attempts):
+        answer = attempt()
+        if not isinstance(answer, Lost):
+            return answer
+        clock.sleep(clock.jitter(0.01 * 2 ** min(number, 7)))
+    raise races_exhausted(where, attempts)
 
 
 def races_exhausted(where: str, attempts: int) -> TryAgainError:

@@ -121,7 +121,7 @@ class Chaos:
 
     def _go_on(self, writer: LakeProcess, over: bool) -> bool:
         """Begin the writer's next step where it is time for that; True at the end, when all is merged and published."""
-        queue = self.lake.table._table.queue.stats()
+        queue = self.lake.table.objects.queue.stats()
         assert not queue.dead, "a message went to the dead letters"
         if not over and queue.visible + queue.leased > PARTITIONS / 2:
             return False

@@ -87,8 +87,8 @@ class Lake:
     def reopen(self) -> None:
         """A new process's view of the table: nothing is remembered."""
         self.table.close()
-        self.table = Table("t", self.settings)
-        self.table._table = _FaultyTable("t", self.settings, self.points)
+        self.opened = _FaultyTable("t", self.settings, self.points)
+        self.table = Table.of(self.opened)
 
     def copy(self, root: Path) -> "Lake":
         """The same lake, as it is now, in another folder; zones that are not folders below its own go to another prefix."""
@@ -115,7 +115,7 @@ class Lake:
 
     def mend(self, mended: Callable[[Row], bool], **settings: Any) -> None:
         """Change settings so that the next spec takes these of the refused rows."""
-        head = self.table._table.objects.specs.head()
+        head = self.table.objects.specs.head()
         since = head.number + 1 if head else 0
         self.passes = lambda row, entry: entry.spec_version >= since and mended(row)
         self.given = {**self.given, **settings}
@@ -154,7 +154,7 @@ class Lake:
 
     def entries(self) -> list[tuple[int, Any]]:
         """Number and body of every ledger entry."""
-        ledger = self.table._table.objects.ledger
+        ledger = self.table.objects.ledger
         head = ledger.head()
         return [(link.number, link.body) for link in ledger.between(-1, head.number)] if head else []
 
@@ -189,7 +189,7 @@ class Lake:
             taken = [(f.path, f.sha256) for batch in counts_at(ledger, number) for f in ledger[batch].files]
             assert len(taken) == len(set(taken)), f"a landing file counts twice at {number}: {taken}"
         for partition in {p for entry in ledger.values() for p in entry.touched}:
-            head = self.table._table.objects.partition(partition).head()
+            head = self.table.objects.partition(partition).head()
             if head is not None and head.body.buckets:
                 counters, merged = [b.counters for b in head.body.buckets], head.body.merged
                 came = {n: e.touched[partition].rows for n, e in entries if n <= merged and partition in e.touched}
@@ -199,7 +199,7 @@ class Lake:
                 gone = sum(rows for n, rows in came.items() if n and n not in counts_at(ledger, merged))
                 assert sum(c.withdrawn for c in counters) == gone, f"{partition}: {counters}, and {gone} were withdrawn"
         for link in self.table.snapshots()[:1]:
-            wrong = {p.partition: p.difference for p in prove(self.table._table, link) if not p.balanced}
+            wrong = {p.partition: p.difference for p in prove(self.opened, link) if not p.balanced}
             assert not wrong, f"it does not balance: {wrong}"
         for link in self.table.snapshots():
             assert not link.body.lagging
@@ -208,7 +208,7 @@ class Lake:
 
     def named_files(self) -> set[str]:
         """Every data file that some version of the table names, those of batches that are not merged yet too."""
-        objects = self.table._table.objects
+        objects = self.table.objects
         named = {
             name for _, entry in self.entries() for t in entry.touched.values() for f in t.files for name in f.objects
         }

@@ -241,7 +241,7 @@ def _of_table(name: str, lake: Lake, **options: Any) -> Any:
 
 def _work(lake: Lake, lease_seconds: float) -> None:
     """A worker that waits for messages until it is killed."""
-    drain(lake.table._table, ArrowEngine(), until_empty=False, stop=Stop(), lease_seconds=lease_seconds)
+    drain(lake.opened, ArrowEngine(), until_empty=False, stop=Stop(), lease_seconds=lease_seconds)
 
 
 def _repeat(lake: Lake, step: str, until: str, **options: Any) -> list[Any]:

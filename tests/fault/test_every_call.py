@@ -98,7 +98,7 @@ def test_no_call_of_a_step_is_without_its_point(lakes: dict[str, Lake], step: st
     """The stores' own counters and the queue's calls are all there in what the faults can strike."""
     folder = lakes[step].root.with_name(f"counted {step}")
     lake = lakes[step].copy(folder)
-    inner = lake.table._table
+    inner = lake.opened
     before = Counter(inner.store.requests.as_dict()) + Counter(inner.landing.requests.as_dict())
     lake.points.arm(NEVER, Fault.BEFORE)
     STEPS[step.split()[-1]](lake)

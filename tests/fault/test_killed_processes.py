@@ -51,10 +51,10 @@ def finish_and_check(lake: Lake) -> None:
     lake.reopen()
     lake.check()
     if lake.entries():
-        assert lake.table._table.queue.stats().leased == 0
+        assert lake.table.objects.queue.stats().leased == 0
     lake.finish_and_check()
     assert lake.named_files() <= lake.stored_files()
-    assert lake.table._table.queue.stats() == QueueStats(visible=0, leased=0, dead=0)
+    assert lake.table.objects.queue.stats() == QueueStats(visible=0, leased=0, dead=0)
 
 
 # ---------------------------------------------------------------- the four moments that hurt most
@@ -77,7 +77,7 @@ def test_append_killed_between_ledger_entry_and_messages_has_happened(lakes: dic
     kill(lake, "append", Strike("create _lakeupsert/ledger", when="after"))
     committed = lake.entries()
     assert len(committed) == len(before) + 1
-    assert lake.table._table.queue.stats().visible == 0, "nobody was told"
+    assert lake.table.objects.queue.stats().visible == 0, "nobody was told"
     finish_and_check(lake)
     assert lake.entries() == committed, "the batch counts once"
 
@@ -94,11 +94,11 @@ def test_dedupe_killed_between_base_file_and_manifest_is_done_again(lakes: dict[
 def test_dedupe_killed_between_manifest_and_ack_merges_no_row_twice(lakes: dict[str, Lake], folder: Path) -> None:
     lake = lakes["dedupe"].copy(folder / "lake")
     kill(lake, "dedupe", Strike("queue ack", when="before"))
-    merged = [p for p in lake.entries()[-1][1].touched if lake.table._table.merged(p, 2)]
+    merged = [p for p in lake.entries()[-1][1].touched if lake.table.objects.is_merged(p, 2)]
     assert merged
-    heads = {p: lake.table._table.objects.partition(p).head() for p in merged}
+    heads = {p: lake.table.objects.partition(p).head() for p in merged}
     finish_and_check(lake)
-    assert {p: lake.table._table.objects.partition(p).head().write_id for p in merged} == {
+    assert {p: lake.table.objects.partition(p).head().write_id for p in merged} == {
         p: head.write_id for p, head in heads.items() if head
     }
 
@@ -152,11 +152,11 @@ def test_partitions_that_kill_every_worker_are_marked_and_the_others_are_merged(
                 break
             except Died as e:
                 assert e.code == KILLED
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     assert {letter.message.partition for letter in queue.dead_letters(99) if letter.message} == poison
     assert queue.stats() == QueueStats(visible=0, leased=0, dead=len(poison))
     assert lake.table.status().failed == lake.table.publish().failed == dict.fromkeys(poison, UNANSWERED)
-    assert {p for p in names if lake.table._table.merged(p, 1)} == set(names) - poison
+    assert {p for p in names if lake.table.objects.is_merged(p, 1)} == set(names) - poison
     lake.finish_and_check()
     assert lake.table.status().dirty == 0
 
@@ -235,7 +235,7 @@ def littered(root: Path) -> Lake:
 
 
 def objects(lake: Lake) -> set[str]:
-    return {found.name for found in lake.table._table.store.list("") if "/queue.sqlite" not in found.name}
+    return {found.name for found in lake.table.objects.store.list("") if "/queue.sqlite" not in found.name}
 
 
 @pytest.mark.crash
@@ -444,7 +444,7 @@ def test_spark_dedupe_whose_spark_is_killed_blames_no_partition(
     """An executor out of memory says nothing about the data: messages go back, and nothing is marked failed."""
     lake = nights[2].copy(folder / "lake")
     lake.table.append(host="local")
-    messages = lake.table._table.queue.stats().visible
+    messages = lake.table.objects.queue.stats().visible
     process = spark_process(lake)
     process.begin("dedupe", engine="spark")
     wait_until(lambda: tasks_began(lake, process), "tasks")
@@ -454,7 +454,7 @@ def test_spark_dedupe_whose_spark_is_killed_blames_no_partition(
                 os.kill(pid, signal.SIGKILL)
     with pytest.raises(TryAgainError):
         process.end()
-    assert lake.table._table.queue.stats() == QueueStats(visible=messages, leased=0, dead=0)
+    assert lake.table.objects.queue.stats() == QueueStats(visible=messages, leased=0, dead=0)
     finish_and_check(lake)
 
 
@@ -567,7 +567,7 @@ def test_killed_waiting_worker_process_is_replaced(dirty: Lake, which: int) -> N
     """Whichever of them it is, and also where it had nothing to do: messages of later must find all of them."""
     with command(dirty, "worker", "--workers", "2") as process:
         wait_until(all_merged(dirty), "all is merged")
-        wait_until(lambda: dirty.table._table.queue.stats() == QueueStats(0, 0, 0), "the queue is empty")
+        wait_until(lambda: dirty.table.objects.queue.stats() == QueueStats(0, 0, 0), "the queue is empty")
         before = worker_processes(process.pid)
         os.kill(before[which], signal.SIGKILL)
         wait_until(lambda: len(set(worker_processes(process.pid)) - set(before)) == 1, "another worker process")

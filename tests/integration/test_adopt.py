@@ -138,7 +138,7 @@ def _rows(table: Table) -> list[tuple[Any, ...]]:
 
 def _manifest(table: Table) -> Callable[[str], Any]:
     def head(day: str) -> Any:
-        link = table._table.objects.partition(f"day={day}").head()
+        link = table.objects.partition(f"day={day}").head()
         assert link is not None
         return link.body
 

@@ -18,6 +18,7 @@ from lakeupsert.engine import hosts as engine_hosts
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing import accept, files
 from lakeupsert.pipeline import append as pipeline_append
+from lakeupsert.pipeline import discover
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.lake import Lake, row
 
@@ -51,7 +52,7 @@ def test_file_that_became_whole_between_two_tries_is_taken(lake: Lake, monkeypat
     lake.run()
     half = lake.root / "landing" / "2.parquet"
     half.write_bytes(b"PAR1 half of it")
-    real = pipeline_append._look
+    real = pipeline_append.discover
     tries = []
 
     def look(*args: Any) -> Any:
@@ -61,7 +62,7 @@ def test_file_that_became_whole_between_two_tries_is_taken(lake: Lake, monkeypat
             pq.write_table(pa.table(columns), half)
         return real(*args)
 
-    monkeypatch.setattr(pipeline_append, "_look", look)
+    monkeypatch.setattr(pipeline_append, "discover", look)
     lake.run()
     assert [r["k"] for r in lake.rows()] == ["a", "b"]
 
@@ -119,13 +120,13 @@ def test_file_that_was_sent_again_is_read_once_and_not_by_every_later_batch(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    real = pipeline_append.content_hash
+    real = discover.content_hash
 
     def counted(store: Any, path: str, *etag: str) -> str:
         read.append(path)
         return real(store, path, *etag)
 
-    monkeypatch.setattr(pipeline_append, "content_hash", counted)
+    monkeypatch.setattr(discover, "content_hash", counted)
     for name in ("1.jsonl", "2.jsonl", "3.jsonl"):
         lake.land(name, [row(name, 0, 1)])
     lake.run()

@@ -252,7 +252,7 @@ def test_poison_partition(lake: Path) -> None:
     land(3, "c")
     done("append", *ON_HOST)
     with contextlib.closing(Table.open("lakeupsert.toml")) as table:
-        [link] = table._table.objects.ledger.between(2, 3)
+        [link] = table.objects.ledger.between(2, 3)
     [file] = link.body.touched[DAMAGED].files
     pack, at = Path("processed", file.name), file.at or 0
     data = pack.read_bytes()

@@ -32,7 +32,7 @@ FEW = 500
 
 
 def manifest(lake: Lake, partition: str = PARTITION) -> Manifest:
-    head = lake.table._table.objects.partition(partition).head()
+    head = lake.table.objects.partition(partition).head()
     assert head is not None
     return head.body
 
@@ -59,7 +59,7 @@ def test_a_partition_is_split_where_it_outgrows_a_bucket(
     land_nights(lake)
     body = manifest(lake)
     assert len(body.buckets) >= 4
-    spec = lake.table._table.existing_spec()
+    spec = lake.table.objects.spec()
     for bucket in body.buckets:
         for file in bucket.data:
             assert (file.bucket, file.bits) == (bucket.bucket, bucket.bits)
@@ -92,7 +92,7 @@ def wanted(lake: Lake) -> dict[str, int]:
 
 def count_units(lake: Lake, work: str | None = None) -> int:
     """What a worker finds who looks at the whole partition."""
-    [plain] = dedupe_partitions(lake.table._table, ArrowEngine(), wanted(lake), work)
+    [plain] = dedupe_partitions(lake.opened, ArrowEngine(), wanted(lake), work)
     assert plain.status == "shared"
     assert len(plain.units) > 2
     return len(plain.units)
@@ -103,7 +103,7 @@ def results_left(lake: Lake) -> list[Path]:
 
 
 def merge_units(lake: Lake, numbers: Any, work: str | None = None) -> list[str]:
-    found = [dedupe_unit(lake.table._table, ArrowEngine(), wanted(lake), work, unit=n) for n in numbers]
+    found = [dedupe_unit(lake.opened, ArrowEngine(), wanted(lake), work, unit=n) for n in numbers]
     return [result.status for of_call in found for result in of_call]
 
 
@@ -126,7 +126,7 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
     monkeypatch.setattr(
         units.UnitResults, "put", lambda self, number, output: (merged.append(number), put(self, number, output))
     )
-    results = drain(shared.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+    results = drain(shared.opened, ArrowEngine(), until_empty=True, stop=Stop())
     assert len(merged) > 2 * 2
     assert [(r.partition, r.status) for r in results] == [(PARTITION, "merged")]
     shared.finish_and_check()
@@ -170,7 +170,7 @@ def test_two_workers_that_find_all_units_done_commit_once(shared: Lake, monkeypa
 
 def test_a_compaction_in_units_meets_a_night(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     shared.finish_and_check()
-    table = shared.table._table
+    table = shared.opened
     reprocess(table, None, lambda partition: True, dry=False)
     [work] = {lease.message.work for lease in table.queue.receive(10, 0.0)}
     count = count_units(shared, work)
@@ -216,7 +216,7 @@ OTHERS = [pytest.param(fault, marks=pytest.mark.crash) for fault in Fault if fau
 @pytest.mark.parametrize("fault", [Fault.KILL_AFTER, *OTHERS])
 def test_units_are_struck_at_every_call(shared: Lake, fault: Fault) -> None:
     def merge(lake: Lake) -> object:
-        return drain(lake.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+        return drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop())
 
     assert shared.strike_every_call(fault, merge, Lake.finish_and_check) > 40
 
@@ -235,7 +235,7 @@ def test_an_adopted_partition_is_split_by_its_first_merge(tmp_path: Path) -> Non
     lake.land("1.jsonl", [row("k00001", 0, 20, 7)])
     lake.table.run(host="local")
     assert len(manifest(lake).buckets) > 2
-    proofs = prove(lake.table._table, lake.table.snapshots()[0])
+    proofs = prove(lake.opened, lake.table.snapshots()[0])
     assert [(p.rows_live, p.rows_superseded, p.difference, p.by_digest) for p in proofs] == [
         (ROWS, ROWS + 1, None, True)
     ]
@@ -253,7 +253,7 @@ def amid_units(lake: Lake, monkeypatch: pytest.MonkeyPatch, what: Callable[[], o
         put(self, number, output)
 
     monkeypatch.setattr(units.UnitResults, "put", meanwhile)
-    drain(lake.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+    drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop())
     assert count[0] > 2
     assert manifest(lake).merged == wanted(lake)[PARTITION], "the queue is empty, and a batch is not merged"
     lake.table.publish()
@@ -267,7 +267,7 @@ def test_a_fence_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypatch: p
 
 
 def test_a_compaction_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = shared.table._table
+    table = shared.opened
 
     def compact() -> None:
         engine = ArrowEngine()
@@ -284,7 +284,7 @@ def test_a_compaction_amid_units_leaves_nothing_unmerged(shared: Lake, monkeypat
 def test_a_result_whose_create_is_not_answered_is_sent_again(
     shared: Lake, monkeypatch: pytest.MonkeyPatch, effect: bool
 ) -> None:
-    store, lost = shared.table._table.store, [0]
+    store, lost = shared.opened.store, [0]
     create = store.create
 
     def silent(name: str, data: bytes) -> bool:
@@ -296,7 +296,7 @@ def test_a_result_whose_create_is_not_answered_is_sent_again(
         return create(name, data)
 
     monkeypatch.setattr(store, "create", silent)
-    drain(shared.table._table, ArrowEngine(), until_empty=True, stop=Stop())
+    drain(shared.opened, ArrowEngine(), until_empty=True, stop=Stop())
     assert lost == [1]
     assert manifest(shared).merged == wanted(shared)[PARTITION]
     shared.finish_and_check()
@@ -413,7 +413,7 @@ def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
     assert sum(b.counters.live for b in buckets) == 20
     assert sum(b.counters.tombstones for b in buckets) == 1
     assert versions_of(lake) == versions
-    assert all(p.by_digest and p.balanced for p in prove(lake.table._table, lake.table.snapshots()[0]))
+    assert all(p.by_digest and p.balanced for p in prove(lake.opened, lake.table.snapshots()[0]))
     assert lake.rows(before) == lake.rows()
     lake.table.compact()
     assert manifest(lake).buckets == buckets, "nothing is left to join"
@@ -476,6 +476,6 @@ def test_random_nights_of_large_rows_come_to_the_same_with_one_bucket(
     assert len(bits_of(one)) == 1
     assert 2 ** max(bits_of(many)) <= 60
     for lake in (many, one):
-        assert all(p.balanced for p in prove(lake.table._table, lake.table.snapshots()[0]))
+        assert all(p.balanced for p in prove(lake.opened, lake.table.snapshots()[0]))
     if seed == 2:
         assert versions_of(many) == versions_of(one)

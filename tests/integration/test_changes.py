@@ -25,7 +25,7 @@ def changed(lake: Lake) -> list[Changes]:
 
 def by_batch(lake: Lake) -> list[Changes]:
     """As the report has it."""
-    return [night.changes for night in observe(lake.table._table, 100).nights]
+    return [night.changes for night in observe(lake.opened, 100).nights]
 
 
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])
@@ -34,7 +34,7 @@ def test_snapshot_of_several_batches_has_the_changes_of_all(tmp_path: Path, stra
     for number, rows in enumerate([FIRST, SECOND]):
         lake.land(f"{number}.jsonl", rows)
         lake.table.append(host="local")
-    table = lake.table._table
+    table = lake.opened
     dedupe_partitions(table, ArrowEngine(), {DAY: 1})
     mark_failed(table, DAY, 2, "a version that merges nothing")
     lake.table.dedupe()
@@ -50,7 +50,7 @@ def test_what_merges_no_batch_changes_nothing(tmp_path: Path) -> None:
         lake.run()
     lake.table.compact(full=True)
     lake.table.reprocess(source="landing", host="local")
-    heads = lake.table._table.heads(["d=2020-01-01", "d=2020-01-02"])
+    heads = lake.table.objects.heads(["d=2020-01-01", "d=2020-01-02"])
     assert {p: head.body.changes for p, head in heads.items()} == {
         "d=2020-01-01": Changes(updated=1, deleted=1),
         "d=2020-01-02": Changes(late=1),
@@ -81,7 +81,7 @@ def test_what_a_restore_withdrew_before_it_was_shown_is_not_counted(tmp_path: Pa
     lake.run()
     lake.land("1.jsonl", [row("x", 0, 2), row("a", 0, 2, op="D"), row("z", 1, 2)])
     lake.table.append(host="local")
-    dedupe_partitions(lake.table._table, ArrowEngine(), {DAY: 2})  # the other partition is slow
+    dedupe_partitions(lake.opened, ArrowEngine(), {DAY: 2})  # the other partition is slow
     lake.table.restore(0, dry=False)
     lake.run()
     assert changed(lake)[0] == Changes()

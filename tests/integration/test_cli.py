@@ -403,7 +403,7 @@ def broken(lake: Path) -> Callable[[], None]:
 
 def damage_appended(partition: str) -> Callable[[], None]:
     with opened() as table:
-        last = table._table.objects.ledger.head()
+        last = table.objects.ledger.head()
     assert last
     [file] = last.body.touched[partition].files
     path = Path("processed/sales") / file.name

@@ -141,7 +141,7 @@ def test_fence_of_a_vacuum_is_not_a_batch(lake: Lake, monkeypatch: pytest.Monkey
     assert (code, committed, seen, changed) == (
         "interrupted",
         2,
-        lake.table._table.objects.snapshots.head().number,
+        lake.table.objects.snapshots.head().number,
         True,
     )
     assert lake.entries()[-1][1].kind == "fence"

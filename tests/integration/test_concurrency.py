@@ -20,6 +20,7 @@ from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message, QueueStats, WorkQueue
 from lakeupsert.testing.faults import Fault, Points
 from lakeupsert.testing.lake import Lake, row
@@ -96,7 +97,7 @@ def days(lake: Lake, path: str, number: int, touched: Sequence[int], keys: str =
 
 
 def merge(lake: Lake, wanted: dict[str, int]) -> None:
-    dedupe_partitions(lake.table._table, ArrowEngine(), wanted)
+    dedupe_partitions(lake.opened, ArrowEngine(), wanted)
 
 
 # ---------------------------------------------------------------- two appends over one landing zone
@@ -180,7 +181,7 @@ def test_append_that_has_committed_and_sends_late_changes_nothing(
     assert {r.status for r in other.do("dedupe")} == {"clean"}
     check_files(lake)
     lake.finish_and_check()
-    assert lake.table._table.queue.stats() == EMPTY
+    assert lake.table.objects.queue.stats() == EMPTY
 
 
 def test_append_whose_spec_is_overtaken_begins_again_under_the_newer_one(
@@ -276,7 +277,7 @@ def test_step_beside_another_at_every_call_of_it_is_exact(
         try:
             lake.finish_and_check()
             check_files(lake)
-            assert lake.table._table.queue.stats() == EMPTY
+            assert lake.table.objects.queue.stats() == EMPTY
         except BaseException as e:
             e.add_note(f"{stage} beside {other}, at call {number}")
             raise
@@ -304,7 +305,7 @@ def test_four_workers_on_two_hundred_partitions_are_exact_though_messages_are_lo
             [row(k, day, chance.randrange(4), number, op=chance.choice([None, "D"])) for day in of_it for k in "abcd"],
         )
         lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     lost = {name_of(day) for day in range(90, 100)}
     messages = [m for m in drained(queue) if m.partition not in lost]
     messages += chance.choices(messages, k=200)
@@ -342,7 +343,7 @@ def drained(queue: WorkQueue) -> list[Message]:
 
 
 def versions(lake: Lake, partitions: Mapping[str, int]) -> dict[str, int]:
-    heads = {p: lake.table._table.objects.partition(p).head() for p in partitions}
+    heads = {p: lake.table.objects.partition(p).head() for p in partitions}
     return {p: 0 if head is None else head.number + 1 for p, head in heads.items()}
 
 
@@ -428,10 +429,10 @@ def test_partition_that_jumped_beyond_a_batch_is_shown_with_the_later_one(lake: 
     elsewhere = lake.copy(folder / "elsewhere")
     lake.reopen()
     merge(elsewhere, {name_of(0): 2})
-    jumped = elsewhere.table._table.objects.partition(name_of(0)).head()
+    jumped = elsewhere.table.objects.partition(name_of(0)).head()
     assert jumped is not None
     shutil.copytree(elsewhere.root / "processed" / name_of(0), lake.root / "processed" / name_of(0))
-    lake.table._table.objects.partition(name_of(0)).append(jumped.body, None)
+    lake.opened.objects.partition(name_of(0)).append(jumped.body, None)
     merge(lake, {name_of(1): 1})
     assert lake.table.publish().batch == 2
     assert lake.rows() == lake.expected(2)
@@ -469,7 +470,7 @@ def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -
         assert max(whole) >= published
         published = max(whole)
         assert lake.rows() == lake.expected(published)
-        behind = lake.table._table.unpublished(lake.table.snapshots()[0].body, len(touches))
+        behind = lake.opened.unpublished(lake.table.snapshots()[0].body, len(touches))
         assert behind == {
             p: max(n for n, of_it in touches.items() if p in of_it)
             for p in merged
@@ -479,7 +480,7 @@ def test_publish_shows_the_greatest_batch_that_is_whole(lake: Lake, seed: int) -
 
 
 def merged_batches(lake: Lake, partition: str) -> set[int]:
-    chain = lake.table._table.objects.partition(partition)
+    chain = lake.opened.objects.partition(partition)
     head = chain.head()
     return {0, *(link.body.merged for link in chain.between(-1, head.number))} if head else {0}
 
@@ -517,8 +518,9 @@ def test_batch_half_merged_under_a_wider_schema_is_shown_under_its_own(folder: P
     table.append(host="local")
     land("2", pa.int64(), "bc", w=["new", "new"])
     table.append(host="local")
-    dedupe_partitions(table._table, ArrowEngine(), {"p=a": 2, "p=c": 2})
-    dedupe_partitions(table._table, ArrowEngine(), {"p=b": 1})
+    opened = OpenTable("t", settings)
+    dedupe_partitions(opened, ArrowEngine(), {"p=a": 2, "p=c": 2})
+    dedupe_partitions(opened, ArrowEngine(), {"p=b": 1})
     assert table.publish().batch == 1
     found = table.to_arrow().read_all()
     assert found.schema.names == ["k", "p", "t", "v"]
@@ -589,7 +591,7 @@ def damaged(lake: Lake, batch: int, *of: int, cut: int = 0) -> Iterator[Path]:
 
 
 def mark(lake: Lake, day: int) -> Any:
-    head = lake.table._table.objects.partition(name_of(day)).head()
+    head = lake.table.objects.partition(name_of(day)).head()
     return head.body.failed if head else None
 
 
@@ -605,12 +607,12 @@ def shown(lake: Lake, lagging: Mapping[int, int], batch: int) -> list[dict[str, 
 def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(folder: Path, policy: str, cut: int) -> None:
     """Partition 1 fails in batch 2, and is touched again by batch 3; the new partition 4 fails with it."""
     lake = Lake(folder / "lake", on_failed_partition=policy)
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     days(lake, "1.jsonl", 1, range(4))
     lake.run()
     days(lake, "2.jsonl", 2, [0, 1, 2, 4])
     lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     with damaged(lake, 2, 1, 4, cut=cut) as path:
         ran = lake.table.run(host="local")
         failed = {r.partition: r for r in ran.dedupe if r.status == "failed"}
@@ -628,7 +630,7 @@ def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(folder:
         if policy == "hold":
             assert (ran.publish.batch, ran.publish.lagging) == (1, ())
             assert lake.rows() == lake.expected(1), "the others' progress is not shown either"
-            assert lake.table._table.merged(name_of(0), 2), "and it is kept"
+            assert lake.table.objects.is_merged(name_of(0), 2), "and it is kept"
         else:
             assert (ran.publish.batch, ran.publish.lagging) == (2, (name_of(1), name_of(4)))
             assert lake.rows() == shown(lake, {1: 1, 4: 1}, 2)
@@ -660,7 +662,7 @@ def test_partition_that_fails_holds_the_night_or_lags_until_it_is_mended(folder:
 def test_partition_that_fails_at_first_and_is_mended_before_the_last_try_is_not_marked(lake: Lake, policy: str) -> None:
     days(lake, "1.jsonl", 1, range(2))
     lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     with damaged(lake, 1, 1):
         for lease in queue.receive(9, 60):
             try:
@@ -733,7 +735,7 @@ def test_message_that_makes_no_sense_is_answered_and_stops_nobody(
     lake.run()
     days(lake, "2.jsonl", 2, range(3))
     lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     queue.send([message])
     results = lake.table.dedupe()
     assert queue.stats() == end
@@ -774,7 +776,7 @@ def test_store_that_fails_at_any_call_leaves_no_message_leased(lake: Lake, folde
         struck = other.points.struck is not None
         other.points.disarm()
         if not (other.points.struck or "").startswith("queue"):
-            left = other.table._table.queue.stats().leased
+            left = other.table.objects.queue.stats().leased
             assert left == 0, f"{left} after {other.points.struck} failed"
         other.table.close()
         number += 1

@@ -49,7 +49,7 @@ def command(lake: Lake, *arguments: str) -> Any:
 def test_a_night_writes_what_arrived_and_leaves_the_base(lake: Lake) -> None:
     lake.check()
     for partition in ("d=2020-01-01", "d=2020-01-02"):
-        first, *_, last = lake.table._table.objects.partition(partition).between(-1, 2)
+        first, *_, last = lake.table.objects.partition(partition).between(-1, 2)
         [old], [new] = first.body.buckets, last.body.buckets
         assert [f.name for f in new.base] == [f.name for f in old.base]
         assert len(new.deltas) == 2
@@ -186,20 +186,20 @@ def test_night_whose_partitions_are_compacted_meanwhile(lake: Lake) -> None:
     lake.table.append(host="local")
     beside = Table("t", lake.settings)
     engine = Meanwhile(lambda: beside.compact(full=True))
-    done = drain(lake.table._table, engine, until_empty=True, stop=Stop())
+    done = drain(lake.opened, engine, until_empty=True, stop=Stop())
     assert engine.act is None
     assert not [r.error for r in done if r.error]
     lake.table.publish()
     lake.check()
-    assert len(lake.table._table.objects.partition("d=2020-01-01").head().body.buckets[0].deltas) == 1
+    assert len(lake.table.objects.partition("d=2020-01-01").head().body.buckets[0].deltas) == 1
 
 
 def test_compaction_beside_a_night_that_marks_more_rows(lake: Lake) -> None:
     lake.land("3.jsonl", [row(f"k{i:03}", i % 2, 300, i) for i in range(100)])
     beside = Table("t", lake.settings)
-    reprocess(lake.table._table, None, lambda partition: True, dry=False)
+    reprocess(lake.opened, None, lambda partition: True, dry=False)
     engine = Meanwhile(lambda: beside.run(host="local"))
-    done = drain(lake.table._table, engine, until_empty=True, stop=Stop())
+    done = drain(lake.opened, engine, until_empty=True, stop=Stop())
     assert engine.act is None
     assert not [r.error for r in done if r.error]
     lake.table.publish()

@@ -18,6 +18,7 @@ from click.testing import CliRunner, Result
 from lakeupsert import Table, clock, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.operations.doctor import Finding
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message, SqliteQueue
 from lakeupsert.storage import LocalStore, ObjectInfo, UnknownOutcomeError
 from lakeupsert.testing.lake import Lake, row
@@ -40,6 +41,17 @@ def new_table(root: Path, **settings: Any) -> Table:
     lake.configure()
     lake.table.close()
     return Table("t", lake.settings)
+
+
+def opened(table: Table) -> OpenTable:
+    """The table as another process opens it."""
+    return OpenTable(table.name, table.settings)
+
+
+def with_store(table: Table, kind: type[LocalStore]) -> Table:
+    other = opened(table)
+    other.store = kind(table.settings.processed)
+    return Table.of(other)
 
 
 def found(table: Table, check: str, level: str) -> list[Finding]:
@@ -143,8 +155,7 @@ class ListsLate(LocalStore):
     ],
 )
 def test_store_unfit_for_commits_is_refused(tmp_path: Path, kind: type[LocalStore], told: str) -> None:
-    table = new_table(tmp_path)
-    table._table.store = kind(table.settings.processed)
+    table = with_store(new_table(tmp_path), kind)
     (problem,) = found(table, "store", "problem")
     assert told in problem.found
     assert "do not run lakeupsert on this store" in str(problem.next)
@@ -158,8 +169,7 @@ def test_lost_answer_of_a_create_is_no_fault_of_the_store(tmp_path: Path) -> Non
                 raise UnknownOutcomeError(name)
             return False
 
-    table = new_table(tmp_path)
-    table._table.store = LosesAnswers(table.settings.processed)
+    table = with_store(new_table(tmp_path), LosesAnswers)
     assert found(table, "store", "ok")
 
 
@@ -230,10 +240,10 @@ def test_disk_without_room_for_the_largest_partition_is_warned_of(tmp_path: Path
     table = new_table(tmp_path)
     table.run(host="local")
     assert found(table, "disk", "ok")
-    head = table._table.last_snapshot()
+    head = table.objects.snapshots.head()
     assert head is not None
     shown = {p: msgspec.structs.replace(s, bytes=10**17) for p, s in head.body.partitions.items()}
-    table._table.objects.snapshots.append(msgspec.structs.replace(head.body, partitions=shown), head)
+    opened(table).objects.snapshots.append(msgspec.structs.replace(head.body, partitions=shown), head)
     assert found(table, "disk", "warning")
 
 
@@ -285,7 +295,7 @@ def test_message_about_a_batch_that_is_not_in_the_ledger_is_a_warning(tmp_path: 
     table = new_table(tmp_path)
     table.append(host="local")
     assert found(table, "queue", "warning") == []
-    table._table.queue.send([stray])
+    opened(table).queue.send([stray])
     (warning,) = found(table, "queue", "warning")
     assert f"{stray.table!r}, batch {stray.batch}" in warning.found
 
@@ -293,7 +303,7 @@ def test_message_about_a_batch_that_is_not_in_the_ledger_is_a_warning(tmp_path: 
 def test_dead_letter_is_a_warning_with_its_reason(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     table.append(host="local")
-    queue = table._table.queue
+    queue = opened(table).queue
     (lease,) = queue.receive(1, 60)
     queue.bury(lease, "the disk is on fire")
     (warning,) = found(table, "queue", "warning")
@@ -315,7 +325,9 @@ def test_queue_without_write_ahead_log_is_a_warning(tmp_path: Path) -> None:
 
     table = new_table(tmp_path)
     table.append(host="local")
-    table._table.queue = WithoutSharedMemory(tmp_path / "processed/_lakeupsert/queue.sqlite")
+    other = opened(table)
+    other.queue = WithoutSharedMemory(tmp_path / "processed/_lakeupsert/queue.sqlite")
+    table = Table.of(other)
     (warning,) = found(table, "queue", "warning")
     assert "mode delete" in warning.found
 

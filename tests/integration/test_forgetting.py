@@ -55,7 +55,7 @@ def test_late_delete_opens_no_door_for_a_late_row(tmp_path: Path, strategy: Any)
 
 def test_work_that_was_planned_before_a_merge_refused_a_row_is_outdated(tmp_path: Path) -> None:
     lake = forgetful(tmp_path)
-    table = lake.table._table
+    table = lake.opened
     work = reprocess(table, LocalHost(), lambda partition: True, dry=False).work
     lake.land("10.jsonl", [row("c", 0, 4)])
     lake.table.append(host="local")
@@ -94,7 +94,7 @@ def test_batches_that_wait_are_judged_one_by_one(tmp_path: Path) -> None:
         lake.land(f"{number}.jsonl", rows)
         lake.table.append(host="local")
     assert seen(lake, "latest") == [("b", 7)]
-    mark_failed(lake.table._table, DAY, 2, "of this test")
+    mark_failed(lake.opened, DAY, 2, "of this test")
     lake.table.publish()
     assert lake.table.status().lagging == (DAY,)
     lake.table.dedupe()
@@ -356,7 +356,7 @@ def extract(lake: Lake, rows: list[Any], number: int) -> None:
 
 def catch_up_by_restore(lake: Lake, first: int, engine: Any) -> None:
     """Publish a snapshot that the partition lags in, from that batch on, and go back to it from a later one."""
-    mark_failed(lake.table._table, DAY, first, "of this test")
+    mark_failed(lake.opened, DAY, first, "of this test")
     lagging = lake.table.publish().snapshot
     assert lake.table.status().lagging == (DAY,)
     lake.land("99.jsonl", [row("withdrawn", 0, 9)])

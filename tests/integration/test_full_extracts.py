@@ -58,7 +58,7 @@ def test_rows_behind_an_extract_are_judged_by_it_where_both_are_merged_at_once(l
     lake.table.append(host="local", full="partitions")
     lake.land("3.jsonl", [row("f", 0, 4, 3), row("g", 0, 6, 3)])
     lake.table.append(host="local")
-    mark_failed(lake.table._table, "d=2020-01-01", 2, "of this test")
+    mark_failed(lake.opened, "d=2020-01-01", 2, "of this test")
     lake.table.publish()
     assert lake.table.status().lagging == ("d=2020-01-01",)
     lake.table.dedupe()

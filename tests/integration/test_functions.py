@@ -167,7 +167,7 @@ def test_poison_partition_is_tried_and_buried_with_its_reason(
     [file] = touched.files
     store.delete([file.name])
     told = deliver(lake, azure, functions)
-    letters = lake.table._table.queue.dead_letters()
+    letters = lake.table.objects.queue.dead_letters()
     partitions = {p for p, t in entry.touched.items() if any(f.name == file.name for f in t.files)}
     assert {letter.message.partition for letter in letters if letter.message} == partitions
     assert poison in partitions
@@ -181,7 +181,7 @@ def test_message_that_can_not_be_read_is_buried(lake: Lake, azure: Server, funct
     queue = QueueClient.from_connection_string(azure.env["AZURE_STORAGE_CONNECTION_STRING"], queue_of(lake))
     queue.send_message(base64.b64encode(b"<html>").decode())
     assert deliver(lake, azure, functions) == 13
-    [letter] = lake.table._table.queue.dead_letters()
+    [letter] = lake.table.objects.queue.dead_letters()
     assert letter.message is None
     assert "Expected version 1" in letter.reason
 

@@ -19,6 +19,7 @@ from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import step_to
 from lakeupsert.pipeline.units import UnitResults
 from lakeupsert.testing.faults import Fault
@@ -199,7 +200,7 @@ def test_worker_that_comes_second_with_a_unit_deletes_nothing_of_the_history(tmp
     for number in (2, 3):
         land(tmp_path, f"{number}.jsonl", [{"id": "a", "version": number, "op": None}])
         table.append(host="local")
-        steps = table._table
+        steps = OpenTable(table.name, table.settings)
         head = steps.objects.partition("day=2020-01-01").head()
         assert head is not None
         step = step_to(steps, head, "day=2020-01-01", head.body.merged, head.body.merged + 1)

@@ -20,6 +20,7 @@ from lakeupsert.engine import settle as engine_settle
 from lakeupsert.engine import spark_host as engine_spark
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.datafiles import read_file
+from lakeupsert.storage import open_store
 
 
 def opened(root: Path, name: str, **settings: Any) -> Table:
@@ -68,7 +69,7 @@ def land(folder: Path, night: int) -> None:
 
 
 def quarantined(table: Table) -> list[tuple[Any, ...]]:
-    objects = table._table.objects
+    objects = table.objects
     head = objects.ledger.head()
     assert head is not None
     names = [f.name for link in objects.ledger.between(0, head.number) for f in link.body.quarantine]
@@ -160,14 +161,14 @@ TYPES = {
 
 def ranges_of(table: Table) -> dict[str, dict[tuple[int, int], int]]:
     """Rows of the newest batch's files, by partition, bits and bucket; every key is in the bucket that its file names."""
-    spec, head = table._table.existing_spec(), table._table.ledger_head()
+    spec, head = table.objects.spec(), table.objects.ledger.head()
     assert head is not None
     found: dict[str, dict[tuple[int, int], int]] = {}
     for partition, touched in head.body.touched.items():
         of_partition = found.setdefault(partition, {})
         assert len({(f.bits, f.bucket) for f in touched.files}) == len(touched.files)
         for file in touched.files:
-            rows = read_file(table._table.store, file, spec.ranked_schema)
+            rows = read_file(open_store(table.settings.processed), file, spec.ranked_schema)
             assert rows.num_rows == file.rows > 0
             assert set(buckets(key_hashes(rows, spec), file.bits).tolist()) == {file.bucket}
             of_partition[file.bits, file.bucket] = file.rows

@@ -218,9 +218,9 @@ def test_vacuum_keeps_the_index_of_the_head_and_no_other(lake: Lake) -> None:
     for number in range(4):
         night(lake, number, [row("a", number % 2, number), row(f"k{number}", 0, 1)])
     lake.table.vacuum(dry=False)
-    head = lake.table._table.objects.ledger.head()
+    head = lake.table.objects.ledger.head()
     assert head is not None
-    index = key_places.named_index(lake.table._table.headers(head.number))
+    index = key_places.named_index(lake.table.objects.headers(head.number))
     assert index is not None
     assert objects(lake) == {f.name for files in index for f in files}
     night(lake, 9, [row("a", 2, 9)])

@@ -186,11 +186,11 @@ def partitions(records: list[Any]) -> list[str]:
 def heads(lake: Lake) -> dict[str, Any]:
     lake.reopen()
     touched = {p for _, entry in lake.entries() for p in entry.touched}
-    return lake.table._table.heads(touched)
+    return lake.table.objects.heads(touched)
 
 
 def dead(lake: Lake) -> list[Any]:
-    return lake.table._table.queue.dead_letters()
+    return lake.table.objects.queue.dead_letters()
 
 
 # -- a night
@@ -353,7 +353,7 @@ def test_poison_partition_is_given_back_alone_and_buried_at_its_last_try(
 
 def test_time_that_is_up_gives_the_rest_back_at_once(appended: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    queue, event = appended.table._table.queue, receive(appended)
+    queue, event = appended.opened.queue, receive(appended)
 
     def millis() -> int:
         return PLENTY_MILLIS if queue.stats().leased == 10 else 0  # up as soon as one is done
@@ -413,7 +413,7 @@ def test_messages_come_back_later_where_the_store_is_away(
         with pytest.raises(TryAgainError):
             invoke("dedupe_worker", event)
     assert not any(h.body.merged for h in heads(appended).values())
-    wait_until(lambda: appended.table._table.queue.stats().visible == 12, "all are visible again")
+    wait_until(lambda: appended.table.objects.queue.stats().visible == 12, "all are visible again")
     assert deliver(appended) == 2
     assert appended.rows() == appended.expected(1)
 
@@ -450,11 +450,11 @@ def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) 
     with pytest.raises(ConfigurationError, match="another") as refused:
         invoke("dedupe_worker", event)
     assert refused.value.code == "no-table-of-queue"
-    assert appended.table._table.queue.stats().leased == 10
+    assert appended.table.objects.queue.stats().leased == 10
 
 
 def test_who_merges_the_last_partition_publishes_whatever_the_queue_counts(appended: Lake) -> None:
-    queue, events = appended.table._table.queue, [receive(appended) for _ in range(2)]
+    queue, events = appended.opened.queue, [receive(appended) for _ in range(2)]
     queue.send([Message.decode(events[0]["Records"][0]["body"])])
     assert queue.receive(1, 3600)
     for event, published in zip(events, (0, 1), strict=True):
@@ -472,7 +472,7 @@ def test_damaged_partition_fails_no_call_that_merged_others(appended: Lake) -> N
     damaged = list(entry.touched)[-2]  # the last one is new
     event["Records"] = [r for r in event["Records"] if partitions([r]) != [damaged]]
     head = heads(appended)[damaged]
-    chain = appended.table._table.objects.partition(damaged)
+    chain = appended.opened.objects.partition(damaged)
     bucket, client = appended.settings.landing.split("/")[2], boto3.client("s3")
     client.put_object(Bucket=bucket, Key=f"processed/{chain.name(head.number)}", Body=b"{")
     assert invoke("dedupe_worker", event) == {"batchItemFailures": []}
@@ -509,7 +509,7 @@ def test_reconcile_sends_what_got_lost_and_publishes_without_reading_data(append
 
 def test_reconcile_fails_where_rows_are_missing(appended: Lake) -> None:
     deliver(appended)
-    first, *_, last = [found.name for found in appended.table._table.store.list("d=")]
+    first, *_, last = [found.name for found in appended.table.objects.store.list("d=")]
     bucket, client = appended.settings.landing.split("/")[2], boto3.client("s3")
     other = client.get_object(Bucket=bucket, Key=f"processed/{last}")["Body"].read()
     client.put_object(Bucket=bucket, Key=f"processed/{first}", Body=other)

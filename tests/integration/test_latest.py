@@ -70,7 +70,7 @@ def append(lake: Lake, name: str, *rows: Any) -> None:
 
 
 def merge(lake: Lake, partition: str, batch: int) -> None:
-    dedupe_partitions(lake.table._table, ArrowEngine(), {partition: batch})
+    dedupe_partitions(lake.opened, ArrowEngine(), {partition: batch})
 
 
 def beside(lake: Lake) -> Lake:

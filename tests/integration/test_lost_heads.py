@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.table.chain import Chain
+from lakeupsert.pipeline.stored_objects import Versions
 from lakeupsert.testing.lake import Lake, row
 
 DAYS = ("2020-01-01", "2020-01-02")
@@ -31,7 +31,7 @@ def land(lake: Lake, night: int, keys: str) -> None:
     lake.land(f"{night}.jsonl", [row(key, day, night) for day in (0, 1) for key in keys])
 
 
-def lose_head(lake: Lake, chain: Chain[Any]) -> Path:
+def lose_head(lake: Lake, chain: Versions[Any]) -> Path:
     """Delete a chain's newest object behind the table's back; where it was."""
     number = chain.newest_number()
     assert number is not None
@@ -61,7 +61,7 @@ def test_newest_snapshot(lake: Lake) -> None:
     """A batch came after it, so the ledger knows it: readers and writers notice, and `publish` shows what is whole."""
     land(lake, 3, "ac")
     lake.table.append(host="local")
-    path = lose_head(lake, lake.table._table.objects.snapshots)
+    path = lose_head(lake, lake.table.objects.snapshots)
     refused(
         lake,
         path,
@@ -94,7 +94,7 @@ def test_the_only_snapshot(folder: Path) -> None:
         lake.table.append(host="local")
         if night == 1:
             lake.run()
-    path = lose_head(lake, lake.table._table.objects.snapshots)
+    path = lose_head(lake, lake.table.objects.snapshots)
     refused(lake, path, lambda: lake.table.view(), lambda: lake.table.status())
     published = lake.table.publish()
     assert (published.lost, published.snapshot, published.batch) == (0, 1, 1)
@@ -108,7 +108,7 @@ def test_the_only_snapshot_of_an_adopted_table(folder: Path) -> None:
     lake.table.adopt()
     lake.land("1.jsonl", [row("a", 0, 2)])
     lake.table.append(host="local")
-    lose_head(lake, lake.table._table.objects.snapshots)
+    lose_head(lake, lake.table.objects.snapshots)
     published = lake.table.publish()
     assert (published.lost, published.snapshot, published.rows) == (0, 1, 3)
     lake.finish_and_check()
@@ -124,7 +124,7 @@ def test_what_the_lost_snapshot_may_have_expired_stays_so(folder: Path) -> None:
     kept = {link.number for link in lake.table.snapshots()}
     land(lake, 6, "a")
     lake.table.append(host="local")
-    lose_head(lake, lake.table._table.objects.snapshots)
+    lose_head(lake, lake.table.objects.snapshots)
     lake.table.publish()
     numbers = {link.number for link in lake.table.snapshots()}
     assert numbers - kept == {max(numbers)}
@@ -136,7 +136,7 @@ def test_a_snapshot_that_showed_what_was_compacted(lake: Lake) -> None:
     """Its place is taken with the versions of now: the files of those that the one before it shows may be gone."""
     lake.table.compact(full=True)
     lake.run()
-    snapshots = lake.table._table.objects.snapshots
+    snapshots = lake.table.objects.snapshots
     shown = snapshots.head()
     land(lake, 3, "a")
     lake.table.append(host="local")
@@ -156,12 +156,12 @@ def test_newest_snapshot_after_vacuum(folder: Path) -> None:
         land(lake, night, "ab")
         lake.run()
     lake.table.vacuum(dry=False)
-    path = lose_head(lake, lake.table._table.objects.snapshots)
+    path = lose_head(lake, lake.table.objects.snapshots)
     refused(lake, path, lambda: lake.table.view())
 
 
 def test_newest_ledger_entry_that_is_published(lake: Lake) -> None:
-    path = lose_head(lake, lake.table._table.objects.ledger)
+    path = lose_head(lake, lake.table.objects.ledger)
     land(lake, 3, "ac")
     refused(
         lake, path, lambda: lake.table.append(host="local"), lambda: lake.table.status(), lambda: lake.table.publish()
@@ -173,7 +173,7 @@ def test_newest_ledger_entry_that_is_merged_alone(lake: Lake) -> None:
     land(lake, 3, "ac")
     lake.table.append(host="local")
     lake.table.dedupe()
-    lose_head(lake, lake.table._table.objects.ledger)
+    lose_head(lake, lake.table.objects.ledger)
     (lake.root / "landing/3.jsonl").unlink()
     land(lake, 4, "ad")
     lake.table.append(host="local")
@@ -197,7 +197,7 @@ def test_partitions_that_the_next_batches_do_not_touch(lake: Lake) -> None:
     land(lake, 3, "c")
     lake.table.append(host="local")
     lake.table.dedupe()
-    lose_head(lake, lake.table._table.objects.ledger)
+    lose_head(lake, lake.table.objects.ledger)
     (lake.root / "landing/3.jsonl").unlink()
     lake.land("4.jsonl", [row("d", 0, 4)])
     lake.table.append(host="local")
@@ -225,7 +225,7 @@ def test_newest_ledger_entry_whose_number_nobody_took(lake: Lake) -> None:
     land(lake, 3, "ac")
     lake.table.append(host="local")
     lake.table.dedupe()
-    lose_head(lake, lake.table._table.objects.ledger)
+    lose_head(lake, lake.table.objects.ledger)
     lake.table.append(host="local")
     assert {r.status for r in lake.table.dedupe()} == {"failed"}
     lake.table.reprocess(source="landing", host="local")
@@ -236,13 +236,13 @@ def test_newest_ledger_entry_whose_number_nobody_took(lake: Lake) -> None:
 def test_newest_spec(lake: Lake) -> None:
     """Without it the next batch would make another one with its number."""
     lake.table.rename_column("v", "value")
-    path = lose_head(lake, lake.table._table.objects.specs)
+    path = lose_head(lake, lake.table.objects.specs)
     land(lake, 3, "ac")
     refused(lake, path, lambda: lake.table.append(host="local"), lambda: lake.table.run(host="local"))
 
 
 def test_newest_manifest(lake: Lake) -> None:
-    path = lose_head(lake, lake.table._table.objects.partition(DAMAGED))
+    path = lose_head(lake, lake.table.objects.partition(DAMAGED))
     refused(lake, path, lambda: lake.table.view().files().__next__(), lambda: list(lake.table.to_arrow()))
 
 
@@ -251,6 +251,6 @@ def test_newest_manifest_that_no_snapshot_shows(lake: Lake) -> None:
     land(lake, 3, "ac")
     lake.table.append(host="local")
     lake.table.dedupe()
-    lose_head(lake, lake.table._table.objects.partition(DAMAGED))
+    lose_head(lake, lake.table.objects.partition(DAMAGED))
     lake.finish_and_check()
     assert seen(lake) == {("a", 3), ("b", 2), ("c", 3)}

@@ -328,10 +328,10 @@ def test_landing_files_are_read_once_to_tell_where_a_value_is(tmp_path: Path) ->
     def gets(root: Path, value: str) -> int:
         lake = Lake(root, more='[tables.t.schema]\nday = "date"\n')
         lake.night(a_csv="id,day,version,price\na,2020-01-01,1,1\n")
-        before = lake.table._table.landing.requests.as_dict()["get"]
+        before = lake.table.objects.landing.requests.as_dict()["get"]
         done = lake.night(b_csv=feed("csv", [1, 2, value], 10, "size"), c_csv="id,day,version,price\nc,no date,1,1\n")
         assert len(told(done.append.warnings, "'size'")) == (value == "oops")
-        return lake.table._table.landing.requests.as_dict()["get"] - before
+        return lake.table.objects.landing.requests.as_dict()["get"] - before
 
     assert gets(tmp_path / "told", "oops") == gets(tmp_path / "plain", "3") + 1
 

@@ -289,7 +289,7 @@ def test_entries_that_bring_no_batch_are_no_nights_to_learn_from(lake: Lake) -> 
 
     before = learned()
     for _ in range(plan_module.NIGHTS):
-        lake.table._table.objects.ledger.extend(fence)
+        lake.opened.objects.ledger.extend(fence)
     assert learned() == before
 
 

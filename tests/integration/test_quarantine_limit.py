@@ -37,10 +37,10 @@ class Feed:
         return self.refusal(host).code
 
     def refusal(self, host: Any = "local") -> RefusedError:
-        before = self.table._table.ledger_head()
+        before = self.table.objects.ledger.head()
         with pytest.raises(RefusedError) as caught:
             self.table.append(host=host)
-        after = self.table._table.ledger_head()
+        after = self.table.objects.ledger.head()
         assert (before and before.number) == (after and after.number)
         return caught.value
 

@@ -491,7 +491,7 @@ def test_time_is_answered_where_snapshots_in_between_are_trimmed(tmp_path: Path)
     """Tagged ones outlive those after them; which was the newest then is known only where the next one is there, too."""
     lake = nights(tmp_path, *(rows([night]) for night in range(5)))
     lake.tag("audit", 1)
-    chain = lake._table.objects.snapshots
+    chain = lake.objects.snapshots
     at = {link.number: link.written_at for link in chain.between(-1, 4)}
     for number in (2, 3):
         (tmp_path / "processed" / chain.name(number)).unlink()

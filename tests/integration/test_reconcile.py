@@ -331,7 +331,7 @@ def test_deep_catches_one_row_lost_doubled_or_altered(lake: Lake, change: Any, s
 
 @pytest.mark.parametrize("partition", ["d=2020-01-01", "d=2020-01-02", "d=2020-01-03"])
 def test_counts_and_digests_catch_lost_and_doubled_rows(lake: Lake, partition: str, tmp_path: Path) -> None:
-    n = lake.table._table.objects.partition(partition).head().body.buckets[0].counters.live  # type: ignore[union-attr]
+    n = lake.table.objects.partition(partition).head().body.buckets[0].counters.live  # type: ignore[union-attr]
     for at in range(n):
         other = lake.copy(tmp_path / f"copy-{at}")
         tamper(other, partition, (lose if at % 2 else double)(at))
@@ -445,11 +445,11 @@ def test_landing_file_that_is_gone_leaves_its_partitions_unproved(lake: Lake) ->
 def test_lost_message_is_sent_again_and_a_whole_batch_published(lake: Lake) -> None:
     lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(2)])
     lake.table.append(host="local")
-    lost, leased = lake.table._table.queue.receive(2, 900)
+    lost, leased = lake.opened.queue.receive(2, 900)
     assert lake.table.reconcile().resent == 0, "both are on their way"
-    lake.table._table.queue.ack(lost)
+    lake.opened.queue.ack(lost)
     assert lake.table.reconcile().resent == 2
-    lake.table._table.queue.release(leased)
+    lake.opened.queue.release(leased)
     lake.table.dedupe()
     snapshot = lake.table.snapshots()[0].number
     found = lake.table.reconcile()
@@ -463,7 +463,7 @@ def test_dead_partition_alone_is_sent_again_however_many_messages_are_on_their_w
     """It is marked by the same call; by the next one, on a queue that is empty, it has failed before and is left alone."""
     lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(3)])
     lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     dead, other, _ = queue.receive(3, 900)
     queue.bury(dead, UNANSWERED)
     queue.send([other.message] * doubled)
@@ -471,7 +471,7 @@ def test_dead_partition_alone_is_sent_again_however_many_messages_are_on_their_w
     found = lake.table.reconcile(counted=False)
     assert (found.resent, found.queued) == (1, 2 + doubled + 1)
     assert lake.table.reconcile(counted=False).resent == 0
-    *_, sent = lake.table._table.queue.receive(9, 900)
+    *_, sent = lake.opened.queue.receive(9, 900)
     assert sent.message == dead.message
 
 
@@ -479,7 +479,7 @@ def test_dead_letter_without_a_mark_is_marked_failed(lake: Lake) -> None:
     """The worker died between the mark and the burial, or the mark's race was given up."""
     lake.land("4.jsonl", [row("z", 0, 9, 1)])
     lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     (lease,) = queue.receive(1, 900)
     queue.bury(lease, "the disk is on fire")
     queue.send([Message("another", "d=2020-01-02", 5)])
@@ -499,7 +499,7 @@ def test_partition_that_fails_for_ever_is_not_sent_again_until_somebody_asks(lak
     """The one without an answer is tried once more, as the store may only have been away."""
     lake.land("4.jsonl", [row("z", day, 9, 1) for day in range(2)])
     lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
 
     def bury_all(reason: str) -> None:
         for lease in queue.receive(9, 900):

@@ -84,7 +84,7 @@ def requests_of(lake: Lake, step: Callable[[], object]) -> Counter[str]:
     """What a new process that does this asks of both zones."""
     lake.reopen()
     step()
-    stores = lake.table._table.store, lake.table._table.landing
+    stores = lake.opened.store, lake.opened.landing
     return +sum((Counter(store.requests.as_dict()) for store in stores), Counter[str]())
 
 
@@ -253,7 +253,7 @@ def test_existing_folder_is_adopted(
     monkeypatch.chdir(tmp_path)
     place = new_place(store_server)
     lake = new_lake(tmp_path, place)
-    with lake.table._table.store.write("d=2020-01-01/part-0.parquet") as sink:
+    with lake.opened.store.write("d=2020-01-01/part-0.parquet") as sink:
         pq.write_table(pa.table({"k": ["a"], "l": pa.array([0], pa.int32()), "ts": [row("a", 0, 1)["ts"]]}), sink)
     configure(place)
     assert command("adopt", f"{place}/processed")["rows"] == 1

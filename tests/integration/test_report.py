@@ -140,7 +140,7 @@ def test_facts_and_batches_are_those_of_the_table(lake: Lake) -> None:
 
 def test_merges_are_those_that_dedupe_told(lake: Lake) -> None:
     told = three_nights(lake)
-    seen = observe(lake.table._table, 30)
+    seen = observe(lake.opened, 30)
     assert [n.bytes_written for n in seen.nights] == [sum(r.bytes_written for r in ran.dedupe) for ran in told]
     assert [n.bytes_appended for n in seen.nights] == [
         sum(t.bytes for t in ran.append.entry.touched.values()) for ran in told
@@ -162,7 +162,7 @@ def test_deletes_that_write_no_base_file_count_with_their_bytes(lake: Lake) -> N
     lake.land("2.jsonl", [row("a", 0, 2, op="D")])
     (result,) = lake.table.run(host="local").dedupe
     assert result.rows_out == 0
-    assert observe(lake.table._table, 30).nights[-1].bytes_written == result.bytes_written > 0
+    assert observe(lake.opened, 30).nights[-1].bytes_written == result.bytes_written > 0
 
 
 def test_ages_are_days_from_partition_to_receipt_by_rows(lake: Lake) -> None:
@@ -173,7 +173,7 @@ def test_ages_are_days_from_partition_to_receipt_by_rows(lake: Lake) -> None:
     with clock.use(Fixed()):
         lake.land("1.jsonl", [row("a", 10, 1), row("a", 8, 1), row("b", 8, 1), row("a", 12, 1)])
         lake.run()
-    assert observe(lake.table._table, 30).ages == {0: 1, 2: 2, -2: 1}
+    assert observe(lake.opened, 30).ages == {0: 1, 2: 2, -2: 1}
     table = Page(lake.table.report()).tables["Age of the data that comes"]
     assert [r[0] for r in table[1:]] == ["before the day", "0", "1", "2 to 3"]
     assert [r[2] for r in table[1:]] == ["1", "1", "0", "2"]
@@ -194,7 +194,7 @@ def test_timeline_ends_where_the_next_batch_comes(lake: Lake) -> None:
         for night in range(2):
             lake.land(f"{night}.jsonl", [row("a", night, 1), row("a", 5, night)])
             lake.run()
-    run = observe(lake.table._table, 30).last_run()
+    run = observe(lake.opened, 30).last_run()
     assert {(m.partition, m.batch) for m in run} == {("d=2020-01-02", 2), ("d=2020-01-06", 2)}
 
 
@@ -203,10 +203,10 @@ def test_partition_merged_a_day_late_is_a_run_of_its_own(lake: Lake) -> None:
     with clock.use(source):
         lake.land("1.jsonl", [row("a", day, 1) for day in range(3)])
         lake.table.append(host="local")
-        dedupe_partitions(lake.table._table, ArrowEngine(), {"d=2020-01-01": 1, "d=2020-01-02": 1})
+        dedupe_partitions(lake.opened, ArrowEngine(), {"d=2020-01-01": 1, "d=2020-01-02": 1})
         source.at += timedelta(days=1)
-        dedupe_partitions(lake.table._table, ArrowEngine(), {"d=2020-01-03": 1})
-    seen = observe(lake.table._table, 30)
+        dedupe_partitions(lake.opened, ArrowEngine(), {"d=2020-01-03": 1})
+    seen = observe(lake.opened, 30)
     assert len(seen.merges) == 3
     assert [m.partition for m in seen.last_run()] == ["d=2020-01-03"]
 
@@ -215,7 +215,7 @@ def test_what_needs_attention_is_named_with_its_reason(lake: Lake) -> None:
     three_nights(lake)
     lake.land("late.jsonl", [row("a", 0, 99), row("a", 1, 99)])
     lake.table.append(host="local")
-    mark_failed(lake.table._table, "d=2020-01-01", 4, "base file is gone")
+    mark_failed(lake.opened, "d=2020-01-01", 4, "base file is gone")
     found = Page(lake.table.report())
     assert (found.facts["dirty"], found.facts["failed"]) == ("2", "1")
     assert found.tables["What needs attention"][1] == ["d=2020-01-01", "failed", "base file is gone"]
@@ -223,7 +223,7 @@ def test_what_needs_attention_is_named_with_its_reason(lake: Lake) -> None:
     open_batch = found.tables["The batches in numbers"][1]
     assert open_batch[found.tables["The batches in numbers"][0].index("factor")] == ""
     assert "Left out: 1 batch" in found.sections["Write amplification per batch"]
-    assert len(observe(lake.table._table, 30).merges) == 6, "a mark is no merge"
+    assert len(observe(lake.opened, 30).merges) == 6, "a mark is no merge"
 
 
 def test_restore_and_what_it_withdrew_are_shown_as_that(lake: Lake) -> None:
@@ -235,7 +235,7 @@ def test_restore_and_what_it_withdrew_are_shown_as_that(lake: Lake) -> None:
     states = {row[head.index("batch")]: row[head.index("state")] for row in batches}
     assert states == {"4": "restore to snapshot 0", "3": "withdrawn", "2": "withdrawn", "1": ""}
     assert text.count('<tr class="withdrawn">') == 2
-    seen = observe(lake.table._table, 30)
+    seen = observe(lake.opened, 30)
     assert [n.number for n in seen.nights if n.withdrawn] == [2, 3]
     assert seen.nights[-1].restored is not None
     assert {m.batch for m in seen.last_run()} == {4}
@@ -244,13 +244,13 @@ def test_restore_and_what_it_withdrew_are_shown_as_that(lake: Lake) -> None:
     assert "Left out:" not in Page(text).sections["Write amplification per batch"], "a restore brings no bytes"
 
     lake.table.restore(2, dry=False)  # back again: batches 2 and 3 count once more
-    assert not [n.number for n in observe(lake.table._table, 30).nights if n.withdrawn]
+    assert not [n.number for n in observe(lake.opened, 30).nights if n.withdrawn]
     assert Page(lake.table.report(nights=1)).tables["The batches in numbers"][1][1] == "restore to snapshot 2"
 
 
 def test_batch_that_comes_while_the_report_is_read_is_no_error(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     three_nights(lake)
-    heads = lake.table._table.heads
+    heads = lake.opened.heads
 
     def later(partitions: Any) -> Any:
         if not partitions:  # asked by `status`, before the ledger's head is read
@@ -260,8 +260,8 @@ def test_batch_that_comes_while_the_report_is_read_is_no_error(lake: Lake, monke
         Table("t", lake.settings).run(host="local")
         return heads(partitions)
 
-    monkeypatch.setattr(lake.table._table, "heads", later)
-    seen = observe(lake.table._table, 30)
+    monkeypatch.setattr(lake.opened, "heads", later)
+    seen = observe(lake.opened, 30)
     assert max(m.batch for m in seen.merges) == max(n.number for n in seen.nights) == 3
 
 
@@ -316,7 +316,7 @@ def test_versions_of_an_earlier_lakeupsert_are_shown_too(lake: Lake) -> None:
     found = Page(lake.table.report())
     assert "don't say how long they took" in found.sections["Timeline of the last run, by worker"]
     assert "No merge in these batches says" in found.sections["Slowest partitions"]
-    assert all(n.whole for n in observe(lake.table._table, 30).nights)
+    assert all(n.whole for n in observe(lake.opened, 30).nights)
 
 
 def test_trimmed_versions_are_no_error_and_no_figure_counts_them_as_nothing(lake: Lake) -> None:
@@ -324,7 +324,7 @@ def test_trimmed_versions_are_no_error_and_no_figure_counts_them_as_nothing(lake
     first, _ = chain(lake, 1)  # batches 1 and 2
     first.unlink()
     lake.reopen()
-    seen = observe(lake.table._table, 30)
+    seen = observe(lake.opened, 30)
     assert [n.whole for n in seen.nights] == [False, True, True]
     assert "Left out: 1 batch" in Page(page("t", seen)).sections["Write amplification per batch"]
 
@@ -344,12 +344,12 @@ def hostile(tmp_path: Path) -> Lake:
     lake.land("2.jsonl", [{**row("a", 0, 2), "d": SCRIPT}])
     lake.table.append(host="local")
     (partition,) = lake.entries()[-1][1].touched
-    mark_failed(lake.table._table, partition, 2, f"can't be read: {SCRIPT}\0\x1b[31m")
+    mark_failed(lake.opened, partition, 2, f"can't be read: {SCRIPT}\0\x1b[31m")
     return lake
 
 
 def test_data_that_look_like_html_are_text(hostile: Lake) -> None:
-    text = page(SCRIPT, observe(hostile.table._table, 30))
+    text = page(SCRIPT, observe(hostile.opened, 30))
     found = Page(text)
     assert not {"script", "img", "iframe", "object", "link"} & set(found.tags)
     assert not [name for name, _ in found.attributes if name.startswith("on")]
@@ -473,7 +473,7 @@ def test_browser_shows_every_figure_at_every_width_and_runs_nothing(
     hostile: Lake, tmp_path: Path, served: str, asked: list[str]
 ) -> None:
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
-    text = page("t", observe(hostile.table._table, 30))
+    text = page("t", observe(hostile.opened, 30))
     # Without the policy, so that the escapes alone must hold.
     (tmp_path / "report.html").write_text(policy.sub("", text))
     found = measured(tmp_path, served)

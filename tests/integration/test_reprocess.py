@@ -55,7 +55,7 @@ def reprocess(lake: Lake, source: Source, **options: Any) -> Any:
 
 def heads(lake: Lake) -> dict[str, Link[Manifest]]:
     partitions = {p for _, entry in lake.entries() for p in entry.touched}
-    found = {p: lake.table._table.objects.partition(p).head() for p in partitions}
+    found = {p: lake.table.objects.partition(p).head() for p in partitions}
     return {p: head for p, head in found.items() if head is not None}
 
 
@@ -126,7 +126,7 @@ def test_landing_needs_neither_stored_nor_appended_files_and_reads_what_was_aske
         file.unlink()
     work = reprocess(lake, "landing", selected=FIRST.__eq__).plan.work
     assert lake.rows() == rows
-    made = lake.table._table.work(work).partitions
+    made = lake.table.objects.work(work).partitions
     assert list(made) == [FIRST]
     assert sum(t.bytes for t in made[FIRST].batches.values()) == sum(f.stat().st_size for f in data.glob("*.pack"))
     lake.land("5.jsonl", [row("a", 0, 6, 5), row("d", 0, 6, 5)])
@@ -141,13 +141,13 @@ def test_a_message_that_comes_twice_is_done_once(lake: Lake, source: Source) -> 
     lake.table.vacuum(dry=False)
     assert not (lake.root / "processed" / str(work)).exists()
     lake.reopen()
-    lake.table._table.queue.send([Message("t", FIRST, 3, work), Message("t", FIRST, 0, work)])
+    lake.opened.queue.send([Message("t", FIRST, 3, work), Message("t", FIRST, 0, work)])
     assert {(r.status, r.version) for r in lake.table.dedupe()} == {("clean", numbers[FIRST])}
     assert {p: head.number for p, head in heads(lake).items()} == numbers
 
 
 def test_a_dead_letter_of_a_reprocess_is_given_back_until_it_is_done(lake: Lake) -> None:
-    queue, base = lake.table._table.queue, next(iter(files_of(heads(lake)[FIRST])))
+    queue, base = lake.opened.queue, next(iter(files_of(heads(lake)[FIRST])))
     aside = lake.root / "aside"
     shutil.move(lake.root / "processed" / base, aside)
     assert reprocess(lake, "stored").left == (FIRST,)
@@ -245,7 +245,7 @@ def test_a_partition_whose_manifest_is_gone_does_not_lag_for_it(folder: Path, on
     lake = Lake(folder / "lake", on_failed_partition=on_failed)
     lake.land("1.jsonl", [row("a", 0, 1), row("b", 1, 1)])
     lake.run()
-    objects, stop = lake.table._table.objects, threading.Event()
+    objects, stop = lake.opened.objects, threading.Event()
     (lake.root / "processed" / objects.partition(FIRST).name(0)).unlink()
     stop.set()
     stopped = reprocess(lake, "landing", stop=stop)
@@ -496,7 +496,7 @@ def test_what_a_newer_entry_withdraws_is_still_rebuilt(lake: Lake) -> None:
     lake.table.restore(0, dry=False)
     with_restore = reprocess(lake, "landing", dry=True).plan
     assert with_restore.batches == plan.batches
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     for lease in queue.receive(10, 1000):
         queue.ack(lease)  # the restore's messages are lost, so nobody merges it yet
     reprocess(lake, "landing")
@@ -581,7 +581,7 @@ def test_the_command_says_which_partitions_wait_for_others(lake: Lake, monkeypat
     """One is merged already and written anew with the new batch in it; another one is not merged yet."""
     lake.land("5.jsonl", [row("a", 0, 8, 5), row("c", 1, 8, 5)])
     lake.table.append(host="local")
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     leases = {lease.message.partition: lease for lease in queue.receive(10, 1000)}
     queue.release(leases[FIRST])
     lake.table.dedupe()

@@ -93,7 +93,7 @@ def test_restore_ends_a_night_that_fails_under_hold(lake: Lake) -> None:
 
 def test_restore_needs_nothing_of_a_manifest_that_is_gone(lake: Lake) -> None:
     """Beside a batch that comes before anybody merged it; one alone is still not merged behind what is left."""
-    (lake.root / "processed" / lake.table._table.objects.partition("d=2020-01-01").name(2)).unlink()
+    (lake.root / "processed" / lake.table.objects.partition("d=2020-01-01").name(2)).unlink()
     lake.land("4.jsonl", [row("b", 0, 1, 4)])
     lake.run()
     assert "version 2" in lake.table.publish().failed["d=2020-01-01"]

@@ -70,10 +70,10 @@ def as_written(value: Any) -> str:
 
 def quarantined(table: Table) -> list[dict[str, str]]:
     """Rows that append refused, and those that merges did."""
-    opened_table = table._table
-    ledger = opened_table.entries(-1, opened_table.ledger_head().number)  # type: ignore[union-attr]
+    objects = table.objects
+    ledger = list(objects.ledger.between(-1, objects.ledger.head().number))  # type: ignore[union-attr]
     names = [file.name for link in ledger for file in link.body.quarantine]
-    for head in opened_table.heads({p for link in ledger for p in link.body.touched}).values():
+    for head in objects.heads({p for link in ledger for p in link.body.touched}).values():
         names += head.body.quarantine
     rows = []
     for name in names:

@@ -71,7 +71,7 @@ def call(lake: Lake, *args: str, code: int = 0) -> Any:
 
 
 def queue(lake: Lake) -> Any:
-    return lake.table._table.queue
+    return lake.opened.queue
 
 
 def damage(lake: Lake, partition: str) -> Any:

@@ -171,7 +171,7 @@ def test_a_restore_that_is_not_merged_keeps_what_it_goes_back_to(tmp_path: Path,
     """Its partition fails, so the others are published without it, night after night, until the snapshot expires."""
     lake = nights(tmp_path, 3, keep_snapshots=1, on_failed_partition="skip")
     lake.table.restore(0, dry=False)
-    chain = lake.table._table.objects.partition("d=2020-01-01")
+    chain = lake.opened.objects.partition("d=2020-01-01")
     first = tmp_path / "processed" / chain.name(0)
     shutil.move(first, tmp_path / "aside")
     for number in range(4, 7):
@@ -342,7 +342,7 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
     lake = Lake(tmp_path, keep_snapshots=1)
     lake.table.adopt()
     night(lake, 1)
-    table = lake.table._table
+    table = lake.opened
     reprocess(table, LocalHost(), lambda p: True, dry=False)
     lake.land("2.jsonl", [row("b", 0, 2, 2)])
     appended = lake.table.append(host="local")
@@ -372,7 +372,7 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
 
 def test_a_lost_manifest_stops_it_before_anything_goes(tmp_path: Path, time: PassingTime) -> None:
     lake = nights(tmp_path, 3, keep_snapshots=1)
-    chain = lake.table._table.objects.partition("d=2020-01-01")
+    chain = lake.opened.objects.partition("d=2020-01-01")
     (tmp_path / "processed" / chain.name(2)).unlink()
     before = lake.stored_files()
     for _ in range(2):
@@ -426,7 +426,7 @@ def test_dry_it_names_what_it_would_delete(tmp_path: Path) -> None:
 def test_a_lost_ledger_entry_stops_every_writer(tmp_path: Path) -> None:
     """Its number would be taken again, by a batch that nobody would merge."""
     lake = nights(tmp_path, 2)
-    entry = tmp_path / "processed" / lake.table._table.objects.ledger.name(2)
+    entry = tmp_path / "processed" / lake.table.objects.ledger.name(2)
     lost = entry.read_bytes()
     entry.unlink()
     lake.land("3.jsonl", [row("c", 0, 3)])

@@ -24,7 +24,7 @@ from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import opened, worker_pool
 from lakeupsert.pipeline.dedupe import dedupe_partitions
-from lakeupsert.pipeline.opened import AT_ONCE
+from lakeupsert.pipeline.opened import CONCURRENT_REQUESTS
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import UNANSWERED, drain, drain_received, mark_failed
 from lakeupsert.queue import Lease, QueueStats
@@ -72,7 +72,7 @@ def call(lake: Lake, *args: str, code: int = 0) -> Any:
 
 
 def count(lake: Lake) -> QueueStats:
-    return lake.table._table.queue.stats()
+    return lake.table.objects.queue.stats()
 
 
 # ---------------------------------------------------------------- on S3 and SQS
@@ -197,7 +197,7 @@ def local(folder: Path) -> Lake:
 def test_worker_begins_nothing_after_sigterm(local: Lake) -> None:
     stop = Stop()
     local.points.amid(0, stop.set, "queue receive")
-    assert drain(local.table._table, ArrowEngine(), until_empty=False, stop=stop) == []
+    assert drain(local.opened, ArrowEngine(), until_empty=False, stop=stop) == []
     assert count(local) == QueueStats(len(PARTITIONS), 0, 0)
 
 
@@ -231,7 +231,7 @@ def test_worker_begins_nothing_that_would_pass_its_time(folder: Path, max_second
     lake.table.append(host="local")
     source = _Clock()
     with clock.use(source):
-        results = drain(lake.table._table, _Slow(source), until_empty=True, stop=Stop(), max_seconds=max_seconds)
+        results = drain(lake.opened, _Slow(source), until_empty=True, stop=Stop(), max_seconds=max_seconds)
     assert len(results) == merged
 
 
@@ -277,7 +277,7 @@ def test_partition_that_does_not_fit_into_memory_is_refused_and_merged_where_it_
 
 
 def test_partition_that_does_not_fit_into_memory_is_handed_to_spark(local: Lake) -> None:
-    results = drain(local.table._table, ArrowEngine(memory_limit=0), until_empty=True, stop=Stop())
+    results = drain(local.opened, ArrowEngine(memory_limit=0), until_empty=True, stop=Stop())
     assert {r.status for r in results} == {"large"}
     assert local.table.status().large_queue == QueueStats(len(PARTITIONS), 0, 0)
 
@@ -332,7 +332,7 @@ def test_reprocess_goes_through_both_queues(local: Lake, spark: Any) -> None:
 
 
 def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(local: Lake) -> None:
-    table = local.table._table
+    table = local.opened
     call(local, "worker", "--until-empty", "--workers", "1")
     local.land("2.jsonl", [row("a", 0, 2, 2)])
     local.table.append(host="local")
@@ -358,7 +358,7 @@ def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(l
 
 def drain_all(lake: Lake, seconds_left: Callable[[], float] = lambda: 3600) -> list[Lease]:
     """All messages, hidden for an hour, given to one thread; what it gave back."""
-    table = lake.table._table
+    table = lake.opened
     leases = table.queue.receive(len(PARTITIONS), 3600)
     return drain_received(table, lambda threads: ArrowEngine(), leases, workers=1, seconds_left=seconds_left)
 
@@ -369,7 +369,7 @@ def until_first_ack(lake: Lake) -> Callable[[], float]:
 
 
 def test_partition_that_nobody_begins_uses_up_no_try(local: Lake) -> None:
-    queue = local.table._table.queue
+    queue = local.opened.queue
     for left in reversed(range(len(PARTITIONS))):
         assert drain_all(local, until_first_ack(local)) == []
         assert queue.stats() == QueueStats(visible=left, leased=0, dead=0)
@@ -388,18 +388,18 @@ def test_refused_answer_about_what_was_not_begun_keeps_nobody_from_the_others(
         1, Fault.BEFORE, ("queue ack", f"queue {call}")
     )  # the first is the ack of the partition that is merged
     assert len(drain_all(local, until_first_ack(local))) == back
-    assert local.table._table.queue.stats() == QueueStats(visible=3, leased=hidden, dead=0)
+    assert local.table.objects.queue.stats() == QueueStats(visible=3, leased=hidden, dead=0)
 
 
 def test_refused_release_keeps_nobody_from_the_others(local: Lake) -> None:
     local.points.arm(1, Fault.BEFORE, "queue release")
     assert len(drain_all(local, lambda: 0)) == len(PARTITIONS)
-    assert local.table._table.queue.stats() == QueueStats(visible=3, leased=1, dead=0)
+    assert local.table.objects.queue.stats() == QueueStats(visible=3, leased=1, dead=0)
 
 
 def received(lake: Lake) -> list[Lease]:
     """All messages that are visible, those too that a receive gives alone: as Lambda's event source has them."""
-    queue = lake.table._table.queue
+    queue = lake.opened.queue
     return list(chain.from_iterable(iter(lambda: queue.receive(1, 3600), [])))
 
 
@@ -416,7 +416,7 @@ def test_partitions_that_are_too_slow_for_a_call_are_buried_in_the_end(folder: P
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", day, 1) for day in range(2)])
     lake.table.append(host="local")
-    table = lake.table._table
+    table = lake.opened
     try:
         for _ in range(20):
             begun.clear()
@@ -445,7 +445,7 @@ def test_partition_that_needs_all_the_memory_gets_it_alone_or_at_its_third_try(
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", day, 1) for day in range(partitions)])
     lake.table.append(host="local")
-    table = lake.table._table
+    table = lake.opened
     for done in (not third, not third, True):
         drain_received(
             table,
@@ -461,7 +461,7 @@ def test_table_is_through_where_each_partition_is_merged_or_marked_failed(folder
     lake = Lake(folder)
     lake.land("1.jsonl", [row("a", day, 1) for day in range(2)])
     lake.table.append(host="local")
-    table = lake.table._table
+    table = lake.opened
     assert not table.is_through()
     dedupe_partitions(table, ArrowEngine(), {PARTITIONS[1]: 1})
     assert not table.is_through()
@@ -477,13 +477,13 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(folder)
-    lake.land("1.jsonl", [row("a", day, 1) for day in range(1 + AT_ONCE)])
+    lake.land("1.jsonl", [row("a", day, 1) for day in range(1 + CONCURRENT_REQUESTS)])
     lake.table.append(host="local")
     lake.reopen()
     *_, last = (p for _, entry in lake.entries() for p in entry.touched)
     monkeypatch.setattr(opened, "is_remote", lambda address: True)  # local files are looked at one after the other
     looked: list[str] = []
-    together = threading.Barrier(AT_ONCE)
+    together = threading.Barrier(CONCURRENT_REQUESTS)
     partition = TableObjects.partition
 
     def looks(objects: TableObjects, name: str) -> Any:
@@ -494,19 +494,19 @@ def test_last_worker_looks_at_many_partitions_at_once_and_others_at_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(TableObjects, "partition", looks)
-        assert not lake.table._table.is_through()
+        assert not lake.opened.is_through()
     assert looked == [last]
     lake.table.dedupe()
     monkeypatch.setattr(TableObjects, "partition", looks)
-    assert lake.table._table.is_through()
-    assert len(looked) == 1 + 1 + AT_ONCE
+    assert lake.opened.is_through()
+    assert len(looked) == 1 + 1 + CONCURRENT_REQUESTS
 
 
 def test_partition_that_cannot_be_handed_on_fails_with_that_reason(
     local: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lakeupsert.pipeline.worker.RETRY_SECONDS", 0.0)
-    table = local.table._table
+    table = local.opened
     (local.root / "large.sqlite").write_text("not a queue")
     while table.queue.stats().visible:
         drain_all(local)

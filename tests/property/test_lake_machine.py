@@ -147,7 +147,7 @@ class LakeMachine(RuleBasedStateMachine):
 
     def _drain(self, engine: Any) -> None:
         if self.lake.entries():
-            drain(self.lake.table._table, engine, until_empty=True, stop=Stop())
+            drain(self.lake.opened, engine, until_empty=True, stop=Stop())
 
     @precondition(lambda self: self.lake.entries())
     @rule(times=st.integers(1, 2), unit=st.one_of(st.none(), st.integers(0, 3)), data=st.data())
@@ -157,12 +157,12 @@ class LakeMachine(RuleBasedStateMachine):
         if entries:
             number, entry = data.draw(st.sampled_from(entries))
             partition = data.draw(st.sampled_from(sorted(entry.touched)))
-            self.lake.table._table.queue.send([Message("t", partition, number, unit=unit)] * times)
+            self.lake.opened.queue.send([Message("t", partition, number, unit=unit)] * times)
 
     @precondition(lambda self: self.lake.entries())
     @rule(keep=st.integers(0, 2))
     def lose_messages(self, keep: int) -> None:
-        queue = self.lake.table._table.queue
+        queue = self.lake.opened.queue
         for lease in queue.receive(1000, 60)[keep:]:
             queue.ack(lease)
         self.lake.reopen()  # what this process leased and kept comes back by its end

@@ -118,7 +118,7 @@ class UpkeepMachine(RuleBasedStateMachine):
             self.time.passed += timedelta(days=8)
         self.lake.table.vacuum(dry=False)
         self.lake.check()
-        table = self.lake.table._table
+        table = self.lake.opened
         named: set[str] = set()
         newest, *_ = snapshots = self.lake.table.snapshots()
         for link in snapshots:
@@ -259,7 +259,7 @@ class UpkeepMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def merge_one_partition(self, data: Any) -> None:
         pairs = [(p, number) for number, entry in self.lake.entries() for p in sorted(entry.touched)]
-        dedupe_partitions(self.lake.table._table, ArrowEngine(), dict([data.draw(st.sampled_from(pairs))]))
+        dedupe_partitions(self.lake.opened, ArrowEngine(), dict([data.draw(st.sampled_from(pairs))]))
 
     @precondition(lambda self: self.lake.entries())
     @rule()
@@ -342,7 +342,7 @@ class UpkeepMachine(RuleBasedStateMachine):
     def anew(self) -> dict[str, str | None]:
         """Of each partition the reprocess that was done to it last."""
         touched = {p for _, entry in self.lake.entries() for p in entry.touched}
-        return {p: head.body.reprocessed for p, head in self.lake.table._table.heads(touched).items()}
+        return {p: head.body.reprocessed for p, head in self.lake.table.objects.heads(touched).items()}
 
     def everything(self) -> dict[str, int]:
         return {str(p): p.stat().st_mtime_ns for p in self.root.rglob("*")}

@@ -1,0 +1,129 @@
+"""Commit a batch, of landing files or of quarantined rows.
+
+Reads     the heads of spec and ledger after a lost race
+Writes    the next spec if columns came or grew, then ONE ledger entry: that put is the commit and the acknowledgement; then a
+          message for each touched partition
+Repeat    safe: after a lost race the batch's files are deleted; after an unknown outcome they stay, since an entry may name them
+
+    settle keys of the whole table -> spec -> ledger entry -> messages
+                                       |          |
+                                       '--- lost -'--- lost, and nothing that the batch stands on changed: the next number
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.reports import Refused, Report
+from lakeupsert.errors import LakeupsertError
+from lakeupsert.pipeline.discover import Ground
+from lakeupsert.pipeline.key_places import settle_keys
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.queue import Message
+from lakeupsert.table.chain import LOST, Link, Lost, Outcome
+from lakeupsert.table.ledger import LedgerEntry
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """A committed batch.
+
+    Attributes:
+        warnings: for people.
+        scattered: see `batch.in_several_partitions`.
+        examples: one refused row for each reason, for people.
+    """
+
+    number: int
+    entry: LedgerEntry
+    warnings: tuple[str, ...]
+    scattered: int = 0
+    examples: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def examples_of(reports: Iterable[Report]) -> dict[str, str]:
+    """One refused row for each reason, for people."""
+    return {code: text for r in reports if isinstance(r, Refused) for code, text in r.examples.items()}
+
+
+def commit_batch(
+    table: OpenTable,
+    ground: Ground,
+    job: AppendJob,
+    entry: LedgerEntry,
+    files: Collection[str],
+    progress: Callable[[str], None],
+) -> Link[LedgerEntry] | Lost:
+    """Append the spec of ``job`` if it is new, then ``entry``, then send the messages; `LOST` if the heads have moved on.
+
+    ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then.
+    """
+    if job.spec.key_scope == "table":
+        settled = settle_keys(table, job.spec, ground.head, entry, progress)
+        if settled is None:
+            table.discard(files)
+            return LOST
+        entry, files = settled.entry, {*files, *settled.objects}
+    progress("committing")
+    outcome = _append_entry(table, ground, job, entry)
+    if outcome.result == "lost":
+        table.discard(files)
+    if outcome.link is None:
+        return LOST
+    _send_messages(table, outcome.link)
+    return outcome.link
+
+
+def _append_entry(table: OpenTable, ground: Ground, job: AppendJob, entry: LedgerEntry) -> Outcome[LedgerEntry]:
+    if job.spec is not ground.spec and table.objects.specs.append(job.spec, ground.spec_head).result != "won":
+        return Outcome("lost")
+    ledger, head = table.objects.ledger, ground.head
+    if head is None:
+        begin = LedgerEntry(kind="create", batch_id="", received_at=entry.received_at - 1, spec_version=0)
+        head = ledger.append(begin, None).link
+        if head is None:
+            return Outcome("lost")
+    while True:
+        outcome = ledger.append(entry, head)
+        if outcome.result != "lost":
+            return outcome
+        newer = ledger.head()
+        rebased = _rebase(table, job, entry, head, newer) if newer else None
+        if newer is None or rebased is None:
+            return outcome
+        entry, head = rebased, newer
+
+
+def _rebase(
+    table: OpenTable, job: AppendJob, entry: LedgerEntry, head: Link[LedgerEntry], newer: Link[LedgerEntry]
+) -> LedgerEntry | None:
+    """The same batch behind a newer head; None if something that the batch is based on has changed."""
+    if (
+        job.spec.key_scope == "table" or entry.replayed
+    ):  # the winner may have moved the same keys, or replayed the same rows
+        return None
+    won = [link.body for link in table.entries(head.number, newer.number)]
+    paths = {f.path for f in entry.files}
+    if any(f.path in paths for e in won for f in e.files) or any(e.batch_id == entry.batch_id for e in won):
+        return None
+    # After a restore other files are withdrawn. Behind a fence a vacuum may have deleted this batch's files already.
+    if any(e.kind == "restore" or (e.fence is not None and job.start <= e.fence) for e in won):
+        return None
+    if newer.body.spec_version > entry.spec_version or entry.full:  # a full extract touches partitions that may be new
+        return None
+    if newer.body.received_at < entry.received_at:
+        return entry
+    if job.spec.stamped:  # the rows have the stamp already
+        return None
+    return msgspec.structs.replace(entry, received_at=newer.body.received_at + 1)
+
+
+def _send_messages(table: OpenTable, link: Link[LedgerEntry]) -> None:
+    try:
+        table.queue.send([Message(table.name, partition, link.number) for partition in link.body.touched])
+    except LakeupsertError as e:
+        e.data_changed = True  # the batch is committed; `run` sends its messages again
+        raise

@@ -1,0 +1,207 @@
+"""What the configuration declares of a table: its first spec, the names and types of its columns, and what may not change."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.config import FILE, DeleteSettings, TableSettings
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.table.evolution import create, nearest, slip_of
+from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec
+from lakeupsert.table.types import named_type
+
+_ARRIVAL = ("record_timestamp",)
+"""The default of `order_by`: files need not have that column."""
+_SLIP = 0.85
+"""From this similarity on, a name is taken for a misspelt column: `versoin` is that similar to `version`, `received_at` is not
+to `received_by`."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The configuration of one table."""
+
+    name: str
+    settings: TableSettings
+    origins: Mapping[str, str]
+    """The environment variables that settings came from, as in `Config.origins`."""
+
+    def new_spec(self, schema: pa.Schema, later: Sequence[pa.Field] = ()) -> TableSpec:
+        """The first spec of the table, for files with the columns of ``schema``; ``later`` as in `create`."""
+        settings = self.settings
+        return create(
+            schema,
+            later=later,
+            table_id=clock.new_id(),
+            key=settings.key,
+            order_by=settings.order_by,
+            order_in_name=settings.order_in_name,
+            ties=settings.ties,
+            mode=settings.mode,
+            nulls=settings.nulls,
+            groups=_groups(settings),
+            key_scope=settings.key_scope,
+            history=settings.history,
+            partition_by=settings.partition_by,
+            delete=DeleteRule(**msgspec.structs.asdict(settings.delete)) if settings.delete else None,
+            stamped=self._is_stamped(schema.names, {field.name for field in later}),
+        )
+
+    def _is_stamped(self, columns: Collection[str], typed: Collection[str]) -> bool:
+        """Whether rows of a new table get their receipt stamp in the ordering column, so that arrival decides for good.
+
+        ``columns`` are those of the files, ``typed`` other columns that are given types.
+        """
+        settings = self.settings
+        if settings.order_in_name is not None or len(settings.order_by) != 1:
+            return False
+        [name] = settings.order_by
+        if name in columns:
+            return False
+        if settings.order_by == _ARRIVAL:
+            return True
+        # A batch may bring the columns of some groups alone. A direction or a type means a column that exists, and the name may
+        # be misspelt. So may a name that is similar to one of the files.
+        return (
+            not settings.groups
+            and not re.search(r"\s", name)
+            and name not in typed
+            and nearest(name, columns, _SLIP) is None
+        )
+
+    def stamped_by_name(self, spec: TableSpec) -> list[str]:
+        """A warning if a new table is stamped in a column that the configuration names."""
+        if not spec.stamped or (spec.order_by == _ARRIVAL and _ARRIVAL[0] not in self.settings.schema):
+            return []
+        return [
+            f"no file has the ordering column {spec.order_by[0]!r}, so rows get their receipt stamp in it and arrival "
+            "decides, for good; if you did not mean that, correct `order_by` and create the table again"
+        ]
+
+    def misspelt_columns(self, columns: Iterable[str], typed: Iterable[str]) -> dict[str, str]:
+        """Those of ``typed``, names under `schema` that are not columns, which misspell a column that has no type there."""
+        given = {name.lower() for name in self.settings.schema}
+        others = [column for column in columns if column.lower() not in given]
+        named = {name.lower() for name in self.named_besides_types}
+        near = {name: slip_of(name, others) for name in typed if name.lower() not in named}
+        return {name: close for name, close in near.items() if close is not None}
+
+    def types_alone(self, columns: Iterable[str], typed: Iterable[str]) -> list[str]:
+        """For a new table, a warning for each of ``typed``, names under `schema` that are not among the files' ``columns``."""
+        named = {name.lower() for name in self.named_besides_types}
+        alone = [name for name in typed if name.lower() not in named]
+        misspelt = self.misspelt_columns(columns, alone)
+        return [
+            f"no file has the column {name!r} of [tables.{self.name}.schema]; the table has it, and it is null until files "
+            f"bring it{f'. Did you mean {misspelt[name]!r}?' if name in misspelt else ''}"
+            for name in alone
+        ]
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that the configuration names. Of names that differ only in case, the one that counts comes last."""
+        return (*self.settings.schema, *self.named_besides_types)
+
+    @property
+    def named_besides_types(self) -> tuple[str, ...]:
+        """`named_columns` without columns that are only given types."""
+        settings = self.settings
+        partitions = [PartitionColumn.parse(text) for text in settings.partition_by]
+        names = [name for one in partitions for name in (one.column, one.source)]
+        names += [Ordering.parse(text).column for text in settings.order_by]
+        names += [settings.delete.column if settings.delete else None, *settings.key]
+        names += [name for group in _groups(settings) for name in (*(o.column for o in group.ordering), *group.columns)]
+        return tuple(name for name in names if name)
+
+    @property
+    def text_columns(self) -> frozenset[str]:
+        """Columns of text files that stay text unless they are given a type: keys, so that 0042 stays 0042; the operation."""
+        delete = self.settings.delete
+        operation = {delete.column} if delete and delete.column else set()
+        return (frozenset(self.settings.key) | operation) - frozenset(self.settings.schema)
+
+    def given_types(self, own: Iterable[str]) -> tuple[dict[str, str], dict[str, pa.DataType]]:
+        """The names of columns by their lower-case names, and the types that the configuration gives to columns.
+
+        Names that differ only in case are one column. It is called as in ``own``, the columns of the table or its files, or
+        else as in the configuration.
+        """
+        called = {name.lower(): name for name in (*self.named_columns, *own)}
+        where = f"[tables.{self.name}.schema]"
+        given = self.settings.schema.items()
+        return called, {called[name.lower()]: named_type(text, f"{where} {name}") for name, text in given}
+
+    def refuse_other(self, spec: TableSpec) -> None:
+        """Raises ConfigurationError if ``spec`` is of a table that is configured otherwise: unrelated rows would be merged."""
+        given = self.settings
+        configured: dict[str, object] = {
+            "key": given.key,
+            "order_by": tuple(str(Ordering.parse(text)) for text in given.order_by),
+            "order_in_name": given.order_in_name,
+            "ties": given.ties,
+            "mode": given.mode,
+            "nulls": given.nulls,
+            "groups": _groups(given),
+            "key_scope": given.key_scope,
+            "history": given.history,
+            "partition_by": tuple(str(PartitionColumn.parse(text)) for text in given.partition_by),
+            "delete": given.delete and msgspec.structs.asdict(given.delete),
+        }
+        functions = {one.column: str(one) for one in spec.partition_from}
+        stored: dict[str, object] = {
+            "key": spec.key,
+            "order_by": tuple(map(str, spec.ordering)),
+            "order_in_name": spec.order_in_name,
+            "ties": spec.ties,
+            "mode": spec.mode,
+            "nulls": spec.nulls,
+            "groups": spec.groups,
+            "key_scope": spec.key_scope,
+            "history": spec.history,
+            "partition_by": tuple(functions.get(column, column) for column in spec.partition_by),
+            "delete": spec.delete and msgspec.structs.asdict(spec.delete),
+        }
+        same_delete = given.delete and spec.delete and _meaning(given.delete) == _meaning(spec.delete)
+        for setting, value in configured.items():
+            if stored[setting] != value and not (setting == "delete" and same_delete):
+                tables = setting in ("delete", "groups")
+                stored_text = "" if tables else json.dumps(stored[setting], ensure_ascii=False)
+                correction = f"correct `{setting}`" if tables else f"set `{setting} = {stored_text}`"
+                source = f"[tables.{self.name}]"
+                variables = self.origins.get(setting, FILE)
+                if variables != FILE:
+                    source, correction = f"the environment ({variables})", f"unset {variables} or correct its value"
+                raise ConfigurationError(
+                    "another-table",
+                    f"{self.settings.processed} holds a table whose `{setting}` is {_text(stored[setting])}; "
+                    f"{source} says {_text(value)}. These settings are fixed when a table is created.",
+                    next=f"{correction}, or give [tables.{self.name}] a processed path of its own",
+                )
+
+
+def _groups(settings: TableSettings) -> tuple[ColumnGroup, ...]:
+    """The groups in the order of their names, since tables of TOML have no order."""
+    return tuple(
+        ColumnGroup(
+            name=name, order_by=tuple(str(Ordering.parse(text)) for text in group.order_by), columns=group.columns
+        )
+        for name, group in sorted(settings.groups.items())
+    )
+
+
+def _meaning(delete: DeleteSettings | DeleteRule) -> dict[str, object]:
+    """The rule with `values` and `upserts` as sets: their order and repetitions have no meaning."""
+    sets = {
+        name: None if found is None else set(found)
+        for name, found in (("values", delete.values), ("upserts", delete.upserts))
+    }
+    return {**msgspec.structs.asdict(delete), **sets}
+
+
+def _text(value: object) -> str:
+    return "absent" if value is None else str(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,300 @@
+"""Discover what a new batch can take: the heads of the chains, and the landing files that no batch took yet.
+
+Reads     the last snapshot, the ledger, the newest spec, the listing of the landing zone, and the content of files sent again
+Writes    nothing but the headers of ledger entries, which only repeat what the ledger says
+Repeat    safe
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.landing.files import content_hash
+from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
+from lakeupsert.pipeline.landing_dates import Skipped, describe_skipped, is_stray, received_on
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.storage import LocalStore, ObjectInfo, open_store
+from lakeupsert.table.chain import Link
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, Scope, SeenFile, counting, next_stamp, taken
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+
+_IGNORED_STARTS = ("_", ".")
+_IGNORED_ENDS = (".tmp", ".crc", "._COPYING_")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller of `append` asks for.
+
+    Attributes:
+        batch_id: the client's name for the batch; None: a new one.
+        received: first and last date (inclusive) of the landing folders to take.
+        again: take only landing files whose batches were all withdrawn by a restore.
+        full: the batch is a full extract of the whole table, or of the partitions that its rows are in.
+        may_shrink: a full extract may have far fewer rows than are stored.
+    """
+
+    batch_id: str | None = None
+    received: tuple[date | None, date | None] = (None, None)
+    again: bool = False
+    full: Scope | None = None
+    may_shrink: bool = False
+
+
+ALL_NEW = Request()
+"""All new landing files."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What one attempt to commit a batch is based on. Each of these is read once, here.
+
+    Attributes:
+        batch_id: the batch's id.
+        received_at: the batch's receipt stamp, above that of the ledger's head.
+        snapshot: the last snapshot; None before the first publish.
+        head: the ledger's head; None before the first batch.
+        spec_head: the newest spec, never older than the one that ``head`` names.
+        entries: all ledger entries up to ``head``, without the partitions that they touched.
+        inputs: landing files to take, in the order that ranks their rows.
+        seen: landing files that had to be read to find out that an earlier batch took the same content.
+        skipped: landing files that have no date by `landing_dates`.
+    """
+
+    batch_id: str
+    received_at: int
+    snapshot: Link[Snapshot] | None
+    head: Link[LedgerEntry] | None
+    spec_head: Link[TableSpec] | None
+    entries: Sequence[LedgerEntry]
+    inputs: tuple[LandingInput, ...] = ()
+    seen: tuple[SeenFile, ...] = ()
+    skipped: Skipped | None = None
+
+    @property
+    def spec(self) -> TableSpec | None:
+        return self.spec_head.body if self.spec_head else None
+
+    @property
+    def start(self) -> int:
+        """How many entries the ledger has."""
+        return len(self.entries)
+
+    @property
+    def snapshot_number(self) -> int | None:
+        return self.snapshot.number if self.snapshot else None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (str(self.skipped),) if self.skipped else ()
+
+    def version_of(self, spec: TableSpec) -> int:
+        """The version of ``spec`` once this batch is committed: the head's own, or the one after it."""
+        number = self.spec_head.number if self.spec_head else -1
+        return number + (spec is not self.spec)
+
+
+def read_heads(table: OpenTable, batch_id: str | None) -> Ground:
+    """The ground of a batch that takes no landing files."""
+    table.last_snapshot()  # before the ledger, which then covers what the snapshot shows
+    head = table.ledger_head()
+    spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
+    return Ground(
+        batch_id=batch_id or clock.new_id(),
+        received_at=next_stamp(head.body if head else None),
+        snapshot=table.known_snapshot,
+        head=head,
+        spec_head=spec_head,
+        entries=table.headers(head.number, write=True) if head else (),
+    )
+
+
+def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[str] = ()) -> Ground:
+    """The heads, and every landing file that no batch took; ``excluded`` are paths to leave out.
+
+    Raises ConfigurationError if the batch id belongs to other files, if the landing zone is missing, or if the processed
+    zone holds Parquet files but no table.
+    """
+    ground = read_heads(table, request.batch_id)
+    entries, known, withdrawn = ground.entries, taken(ground.entries), None
+    if request.again:
+        count = counting(enumerate(entries))
+        known = taken(entry for number, entry in enumerate(entries) if number in count)
+        withdrawn = taken(entry for number, entry in enumerate(entries) if number not in count)
+    if ground.head is None:
+        _refuse_unadopted(table)
+    candidates = None if withdrawn is None else withdrawn.keys()
+    listing = _list_landing(
+        table, request, lambda path: path not in excluded and (candidates is None or path in candidates)
+    )
+    hashes = {(f.path, f.size, f.etag): f.sha256 for entry in entries for f in entry.seen}
+    inputs, seen = _new_files(table, listing.files, known, hashes)
+    same_id = next((e for e in entries if e.kind == "batch" and e.batch_id == request.batch_id), None)
+    if same_id is not None and inputs:
+        raise ConfigurationError(
+            "batch-id-taken",
+            f"Batch id {request.batch_id!r} was used for {len(same_id.files)} other files; {inputs[0].path} is not one of "
+            "them. Nothing was committed.",
+            next="give the new files a --batch-id of their own, or none",
+        )
+    if ground.spec is not None and withdrawn is not None:
+        _refuse_renamed(table, ground.spec, entries, {i.path: i.etag for i in inputs})
+    return replace(ground, inputs=inputs, seen=seen, skipped=listing.skipped)
+
+
+def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
+    """The landing files that the next batch would take. Raises ConfigurationError as `discover` does."""
+    return discover(table).inputs
+
+
+def skipped_files(table: OpenTable, limit: int) -> Skipped | None:
+    """The files that have no date by `landing_dates` among the first ``limit`` names in the landing zone; None if none."""
+    pattern = table.settings.landing_dates
+    if not pattern:
+        return None
+    paths = [found.name for found in table.landing.list("", limit=limit) if is_landing_file(found.name)]
+    undated = [path for path in paths if received_on(path, pattern) is None]
+    format_ = table.settings.format
+    folders = {_folder(path) for path in paths if not is_stray(path, pattern, format_)}
+    return describe_skipped(pattern, format_, undated, len(paths), folders)
+
+
+def is_landing_file(path: str) -> bool:
+    """Whether `append` looks at a file of this name."""
+    parts = path.split("/")  # folders too: `_temporary/` holds what a Spark job has not committed
+    return not any(p.startswith(_IGNORED_STARTS) for p in parts) and not parts[-1].endswith(_IGNORED_ENDS)
+
+
+def refuse_all_skipped(table: OpenTable, ground: Ground) -> None:
+    """Raises RefusedError if the landing zone has files and all of them are skipped."""
+    found = ground.skipped
+    if found is None or not found.is_all:
+        return
+    fitting = " or ".join(f"`landing_dates = {json.dumps(pattern, ensure_ascii=False)}`" for pattern in found.fitting)
+    raise RefusedError(
+        "landing-skipped",
+        f"Table {table.name!r} took no landing file: {found} Nothing was committed.",
+        next=f"set {fitting} in [tables.{table.name}] and run the same command again"
+        if fitting
+        else f"correct `landing_dates` in [tables.{table.name}], or move the files; then run the same command again",
+    )
+
+
+def _refuse_renamed(
+    table: OpenTable, spec: TableSpec, entries: Sequence[LedgerEntry], inputs: Mapping[str, str]
+) -> None:
+    """Refuse withdrawn files that were written before a rename: their values would be read into other columns.
+
+    ``inputs`` are the etags of the files to take, by path.
+    """
+    if not spec.renames:
+        return
+    for entry in entries:
+        renamed = spec.renamed_since(len(table.spec(entry.spec_version).renames))
+        same = [file.path for file in entry.files if inputs.get(file.path) == file.etag]
+        if renamed and same:
+            raise ConfigurationError(
+                "renamed-since",
+                f"{same[0]} was read before columns were renamed or dropped ({', '.join(renamed)}). If it were read under the "
+                "present names, its values would be in other columns. Nothing was committed.",
+                next="land these rows in a file of another name, with the present names of the columns",
+            )
+
+
+def _refuse_unadopted(table: OpenTable) -> None:
+    """Refuse to create a table in a folder that holds data: the table would hide it."""
+    for found in table.store.list(""):
+        if found.name.endswith(".parquet") and is_landing_file(found.name):
+            if table.objects.ledger.head() is not None:
+                return  # another process has just created the table, and these are its files
+            raise ConfigurationError(
+                "not-adopted",
+                f"{table.store.uri()} is not a table yet and holds Parquet files, for example {found.name}. A new table would "
+                "not show them. Nothing was changed.",
+                next="run `lakeupsert adopt` to make them the table's first batch, or name an empty folder in `processed`",
+            )
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """Landing files that have a date in the requested range, and what to say of files that have no date."""
+
+    files: tuple[ObjectInfo, ...]
+    skipped: Skipped | None
+
+
+def _list_landing(table: OpenTable, request: Request, is_candidate: Callable[[str], bool]) -> _Listing:
+    landing = open_store(table.settings.landing)
+    if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
+        raise ConfigurationError(
+            "no-landing",
+            f"The landing zone {landing.root} of table {table.name!r} is not a folder.",
+            next=f"create it, or correct `landing` in [tables.{table.name}]",
+        )
+    pattern, format_ = table.settings.landing_dates, table.settings.format
+    first, last = request.received
+    files: list[ObjectInfo] = []
+    undated: list[str] = []
+    folders: set[str] = set()
+    count = 0
+    for found in table.landing.list(""):
+        if not is_landing_file(found.name) or not is_candidate(found.name):
+            continue
+        count += 1
+        if not is_stray(found.name, pattern, format_):
+            folders.add(_folder(found.name))
+        day = received_on(found.name, pattern)
+        if day is None:
+            undated.append(found.name)
+        elif not pattern or (first or day) <= day <= (last or day):
+            files.append(found)
+    return _Listing(tuple(files), describe_skipped(pattern, format_, undated, count, folders))
+
+
+def _new_files(
+    table: OpenTable,
+    files: Sequence[ObjectInfo],
+    known: Mapping[str, list[LandingFile]],
+    hashes: Mapping[tuple[str, int, str], str],
+) -> tuple[tuple[LandingInput, ...], tuple[SeenFile, ...]]:
+    """The ``files`` that are not among those ``known``, and those that had to be read to find that they are.
+
+    ``hashes``, by path, size and etag, are of files that earlier batches read for the same reason. The next ledger entry
+    remembers what is read here. A night without new files writes no entry, so the next night reads these files once more.
+    """
+    fresh = [f for f in files if not any((k.size, k.etag) == (f.size, f.etag) for k in known.get(f.name, ()))]
+    # Same path, other etag: only the content shows whether it is the same file sent again.
+    unsure = [f for f in fresh if f.name in known and (f.name, f.size, f.etag) not in hashes]
+    contents = table.at_once(partial(_read_content, table), unsure)
+    read = {f.name: file for f, file in zip(unsure, contents, strict=True)}
+    inputs: list[LandingInput] = []
+    seen: list[SeenFile] = []
+    for found in fresh:
+        file = read.get(found.name)
+        if found.name in read and file is None:
+            continue
+        content = file.sha256 if file else hashes.get((found.name, found.size, found.etag))
+        if not any(f.sha256 == content for f in known.get(found.name, ())):
+            inputs.append(LandingInput(found.name, found.size, found.etag, place=len(inputs)))
+        elif file:
+            seen.append(file)
+    return tuple(inputs), tuple(seen)
+
+
+def _read_content(table: OpenTable, found: ObjectInfo) -> SeenFile | None:
+    """The file with the hash of its content; None if it has changed since it was listed: the next batch takes it."""
+    with suppress(ChangedFileError):
+        content = content_hash(table.landing, found.name, found.etag)
+        return SeenFile(path=found.name, size=found.size, etag=found.etag, sha256=content)
+    return None
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]

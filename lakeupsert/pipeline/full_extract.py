@@ -1,0 +1,128 @@
+"""Full extracts: batches whose missing keys are deleted. What refuses one, and its ledger entry.
+
+Reads     the entries of the ledger since the last snapshot
+Writes    nothing
+Repeat    safe
+"""
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from lakeupsert.engine.reports import Report, Written
+from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.pipeline.discover import Ground, Request
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.rows.floor import greatest
+from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Touched
+from lakeupsert.table.spec import TableSpec
+
+MOST_SHRINKING = 0.4
+"""By what share a full extract may have fewer rows than are stored, unless it may shrink the table."""
+
+NO_EXTRACT = "no landing file is new, so there is no full extract and no key is deleted; a file counts once"
+
+
+def refuse_full_extract(table: OpenTable) -> None:
+    """Raises ConfigurationError if the table's settings do not support full extracts."""
+    if table.settings.key_scope == "table":
+        raise ConfigurationError(
+            "full-extract-of-keys",
+            f'Table {table.name!r} has `key_scope = "table"`, which does not support full extracts: keys that the extract lacks '
+            "would stay in the key index. Nothing was done.",
+            next="append the files without --full, and send deletes for the missing keys",
+        )
+    if table.settings.mode == "columns":
+        raise ConfigurationError(
+            "full-extract-of-columns",
+            f'Table {table.name!r} has `mode = "columns"`, which does not support full extracts yet: keys that the extract lacks '
+            "can't be deleted there. Nothing was done.",
+            next="append the files without --full, and send deletes for the missing keys",
+        )
+
+
+def refuse_part_of_extract(table: OpenTable, ground: Ground, changed: Sequence[str]) -> None:
+    """Raises RefusedError if some file of the extract would not be taken: its keys would be deleted."""
+    why = [f"{path} changed or vanished while it was read" for path in changed]
+    why += [
+        f"{f.path} has the content that an earlier batch took under this name, and counts once" for f in ground.seen
+    ]
+    why += ground.warnings
+    if why:
+        more = f" (and {len(why) - 1} more)" if len(why) > 1 else ""
+        raise RefusedError(
+            "full-extract-incomplete",
+            f"Full extract for table {table.name!r}: {why[0]}{more}. The keys of the files left out would be deleted. Nothing "
+            "was committed.",
+            next="land the whole extract under new file names and run the same command again; or append without --full",
+        )
+
+
+def refuse_extract_again(ground: Ground) -> None:
+    """Raises RefusedError if a withdrawn full extract would be taken again as a batch like others."""
+    inputs = {(i.path, i.size) for i in ground.inputs}
+    for entry in ground.entries:
+        if entry.full and any((f.path, f.size) in inputs for f in entry.files):
+            raise RefusedError(
+                "full-extract-incomplete",
+                f"Batch {entry.batch_id} was a full extract ({entry.full.scope}) before a restore withdrew it. Without --full "
+                "its files would be taken as ordinary rows. Nothing was committed.",
+                next=f"run `lakeupsert append --again --full {entry.full.scope}` if no other batch is withdrawn; else "
+                "land the files that are wanted under other names",
+            )
+
+
+def full_extract_entry(
+    table: OpenTable, spec: TableSpec, ground: Ground, request: Request, entry: LedgerEntry, reports: Sequence[Report]
+) -> LedgerEntry:
+    """``entry`` as a full extract, which touches every partition in its scope. Raises RefusedError if it may be incomplete."""
+    assert request.full is not None, "the batch is a full extract"
+    _refuse_quarantined(table, entry)
+    touched = _touched(table, ground, request, entry)
+    written = [r for r in reports if isinstance(r, Written)]
+    _refuse_shrinking(table, ground, request, touched.keys(), sum(r.live for r in written))
+    orders = [r.order for r in written if r.order]
+    order = greatest(orders, spec.tombstone_schema.empty_table(), spec)
+    assert order is not None, "it has rows"
+    return msgspec.structs.replace(entry, touched=touched, full=FullExtract(scope=request.full, order=order))
+
+
+def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:
+    if entry.quarantined:
+        reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
+        raise RefusedError(
+            "full-extract-incomplete",
+            f"Full extract for table {table.name!r}: {entry.rows_quarantined} of {entry.rows_read} rows would be quarantined "
+            f"({reasons}), and their keys deleted. Nothing was committed.",
+            next="correct these rows or files in the landing zone and run the same command again; or append without --full",
+        )
+    if not entry.rows_appended:
+        raise RefusedError(
+            "empty-full-extract",
+            f"Full extract for table {table.name!r}: its {len(entry.files)} files hold no row. Nothing was committed.",
+            next="find out why the files are empty; remove them from the landing zone, or append them without --full",
+        )
+
+
+def _touched(table: OpenTable, ground: Ground, request: Request, entry: LedgerEntry) -> dict[str, Touched]:
+    """What the extract touches: of the whole table also the partitions in which it has no row."""
+    if request.full != "table" or ground.head is None:
+        return entry.touched
+    snapshot = ground.snapshot.body if ground.snapshot else None
+    since = table.entries(snapshot.batch if snapshot else -1, ground.head.number)
+    stored = {*(snapshot.partitions if snapshot else ()), *(p for link in since for p in link.body.touched)}
+    return dict(sorted({**dict.fromkeys(stored, NOTHING), **entry.touched}.items()))
+
+
+def _refuse_shrinking(
+    table: OpenTable, ground: Ground, request: Request, partitions: Collection[str], rows: int
+) -> None:
+    shown = ground.snapshot.body.partitions if ground.snapshot else {}
+    stored = sum(shown[p].rows for p in partitions if p in shown)
+    if rows < (1 - MOST_SHRINKING) * stored and not request.may_shrink:
+        raise RefusedError(
+            "full-extract-shrinks",
+            f"Full extract for table {table.name!r}: {rows:,} rows for {len(partitions)} partitions, which hold {stored:,}: "
+            f"over {MOST_SHRINKING:.0%} fewer. Nothing was committed.",
+            next="check whether the extract is complete; if it is, run the same command with --may-shrink",
+        )

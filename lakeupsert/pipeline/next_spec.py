@@ -1,0 +1,314 @@
+"""The spec that a batch is written under, and the warnings about it.
+
+Reads     the configuration, surveys of landing files, and for some warnings the files themselves
+Writes    nothing
+Repeat    safe
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+import pyarrow as pa
+
+from lakeupsert.config import Reading, followed, toml_aliases, toml_key
+from lakeupsert.engine.reports import FileFailed, FileRead, Report
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.files import Survey, line_of
+from lakeupsert.landing.formats.dominant import Leaning, together
+from lakeupsert.landing.formats.inference import unify, without_nulls
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.rows.convert import texts_like
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.evolution import evolve, nearest
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import normal, same_values, type_name, widened
+
+Types = Mapping[str, pa.DataType]
+
+
+def plan_spec(
+    table: OpenTable, known: TableSpec | None, surveys: Sequence[Survey], *, ahead: bool = False
+) -> tuple[TableSpec, list[str]]:
+    """The spec that a batch is written under, and warnings. It is ``known`` itself if no column came or grew.
+
+    Columns grow to the types that the files have, and to those given in the configuration. ``ahead``: the warnings are about a
+    batch that is only planned.
+    """
+    names, given = table.declaration.given_types(known.schema.names if known is not None else ())
+    if known is not None:
+        _refuse_other_keys(table, known, given)
+    observed = _observed_types(known, surveys, names)
+    if known is None:
+        return _first_spec(table, surveys, observed, given, ahead=ahead)
+    own = known.schema.names
+    fields = [
+        (name, without_nulls(type_ if name in own else given.get(name, type_))) for name, type_ in observed.items()
+    ]
+    spec = evolve(known, pa.schema([*fields, *((name, type_) for name, type_ in given.items() if name in own)]))
+    warnings = [
+        *_text_for_good(table, known, spec, surveys, given, ahead=ahead).values(),
+        *_types_without_effect(table, spec, given),
+        *_misspelt_types(table, spec, given),
+        *_aliased_columns(table, spec),
+        *_delete_values_without_effect(table, spec, surveys),
+    ]
+    return spec, warnings
+
+
+def fruitless_files(
+    table: OpenTable,
+    known: TableSpec | None,
+    spec: TableSpec,
+    undecided: Sequence[Survey],
+    planned: Sequence[Survey],
+    reports: Iterable[Report],
+) -> list[str]:
+    """Those of the ``undecided`` files that have no accepted row and without which the spec would be another one.
+
+    ``planned`` are the surveys that ``spec`` was planned with. A new table of which no row is accepted keeps the columns that its
+    files have, since it needs some. So do columns without which the table can't be created.
+    """
+    accepted = {r.path for r in reports if isinstance(r, FileRead) and r.accepted}
+    fruitless = [s.path for s in undecided if s.path not in accepted]
+    if not fruitless or (known is None and not accepted):
+        return []
+    try:
+        # Without leanings: their warnings read landing files, and are not wanted here.
+        without, _ = plan_spec(table, known, [replace(s, leanings={}) for s in planned if s.path not in fruitless])
+    except ConfigurationError:
+        return []
+    same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
+    return [] if same else fruitless
+
+
+def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFailed]:
+    """Files with a column that the table can't have, for example one that differs from a stored column only in case."""
+    for survey in surveys:
+        if survey.schema is not None:
+            try:
+                evolve(known, survey.schema)
+            except ConfigurationError as e:
+                yield FileFailed(survey.path, changed=False, reason=e.message)
+
+
+def describe_unfit(store: ObjectStore, leaning: Leaning, reading: Reading) -> str:
+    """How many values of a column do not fit the type that most of them have, and where the first of these is."""
+    unfit = leaning.first_unfit
+    assert unfit is not None, "the leaning is clear"
+    line = line_of(store, unfit, reading)
+    value = unfit.value if len(unfit.value) <= 40 else f"{unfit.value[:37]}..."
+    where = f"{value!r} in {unfit.path!r}" + (f" line {line:,}" if line else "")
+    type_ = type_name(leaning.type)
+    if leaning.unfit == 1:
+        return f"1 of {leaning.values:,} values is not of type {type_} ({where})"
+    return f"{leaning.unfit:,} of {leaning.values:,} values are not of type {type_} (the first is {where})"
+
+
+def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """A warning for each renamed column that landing files still bring under its old name.
+
+    ``files`` are paths, each with its `FileRead.renamed`.
+    """
+    found: dict[tuple[str, str], set[str]] = {}
+    for path, renamed in files:
+        for names in renamed.items():
+            found.setdefault(names, set()).add(path)
+    reading, aliases = table.settings.reading, dict(table.settings.read.aliases)
+    for own, new in found:
+        aliases = followed(aliases, reading.called(own), new)
+    return [
+        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.called(own)!r}, and these files "
+        f"still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
+        f"[tables.{table.name}.read] before the next files come"
+        for (own, new), paths in found.items()
+    ]
+
+
+def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list[str]:
+    """A warning if no file of ``entries``, which are all of the ledger, had the column that `[delete]` names."""
+    batches = {number: e.operations for number, e in enumerate(entries) if e.operations is not None}
+    if not batches or any(batches.values()):
+        return []
+    spec = table.spec(entries[-1].spec_version)
+    column = spec.delete.column or "" if spec.delete else ""
+    close = nearest(column, spec.schema.names)
+    return [
+        f"no file since batch {min(batches)} has the column {column!r} of [tables.{table.name}.delete], so it deletes nothing."
+        f"{f' Did you mean {close!r}?' if close else ''} If the name is wrong, correct it and create the table again: "
+        "it is fixed when a table is created."
+    ]
+
+
+def _observed_types(
+    known: TableSpec | None, surveys: Sequence[Survey], names: Mapping[str, str]
+) -> dict[str, pa.DataType]:
+    """The types that columns have in the files; ``names`` are the columns' names by their lower-case names."""
+    called = dict(names)
+    observed: dict[str, pa.DataType] = {}
+    for survey in surveys:
+        if survey.schema is None:
+            continue
+        for field in survey.schema:
+            name = called.setdefault(field.name.lower(), field.name)
+            stored = known.schema.field(name).type if known is not None and name in known.schema.names else None
+            if stored is not None and not survey.typed and not pa.types.is_nested(stored):
+                continue  # text has no types of its own: values that do not convert are quarantined
+            before = observed.get(name)
+            observed[name] = field.type if before is None else unify(before, field.type, typed=survey.typed)
+    return observed
+
+
+def _first_spec(
+    table: OpenTable, surveys: Sequence[Survey], observed: Types, given: Types, *, ahead: bool
+) -> tuple[TableSpec, list[str]]:
+    """The spec of a new table, and warnings."""
+    declaration = table.declaration
+    fields = [pa.field(name, without_nulls(given.get(name, type_))) for name, type_ in observed.items()]
+    later = [pa.field(name, type_) for name, type_ in given.items() if name not in observed]
+    if not fields and not later and table.settings.read.envelope:
+        raise ConfigurationError(
+            "no-envelope",
+            f"No readable file of table {table.name!r} holds a row in the envelope that `read.envelope` names, "
+            f"{table.settings.read.envelope}. Nothing was committed.",
+            next=f"correct `envelope` in [tables.{table.name}.read], or leave it out if the rows are not wrapped",
+        )
+    if not fields:  # files without a line have no columns: only the given ones are known
+        fields, later = later, []
+    spec = declaration.new_spec(pa.schema(fields), later)
+    text = {f.name for f in spec.schema if pa.types.is_string(f.type)} - given.keys()
+    for_good = _text_for_good(table, None, spec, surveys, given, ahead=ahead)
+    undated = text - {one.column for one in spec.partition_from} - for_good.keys()
+    if all(s.typed for s in surveys):
+        undated = set()
+    warnings = [
+        *declaration.stamped_by_name(spec),
+        *declaration.types_alone(observed, [field.name for field in later]),
+        *(f"ordering column {n!r} is text and compared as text: '9' is above '10'" for n in spec.order_by if n in text),
+        *(
+            f"partition column {n!r} is kept as text, since not every value is a date; if it should be one, remove "
+            f'{table.settings.processed}, set `{toml_key(n)} = "date"` in [tables.{table.name}.schema], and run again'
+            for n in spec.partition_by
+            if n in undated
+        ),
+        *for_good.values(),
+        *_aliased_columns(table, spec),
+        *_delete_values_without_effect(table, spec, surveys),
+    ]
+    return spec, warnings
+
+
+def _text_for_good(
+    table: OpenTable, known: TableSpec | None, spec: TableSpec, surveys: Sequence[Survey], given: Types, *, ahead: bool
+) -> dict[str, str]:
+    """By column, a warning for each one that a few values make text, for good."""
+    own = known.schema.names if known is not None else ()
+    columns = {f.name for f in spec.schema if pa.types.is_string(f.type)}
+    columns -= {*own, *given, *table.declaration.text_columns}
+    columns -= {spec.called(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
+    leanings: dict[str, Leaning | None] = {}
+    for survey in surveys:
+        for column, more in survey.leanings.items():
+            name = spec.called(column)
+            leanings[name] = together(leanings.get(name), more)
+    warnings = {}
+    for name in spec.schema.names:
+        leaning = leanings.get(name) if name in columns else None
+        if leaning is not None and leaning.is_clear:
+            unfit = describe_unfit(table.landing, leaning, table.settings.reading)
+            setting = f'`{toml_key(name)} = "{type_name(leaning.type)}"` under [tables.{table.name}.schema]'
+            if ahead:
+                repair = f"to keep the type, set {setting} before the run"
+            elif known is None:
+                repair = f"to change that, remove {table.settings.processed}, set {setting} and run again"
+            else:
+                repair = f"to change that, `lakeupsert schema drop {name}`, set {setting} and land the files under other names"
+            verb = "will be" if ahead else "is"
+            warnings[name] = f"column {name!r} {verb} text for good: {unfit}; {repair}: then such rows go to quarantine"
+    return warnings
+
+
+def _refuse_other_keys(table: OpenTable, known: TableSpec, given: Types) -> None:
+    for name in known.stored_key:  # a partition column is not part of a key's bytes
+        type_, where = known.schema.field(name).type, f"[tables.{table.name}.schema]"
+        if name in given and not same_values(type_, given[name]):
+            raise ConfigurationError(
+                "key-type-fixed",
+                f"The key column {name!r} is {type_} in table {table.name!r}, and {where} says {given[name]}. A key's type is "
+                "fixed when a table is created. Nothing was committed.",
+                next=f"remove {name!r} from {where}, or give a table of another name its own `processed`",
+            )
+
+
+def _types_without_effect(table: OpenTable, spec: TableSpec, given: Types) -> list[str]:
+    """A warning for each type in the configuration that the stored type neither holds nor grows to."""
+    types = {name: spec.schema.field(name).type for name in given if name in spec.schema.names}
+    return [
+        f"column {name!r} is {type_} and stays so: [tables.{table.name}.schema] says {given[name]}, and {type_} does not grow to "
+        f"that; rows with values that do not fit {type_} go to quarantine"
+        for name, type_ in types.items()
+        if not same_values(widened(normal(given[name]), type_), type_)
+    ]
+
+
+def _misspelt_types(table: OpenTable, spec: TableSpec, given: Types) -> list[str]:
+    """A warning for each type in the configuration that is given to a misspelt column."""
+    absent = [name for name in given if name not in spec.schema.names]
+    return [
+        f"the table has no column {name!r}, to which [tables.{table.name}.schema] gives a type. Did you mean {close!r}?"
+        for name, close in table.declaration.misspelt_columns(spec.schema.names, absent).items()
+    ]
+
+
+def _aliased_columns(table: OpenTable, spec: TableSpec) -> list[str]:
+    """A warning for each column of the table whose values `aliases` put into another column.
+
+    There is none if that other column was renamed from it: files still had the old name, which became a column of its own,
+    and the alias puts its values back.
+    """
+    names = {field.id: field.name.lower() for field in spec.fields}
+    renamed = {(one.name.lower(), names[one.id]) for one in spec.renames if one.id in names}
+    own = {name.lower(): name for name in (*spec.schema.names, *([spec.delete.column] if spec.delete else [])) if name}
+    return [
+        f"column {own[alias.lower()]!r} gets no value from landing files: `aliases` under [tables.{table.name}.read] put their "
+        f"{alias!r} into the column {column!r}; if that is wrong, remove this alias and land the files that came since then "
+        "under other names"
+        for alias, column in table.settings.read.aliases.items()
+        if alias.lower() in own and (alias.lower(), column.lower()) not in renamed
+    ]
+
+
+def _delete_values_without_effect(table: OpenTable, spec: TableSpec, surveys: Sequence[Survey]) -> list[str]:
+    """A warning for each type of the operation column in typed files whose texts never equal any of `delete.values`."""
+    rule = spec.delete
+    if rule is None or rule.column is None:
+        return []
+    paths: dict[pa.DataType, list[str]] = {}
+    for survey in surveys:
+        for field in survey.schema if survey.typed and survey.schema is not None else ():
+            if field.name.lower() == rule.column.lower() and not pa.types.is_nested(field.type):
+                paths.setdefault(field.type, []).append(survey.path)
+    warnings = []
+    for type_, of_type in paths.items():
+        alike = texts_like(rule.values, type_)
+        if pa.types.is_null(type_) or any(text == value for text, value in zip(alike, rule.values, strict=True)):
+            continue
+        values = ", ".join(map(repr, rule.values))
+        instead = ", ".join(repr(text) for text in alike if text is not None)
+        warnings.append(
+            f"column {rule.column!r} deletes nothing in {_files(of_type)}: its type is {type_} there, and the text of such a "
+            f"column is never one of the values of [tables.{table.name}.delete], {values}"
+            f"{f'; they would be {instead} there' if instead else ''}. Values are fixed when a table is created: land the files "
+            "with another type in that column, or create the table with other values"
+        )
+    return warnings
+
+
+def _old_name(own: str, reading: Reading) -> str:
+    old = reading.called(own)
+    return "the old name" if old == own else f"{own!r}, an alias of {old!r}"
+
+
+def _files(paths: Collection[str]) -> str:
+    return f"{min(paths)!r}" if len(paths) == 1 else f"{len(paths)} files, the first of them {min(paths)!r}"
