@@ -440,7 +440,8 @@ def test_partition_that_needs_more_memory_than_the_function_has_is_not_begun(
     deliver(appended, lambda function, event: invoke(function, event, small))
     found = heads(appended)
     assert len(found) == 12
-    assert all("takes about" in head.body.failed.reason for head in found.values())
+    reasons = [head.body.failed.reason for head in found.values()]
+    assert all("MB of memory" in reason and "0 MB" in reason and "--engine spark" in reason for reason in reasons)
 
 
 def test_event_of_a_queue_of_no_table_is_refused_and_left_alone(appended: Lake) -> None:
