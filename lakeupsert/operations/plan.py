@@ -6,20 +6,15 @@ Writes    nothing, and sends nothing
 
     new landing files -> rows by partition -> their bytes, by habit -> each touched partition, step by step as dedupe goes
 
-How large rows are, how many of them are new keys, and how long it takes is learned from the last nights (`NIGHTS`).
+How large rows are, how many of them are new keys, and how long it takes is learned from the last nights (`operations.habits`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading
 from lakeupsert.errors import RefusedError
@@ -36,6 +31,14 @@ from lakeupsert.landing.accept import (
     survey,
 )
 from lakeupsert.landing.accept import UnreadableFileError as Unreadable
+from lakeupsert.operations.habits import (
+    Sizes,
+    last_batches,
+    last_nights,
+    learn_seconds,
+    learn_sizes,
+    parquet_bytes,
+)
 from lakeupsert.operations.prices import Prices, load_prices
 from lakeupsert.pipeline.append import (
     AppendResult,
@@ -53,18 +56,13 @@ from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
-from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.snapshot import Shown
 from lakeupsert.table.spec import TableSpec
 
-NIGHTS = 7
-"""How many nights habits are learned from; each costs two or three requests."""
 TEXT_BYTES = 32 << 20
 """Bytes of new text files that are read, of all together; where they are more, partitions and rows are estimated."""
 SAMPLE_ROWS = 10_000
 """Rows of a first night that are written to memory, to see how large they become."""
-POINTS = 500
-WAITED = timedelta(minutes=1)
-"""Where the first merge began so long after its batch, workers came later: that time is no part of a run."""
 
 
 @dataclass(frozen=True)
@@ -183,9 +181,9 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = [*_previews(table, files, spec, notes)] if spec else []
-    batches = _last_batches(table, head.number) if head else []
-    nights = _nights(table)
-    sizes = _sizes(spec, nights, [b.body for b in batches], sample) if spec else _Sizes()
+    batches = last_batches(table, head.number) if head else []
+    nights = last_nights(table)
+    sizes = learn_sizes(spec, nights, [b.body for b in batches], sample) if spec else Sizes()
     incoming = {
         partition: _Incoming(rows, sizes.appended.at(rows * sizes.kept))
         for partition, rows in _rows(previews).items()
@@ -207,7 +205,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
             "get": sum(opened for opened, _ in reads),
             "head": 0 if table.landing.pinned else len(files),
         },
-        seconds=_seconds(
+        seconds=learn_seconds(
             table, nights, batches, landing_bytes, sum(p.bytes_read + p.bytes_written for p in partitions)
         ),
         cost=Cost(0.0, 0.0, None, price_list.currency, price_list.as_of),
@@ -238,8 +236,8 @@ def predicted(table: OpenTable, appended: AppendResult | None) -> Predicted | No
         return None
     entry = appended.entry if appended else None
     before = appended.number - 1 if appended else head.number
-    batches = [*(b.body for b in _last_batches(table, before)), *([entry] if entry else [])]
-    sizes = _sizes(table.spec(head.body.spec_version), _nights(table), batches, ())
+    batches = [*(b.body for b in last_batches(table, before)), *([entry] if entry else [])]
+    sizes = learn_sizes(table.spec(head.body.spec_version), last_nights(table), batches, ())
     touched = entry.touched if entry else {}
     incoming = {p: _Incoming(sum(f.rows for f in t.files), t.bytes, len(t.files)) for p, t in touched.items()}
     merges = _merges(table, replace(sizes, kept=1.0), incoming, before, lambda partition: True)
@@ -312,7 +310,7 @@ def _first_night(
     notes += warnings
     largest = max(surveys, key=lambda f: f.size)
     sample = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), reading)
-    return spec, tuple((len(rows), _parquet_bytes(rows)) for rows in (sample.slice(0, 1), sample) if len(rows))
+    return spec, tuple((len(rows), parquet_bytes(rows)) for rows in (sample.slice(0, 1), sample) if len(rows))
 
 
 def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
@@ -350,173 +348,6 @@ def _rows(previews: Iterable[Preview]) -> dict[str, int]:
     return found
 
 
-# ---------------------------------------------------------------- habits
-
-
-@dataclass(frozen=True)
-class _Line:
-    """y = base + slope * x, neither of them negative."""
-
-    base: float = 0.0
-    slope: float = 0.0
-
-    def at(self, x: float) -> float:
-        return self.base + self.slope * x
-
-    @classmethod
-    def through(cls, points: Sequence[tuple[float, float]]) -> "_Line":
-        """The line that most pairs of points agree on (Theil and Sen): one odd night does not move it.
-
-        It grows at most in proportion: of points that lie close together, the slope is chance.
-        """
-        if len(points) > POINTS:
-            points = [points[i * len(points) // POINTS] for i in range(POINTS)]
-        x, y = np.array([p[0] for p in points], float), np.array([p[1] for p in points], float)
-        x, y = x[x > 0], y[x > 0]
-        if not len(x):
-            return cls()
-        steepest = float(np.median(y / x))
-        i, j = np.triu_indices(len(x), 1)
-        apart = x[i] != x[j]
-        i, j = i[apart], j[apart]
-        slope = float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else steepest
-        slope = min(max(0.0, slope), steepest)
-        return cls(max(0.0, float(np.median(y - slope * x))), slope)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """How large things become in this table.
-
-    Attributes:
-        appended, stored: bytes of the rows that a batch brings for a partition, and of a partition, by number of rows.
-        growth: rows that a partition gains for each row that comes to it: 1 where all keys are new, below 0 by deletes.
-        kept: the share of rows that do not lose within their batch.
-        objects: that a batch is written to.
-    """
-
-    appended: _Line = field(default_factory=_Line)
-    stored: _Line = field(default_factory=_Line)
-    growth: float = 1.0
-    kept: float = 1.0
-    objects: int = 1
-
-
-@dataclass(frozen=True)
-class _Night:
-    """What one snapshot showed more than the one ``before`` it."""
-
-    before: Snapshot
-    after: Link[Snapshot]
-    batches: Sequence[Link[LedgerEntry]]
-
-
-def _last_batches(table: OpenTable, up_to: int) -> list[Link[LedgerEntry]]:
-    numbers = [number for number, entry in enumerate(table.headers(up_to)) if entry.kind == "batch"]
-    return [link for number in numbers[-NIGHTS:] for link in table.entries(number - 1, number)]
-
-
-def _nights(table: OpenTable) -> list[_Night]:
-    """The last nights that were published, newest first; none that goes over a restore."""
-    found: list[_Night] = []
-    after = table.last_snapshot()
-    for _ in range(2 * NIGHTS):  # a vacuum or a tag of the day makes another that shows nothing more
-        if after is None or len(found) == NIGHTS:
-            break
-        older = table.objects.snapshots.get(after.number - 1) if after.number else None
-        if older is None and after.number:
-            break  # trimmed
-        before = older.body if older else Snapshot(batch=0, spec_version=0)
-        batches = table.entries(before.batch, after.body.batch)
-        if any(link.body.touched for link in batches) and not any(link.body.restored for link in batches):
-            found.append(_Night(before, after, batches))
-        after = older
-    return found
-
-
-def _sizes(
-    spec: TableSpec, nights: Sequence[_Night], batches: Sequence[LedgerEntry], sample: Sequence[tuple[float, float]]
-) -> _Sizes:
-    touched = [t for entry in batches for t in entry.touched.values() if t.files]
-    # A file of one row tells what a footer takes: by nights that only brought large partitions it would look like nothing.
-    smallest = (
-        1.0,
-        float(_parquet_bytes(pa.table([pa.nulls(1, f.type) for f in spec.stored_schema], spec.stored_schema))),
-    )
-    appended = [(float(sum(f.rows for f in t.files)), float(t.bytes)) for t in touched] or list(sample)
-    shown = nights[0].after.body.partitions.values() if nights else ()
-    stored = [(float(s.rows), float(s.bytes)) for s in shown if s.rows] or appended
-    came = gained = 0
-    for night in nights:
-        for partition in {p for link in night.batches for p in link.body.touched} & night.before.partitions.keys():
-            gained += night.after.body.partitions[partition].rows - night.before.partitions[partition].rows
-            came += sum(f.rows for link in night.batches for f in _files(link, partition))
-    accepted = sum(t.rows for t in touched)
-    return _Sizes(
-        appended=_Line.through([smallest, *appended]),
-        stored=_Line.through([smallest, *stored]),
-        growth=min(1.0, gained / came) if came else 1.0,
-        kept=1 - sum(t.superseded for t in touched) / accepted if accepted else 1.0,
-        objects=max(1, len({f.name for t in batches[-1].touched.values() for f in t.files})) if batches else 1,
-    )
-
-
-def _files(link: Link[LedgerEntry], partition: str) -> tuple[DataFile, ...]:
-    touched = link.body.touched.get(partition)
-    return touched.files if touched else ()
-
-
-def _parquet_bytes(rows: Any) -> int:
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
-    return int(sink.getvalue().size)
-
-
-def _seconds(
-    table: OpenTable,
-    nights: Sequence[_Night],
-    batches: Sequence[Link[LedgerEntry]],
-    landing_bytes: int,
-    merge_bytes: int,
-) -> float | None:
-    """How long append (by bytes that landed) and what follows (by bytes read and written) took in these nights."""
-    appends, merges = [], []
-    for link in batches:
-        received = datetime.fromtimestamp(link.body.received_at / 1e6, UTC)
-        took = (datetime.fromisoformat(link.written_at) - received).total_seconds()
-        appends.append((float(sum(f.size for f in link.body.files)), took))
-    for night in nights:
-        merges.append((float(_merged_bytes(night)), (_published(night) - _began(table, night)).total_seconds()))
-    if (landing_bytes and not appends) or (merge_bytes and not merges):
-        return None
-    return (_Line.through(appends).at(landing_bytes) if landing_bytes else 0.0) + (
-        _Line.through(merges).at(merge_bytes) if merge_bytes else 0.0
-    )
-
-
-def _merged_bytes(night: _Night) -> int:
-    brought = {p: t.bytes for link in night.batches for p, t in link.body.touched.items()}
-    shown = [x.partitions[p] for x in (night.before, night.after.body) for p in brought if p in x.partitions]
-    return sum(brought.values()) + sum(s.bytes for s in shown)
-
-
-def _published(night: _Night) -> datetime:
-    return datetime.fromisoformat(night.after.written_at)
-
-
-def _began(table: OpenTable, night: _Night) -> datetime:
-    """When phase two of the night began: with its batch, or when workers came. They begin with the first partition."""
-    last = [link for link in night.batches if link.body.touched][-1]
-    committed = datetime.fromisoformat(last.written_at)
-    first = next(iter(last.body.touched))
-    shown = night.after.body.partitions.get(first)
-    made = table.objects.partition(first).get(shown.version) if shown else None
-    if made is None or "seconds" not in made.body.made:
-        return committed
-    began = datetime.fromisoformat(made.written_at) - timedelta(seconds=float(made.body.made["seconds"]))
-    return began if began - committed > WAITED else committed
-
-
 # ---------------------------------------------------------------- the merges
 
 
@@ -534,7 +365,7 @@ class _Stored:
     rows: float
     bytes: float
 
-    def and_merged(self, rows: float, sizes: _Sizes) -> "_Stored":
+    def and_merged(self, rows: float, sizes: Sizes) -> "_Stored":
         if not self.rows:
             return _Stored(rows, sizes.stored.at(rows))
         gained = max(rows * sizes.growth, -self.rows)
@@ -543,7 +374,7 @@ class _Stored:
 
 def _merges(
     table: OpenTable,
-    sizes: _Sizes,
+    sizes: Sizes,
     incoming: Mapping[str, _Incoming],
     up_to: int,
     selected: Callable[[str], bool],
@@ -609,7 +440,7 @@ def _buckets(table: OpenTable, partition: str, shown: Shown) -> tuple[BucketEntr
 
 
 def _merged(
-    buckets: Sequence[BucketEntry], kept: Sequence[Sequence[DataFile]], rows: float, sizes: _Sizes
+    buckets: Sequence[BucketEntry], kept: Sequence[Sequence[DataFile]], rows: float, sizes: Sizes
 ) -> tuple[tuple[BucketEntry, ...], int]:
     """What a merge of so many rows that settled would make of some buckets, of which it keeps these files, and about how
     many bytes it would write. A split changes neither."""
@@ -618,9 +449,7 @@ def _merged(
     return tuple(bucket for bucket, _ in made), sum(wrote for _, wrote in made)
 
 
-def _bucket_merged(
-    bucket: BucketEntry, kept: Sequence[DataFile], rows: float, sizes: _Sizes
-) -> tuple[BucketEntry, int]:
+def _bucket_merged(bucket: BucketEntry, kept: Sequence[DataFile], rows: float, sizes: Sizes) -> tuple[BucketEntry, int]:
     stored = _Stored(sum(f.live for f in bucket.data), sum(f.bytes for f in (*bucket.data, *bucket.tombstones)))
     if not kept:
         new = stored.and_merged(rows, sizes)
