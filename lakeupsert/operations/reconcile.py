@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.recompute import Comparison, Recomputed, import_duckdb, recompute
+from lakeupsert.operations.recompute import Comparison, Recomputed, recompute
+from lakeupsert.operations.recompute_sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
 from lakeupsert.pipeline.dedupe import UNANSWERED, mark_failed, send_missing
 from lakeupsert.pipeline.opened import OpenTable
