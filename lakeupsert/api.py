@@ -1,75 +1,67 @@
-"""`lakeupsert.Table`: everything that the command line does, from Python."""
+"""`lakeupsert.Table`: everything that the command line does, from Python.
+
+The signatures of its public methods are a contract with users, so some have more than seven parameters; they become options
+here, and the work is done in `operations`, `pipeline`, `read` and `report`.
+"""
 
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import date
 from difflib import get_close_matches
 from functools import wraps
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from lakeupsert import clock
 from lakeupsert.config import TableSettings, load
-from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.local import LocalHost
-from lakeupsert.engine.merge import Engine
-from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
+from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
+from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.landing.accept import LandingInput
 from lakeupsert.operations.adopt import Adopted, adopt
+from lakeupsert.operations.compact import compact
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain
-from lakeupsert.operations.plan import Plan, Predicted, plan, predicted, refuse_above
+from lakeupsert.operations.plan import Plan, plan
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
 from lakeupsert.operations.replay import replay
-from lakeupsert.operations.reprocess import ReprocessPlan, reprocess
-from lakeupsert.operations.restore import RestorePlan, restore, tag
+from lakeupsert.operations.reprocess import ReprocessOptions, ReprocessResult, reprocess_and_publish
+from lakeupsert.operations.restore import RestorePlan, restore
+from lakeupsert.operations.run import RunOptions, RunResult, run
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns
+from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
 from lakeupsert.operations.vacuum import Vacuumed, vacuum
 from lakeupsert.pipeline.append import AppendResult, append, new_files, skipped_files
-from lakeupsert.pipeline.dedupe import PartitionResult, drain, drain_received, send_missing
+from lakeupsert.pipeline.dedupe import PartitionResult, send_missing
+from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues, merge_received
 from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
-from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
-from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
-from lakeupsert.queue import AzureQueue, SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
-from lakeupsert.read.view import View, ViewFile, choose, newest_snapshot, no_files
+from lakeupsert.read.view import View, ViewFile, no_files
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import drop, rename
 from lakeupsert.table.ledger import Scope
-from lakeupsert.table.manifest import BucketEntry
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Source
 
-HostName = Literal["spark", "local"]
-EngineName = Literal["arrow", "spark"]
+__all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "Table"]
+
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 log = logging.getLogger(__name__)
 
-PUBLISH_SECONDS = 5.0
-"""What must be left of a function's time for it to publish. Longer: the last worker leaves more nights to `reconcile`, which
-comes minutes later. Shorter: it is killed while it does (harmless, but an alarm tells)."""
 LISTED = 10_000
 """Names below landing that `skipped_files` looks at. More: `status` waits longer for a large landing zone, 0.1 s for 1,000 names
 on S3. Fewer: it misses more of the files that `append` tells of every night."""
-OTHERS_SECONDS = 10.0
-"""How often one who only waits for other workers looks at the partitions that are left: two requests for each."""
 
 
 def _public(method: Callable[Given, Found]) -> Callable[Given, Found]:
@@ -113,33 +105,6 @@ def _not_a_word(where: str, given: object, words: Sequence[object]) -> Configura
         f"{where} is {given!r}. It takes one of: {choices}." + (f" Did you mean {near[0]!r}?" if near else ""),
         next=f"give one of: {choices}",
     )
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The three steps of a night; ``append`` is None where nothing was new.
-
-    ``predicted``: what `dedupe` was expected to read and write, once the batch was committed; None where there was nothing
-    to merge, or a manifest that it takes is damaged. ``planned``: what the limits were held against; None without limits.
-    """
-
-    append: AppendResult | None
-    dedupe: list[PartitionResult]
-    publish: PublishResult
-    predicted: Predicted | None = None
-    planned: Plan | None = None
-
-
-@dataclass(frozen=True)
-class ReprocessResult:
-    """``left`` are partitions that no worker has written anew, ``unseen`` those whose old files readers still see;
-    ``publish`` is None where nothing was to do, or dry."""
-
-    plan: ReprocessPlan
-    dedupe: list[PartitionResult] = field(default_factory=list)
-    publish: PublishResult | None = None
-    left: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
 
 
 class Table:
@@ -206,7 +171,7 @@ class Table:
             return replay(self._table, batch_id=batch_id, progress=progress, warn=warn)
         return append(
             self._table,
-            _host(host),
+            host_by_name(host),
             batch_id=batch_id,
             received=received,
             again=again,
@@ -248,33 +213,19 @@ class Table:
         Of a table with [large], Spark then merges the large partitions; without ``both_queues``, and where it waits, engine
         spark works on their queue alone, and engine arrow on the other. ``alive`` is called every few seconds.
         """
-        stop = stop or Stop()
-        begun = clock.elapsed()
-        while self._table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
-            alive()
-            if until_empty or (max_seconds is not None and clock.elapsed() - begun >= max_seconds) or stop.wait(1.0):
-                return []
-        if max_seconds is not None:
-            max_seconds = max(0.0, max_seconds - (clock.elapsed() - begun))
-        options: dict[str, Any] = {
-            "until_empty": until_empty,
-            "stop": stop,
-            "max_seconds": max_seconds,
-            "progress": progress,
-            "alive": alive,
-        }
-        both = until_empty and both_queues
-        large = self._table.at_large_queue() if self._table.large_queue is not None else None
-        if (engine or self.settings.engine) == "spark":
-            if large is not None and not both:
-                return drain(large, _spark_engine(), **options)
-            results = drain(self._table, _spark_engine(), **options)
-        else:
-            results = drain_in_processes(self._table, workers, **options)
-        # Spark takes seconds to begin; a queue's server may count what was just sent a minute later.
-        if both and large is not None and (any(r.status == "large" for r in results) or large.queue.stats().visible):
-            results += drain(large, _spark_engine(), **options)
-        return results
+        return drain_queues(
+            self._table,
+            DrainOptions(
+                workers=workers,
+                engine=engine,
+                until_empty=until_empty,
+                both_queues=both_queues,
+                max_seconds=max_seconds,
+                stop=stop or Stop(),
+                progress=progress,
+                alive=alive,
+            ),
+        )
 
     @_public
     def dedupe_received(
@@ -291,26 +242,9 @@ class Table:
         this process may take, where that is less), as long as ``seconds_left`` is above 0. It publishes
         where no partition is left to merge, if there is time and no object is damaged; else that is left to `reconcile`.
         """
-        queue = self._table.queue
-        assert isinstance(queue, SqsQueue | AzureQueue), f"nobody receives for {queue}"
-        memory = min(memory_bytes, limit_bytes()) - PROCESS_BYTES
-        with queue.received(records) as leases:
-            back = drain_received(
-                self._table,
-                lambda threads: ArrowEngine(memory // threads),
-                list(leases),
-                workers=workers,
-                seconds_left=seconds_left,
-            )
-        if seconds_left() >= PUBLISH_SECONDS:
-            try:
-                if (
-                    self._table.is_through()
-                ):  # counts of a queue lag: by them the last worker sees itself, and none publishes
-                    self.publish()
-            except DamagedTableError as e:  # the merges are good all the same, and reconcile tells it
-                log.warning("not published: %s", e)
-        return [leases[lease] for lease in back]
+        return merge_received(
+            self._table, records, workers=workers, memory_bytes=memory_bytes, seconds_left=seconds_left
+        )
 
     @_public
     def publish(self) -> PublishResult:
@@ -338,36 +272,21 @@ class Table:
 
         Raises RefusedError before anything is written, where its `plan` has more bytes or cost than these allow.
         """
-        planned = None
-        if max_bytes is not None or max_cost is not None:
-            progress("planning")
-            planned = self.plan(prices=prices)
-            refuse_above(planned, max_bytes, max_cost)
-        self.send_missing()
-        appended, refused = None, None
-        try:
-            appended = self.append(
-                host=host, batch_id=batch_id, full=full, may_shrink=may_shrink, progress=progress, warn=warn
-            )
-        except (ConfigurationError, RefusedError) as e:
-            refused = e  # what was committed before is finished all the same
-        expected = None
-        with suppress(DamagedTableError):  # the merge of that partition fails for it, and the others go on
-            expected = predicted(self._table, appended)
-        try:
-            deduped = self.dedupe(
-                workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to merge")
-            )
-            progress("publishing")
-            published = self.publish()
-        except LakeupsertError as e:
-            e.data_changed |= appended is not None or (refused is not None and refused.data_changed)
-            raise
-        if not self.settings.retention:
-            self.vacuum(dry=False, progress=progress)  # for readers that list folders
-        if refused is not None:
-            raise refused
-        return RunResult(appended, deduped, published, expected, planned)
+        options = RunOptions(
+            host=host,
+            workers=workers,
+            engine=engine,
+            batch_id=batch_id,
+            full=full,
+            may_shrink=may_shrink,
+            max_bytes=max_bytes,
+            max_cost=max_cost,
+            prices=prices,
+            stop=stop or Stop(),
+            progress=progress,
+            warn=warn,
+        )
+        return run(self._table, options)
 
     def plan(
         self, *, selected: Callable[[str], bool] = lambda partition: True, prices: str | Path | None = None
@@ -397,28 +316,16 @@ class Table:
         It goes through the queue, and waits for partitions that other workers have taken; with 0 ``workers`` they take all,
         and it waits until ``stop`` for them.
         """
-        self._table.existing_spec()
-        stop = stop or Stop()
-        reader = _host(host) if source == "landing" else None
-        plan = reprocess(self._table, reader, selected, dry=dry, progress=progress)
-        if plan.work is None:
-            return ReprocessResult(plan)
-        results: list[PartitionResult] = []
-        while True:
-            if not workers:
-                if not (left := plan.left(self._table)) or stop.wait(OTHERS_SECONDS):
-                    break
-                continue
-            results += self.dedupe(
-                workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to write")
-            )
-            left = plan.left(self._table)
-            stats = self._table.queue_stats()
-            if not left or not stats.visible + stats.leased or stop.wait(1.0):
-                break
-        progress("publishing")
-        published = publish(self._table, also=plan.heads)
-        return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(self._table)))
+        options = ReprocessOptions(
+            source=source,
+            host=host,
+            workers=workers,
+            engine=engine,
+            dry=dry,
+            stop=stop or Stop(),
+            progress=progress,
+        )
+        return reprocess_and_publish(self._table, selected, options)
 
     @_public
     def compact(
@@ -434,20 +341,7 @@ class Table:
         These are partitions whose deltas and superseded rows cost readers much, those whose buckets are far smaller than `bucket`
         and are joined, and those that were adopted and not merged since.
         """
-        snapshot = self._table.last_snapshot()
-        self._table.ledger_head()  # an error where a newer snapshot is gone
-        shown = snapshot.body.partitions if snapshot else {}
-        heads = self._table.heads(shown)
-        if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
-            publish(self._table, also=ahead)  # what a compact that died had settled, and nobody would show
-        types = self._table.spec(snapshot.body.spec_version).base_schema.types if snapshot else ()
-
-        def is_costly(buckets: Sequence[BucketEntry]) -> bool:
-            rule = SplitRule.of(self._table.settings.bucket_bytes, types, buckets)
-            return len(rule.joined(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
-
-        costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
-        return self.reprocess(costly.__contains__, workers=workers, stop=stop, progress=progress)
+        return compact(self._table, full=full, workers=workers, stop=stop or Stop(), progress=progress)
 
     @_public
     def restore(self, to: str | int | date, *, dry: bool = True) -> RestorePlan:
@@ -455,13 +349,7 @@ class Table:
 
         With ``dry`` nothing is written: it tells what would change.
         """
-        link = choose(self._table.objects, to)
-        if link is None:
-            raise ConfigurationError(
-                "unknown-snapshot", "Nothing was published yet.", next="run `lakeupsert history` to see what there is"
-            )
-        self._table.existing_spec()
-        return restore(self._table, link, dry=dry)
+        return restore(self._table, to, dry=dry)
 
     @_public
     def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
@@ -471,11 +359,7 @@ class Table:
     @_public
     def tag(self, name: str, snapshot: str | int | date | None = "published") -> Link[Snapshot] | None:
         """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
-        link = None if snapshot is None else choose(self._table.objects, snapshot)
-        number = link.number if link else None
-        if link is not None:  # the one that `snapshots` lists, where several show the same
-            number = min([link.number, *(s.number for s in self.snapshots() if s.body.shows(link.body))])
-        return tag(self._table, name, number)
+        return tag(self._table, name, snapshot)
 
     def columns(self) -> list[Column]:
         """The table's columns as the next batch is written under them."""
@@ -538,23 +422,15 @@ class Table:
 
         Tags and expiry are kept in snapshots that show what the one before did; these are left out.
         """
-        chain = self._table.objects.snapshots
-        head = newest_snapshot(self._table.objects)
-        kept = [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
-        links = [link for n in kept if (link := chain.get(n)) is not None]
-        return [a for a, b in zip_longest(links, links[1:]) if b is None or not a.body.shows(b.body)]
+        return list_snapshots(self._table)
 
     def lost_snapshots(self) -> list[int]:
         """Numbers of snapshots that nobody expired and that are not there: something other than lakeupsert deleted them."""
-        chain = self._table.objects.snapshots
-        there = set(chain.numbers())
-        head = chain.head()
-        return [n for n in range(head.body.expired, head.number) if n not in there] if head else []
+        return lost_snapshots(self._table)
 
     def tags(self) -> dict[str, int]:
         """The names of snapshots, with their numbers."""
-        head = newest_snapshot(self._table.objects)
-        return head.body.tags if head else {}
+        return list_tags(self._table)
 
     def view(self, snapshot: str | int | date = "published") -> View:
         """The table as of a snapshot: ``"published"``, its number, a tag, or a time; a date is its first moment in UTC.
@@ -626,17 +502,3 @@ class Table:
     def close(self) -> None:
         """Let go of the queue."""
         self._table.close()
-
-
-def _host(name: HostName) -> Any:
-    if name == "local":
-        return LocalHost()
-    from lakeupsert.engine.spark import SparkHost
-
-    return SparkHost()
-
-
-def _spark_engine() -> Engine:
-    from lakeupsert.engine.spark import SparkEngine
-
-    return SparkEngine()

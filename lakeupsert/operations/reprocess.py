@@ -13,15 +13,20 @@ was adopted. Packs and work object are garbage once every message is answered.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lakeupsert.engine.batch import AppendJob, FileFailed, FileRead, Host, Report, touched_by
+from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.landing.accept import ChangedFileError, LandingInput, RowRules, content_hash, format_of
 from lakeupsert.operations.replay import renames_of
+from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
 from lakeupsert.rows.floor import refused_by_merges
 from lakeupsert.table.chain import Link
@@ -32,6 +37,8 @@ from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Rebuilt, Source, Work, write_work
 
 AT_ONCE = 16
+OTHERS_SECONDS = 10.0
+"""How often a call that only waits for other workers looks at the partitions that are left: two requests for each."""
 _WITHOUT_LANDING = (
     "without landing files: if what is stored is whole, `--source stored` is enough; if it is damaged or gone, take it from a "
     "backup, or go back with the whole table to a snapshot from before the partition last changed (`lakeupsert history`): "
@@ -71,6 +78,38 @@ class ReprocessPlan:
         snapshot = table.last_snapshot()
         shown = snapshot.body.partitions if snapshot else {}
         return [p for p, head in self.heads.items() if p in shown and shown[p].version <= head.number]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReprocessOptions:
+    """How partitions are rewritten.
+
+    Attributes:
+        source: from what is ``stored``, or from the ``landing`` files of all their batches.
+        host: where landing files are read.
+        workers, engine: as for `dedupe`; with 0 workers other processes do the work, and this one waits for them until ``stop``.
+        dry: only plan it.
+    """
+
+    source: Source = "stored"
+    host: HostName = "spark"
+    workers: int = 1
+    engine: EngineName | None = None
+    dry: bool = False
+    stop: Stop = field(default_factory=Stop)
+    progress: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
+class ReprocessResult:
+    """``left`` are partitions that no worker has rewritten, ``unseen`` those whose old files readers still see;
+    ``publish`` is None if nothing was to do, or the call was dry."""
+
+    plan: ReprocessPlan
+    dedupe: list[PartitionResult] = field(default_factory=list)
+    publish: PublishResult | None = None
+    left: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +190,38 @@ def reprocess(
     except (RefusedError, FencedError):  # nothing names these files
         table.discard({f.name for of_partition in made.values() for t in of_partition.values() for f in t.files})
         raise
+
+
+def reprocess_and_publish(
+    table: OpenTable, selected: Callable[[str], bool], options: ReprocessOptions
+) -> ReprocessResult:
+    """Rewrite the selected partitions, wait until no worker has one of them any more, and publish them."""
+    table.existing_spec()
+    progress = options.progress
+    host = host_by_name(options.host) if options.source == "landing" else None
+    plan = reprocess(table, host, selected, dry=options.dry, progress=progress)
+    if plan.work is None:
+        return ReprocessResult(plan)
+    drain_options = DrainOptions(
+        workers=options.workers,
+        engine=options.engine,
+        stop=options.stop,
+        progress=lambda count: progress(f"{count} partitions to write"),
+    )
+    results: list[PartitionResult] = []
+    while True:
+        if not options.workers:
+            if not (left := plan.left(table)) or options.stop.wait(OTHERS_SECONDS):
+                break
+            continue
+        results += drain_queues(table, drain_options)
+        left = plan.left(table)
+        stats = table.queue_stats()
+        if not left or not stats.visible + stats.leased or options.stop.wait(1.0):
+            break
+    progress("publishing")
+    published = publish(table, also=plan.heads)
+    return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(table)))
 
 
 def _partitions(table: OpenTable) -> list[str]:

@@ -9,15 +9,14 @@ as taken; `append --again` loads them.
 """
 
 from dataclasses import dataclass, replace
-
-import msgspec
+from datetime import date
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.dedupe import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
-from lakeupsert.read.view import expired
+from lakeupsert.read.view import choose, expired
 from lakeupsert.table.chain import Link, races_exhausted
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, Restored, counting, next_stamp
 from lakeupsert.table.snapshot import Snapshot
@@ -45,11 +44,17 @@ class RestorePlan:
     entry: int | None = None
 
 
-def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
+def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> RestorePlan:
     """Withdraw every batch that does not count in the snapshot ``to``; with ``dry`` only tell which.
 
     Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
     """
+    to = choose(table.objects, snapshot)
+    if to is None:
+        raise ConfigurationError(
+            "unknown-snapshot", "Nothing was published yet.", next="run `lakeupsert history` to see what there is"
+        )
+    table.existing_spec()
     for attempt in range(ATTEMPTS):
         table.last_snapshot()  # before the ledger, which then has what it shows
         head = table.ledger_head()
@@ -95,26 +100,6 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
             return replace(plan, entry=link.number)
         clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
     raise races_exhausted(table.store.uri(), ATTEMPTS)
-
-
-def tag(table: OpenTable, name: str, number: int | None) -> Link[Snapshot] | None:
-    """Give a snapshot a name (None: take the name away), in a snapshot that shows the same; None where it is so already."""
-    if name in ("published", "latest") or name[:1].isdigit() or not name:
-        raise ConfigurationError(
-            "unfit-tag",
-            f"{name!r} can't be a tag: it would be read as a number, a time, or one of the words published and latest.",
-            next="choose a name that begins with a letter",
-        )
-
-    def build(head: Link[Snapshot] | None) -> Snapshot | None:
-        if head is None or head.body.tags.get(name) == number:
-            return None
-        if number is not None and not head.body.keeps(number):  # a vacuum may have expired it since it was chosen
-            raise expired(number, head)
-        tags = {n: at for n, at in head.body.tags.items() if n != name}
-        return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
-
-    return table.extend_snapshots(build)
 
 
 def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
