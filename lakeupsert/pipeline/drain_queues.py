@@ -102,7 +102,7 @@ def _drain_by_spark(table: OpenTable, options: DrainOptions) -> list[PartitionRe
 
 def merge_received(
     table: OpenTable,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]],  # JSON of AWS or Azure
     *,
     workers: int,
     memory_bytes: int,
