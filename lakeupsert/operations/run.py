@@ -15,7 +15,8 @@ from pathlib import Path
 
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
-from lakeupsert.operations.plan import Plan, Predicted, plan, predicted, refuse_above
+from lakeupsert.operations.plan import Plan, plan, refuse_above
+from lakeupsert.operations.plan_merges import Prediction, predict_merges
 from lakeupsert.operations.vacuum import vacuum
 from lakeupsert.pipeline.append import AppendResult, append
 from lakeupsert.pipeline.dedupe import PartitionResult, send_missing
@@ -70,7 +71,7 @@ class RunResult:
     append: AppendResult | None
     dedupe: list[PartitionResult]
     publish: PublishResult
-    predicted: Predicted | None = None
+    predicted: Prediction | None = None
     planned: Plan | None = None
 
 
@@ -104,7 +105,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
         refused = e  # what was committed before is finished all the same
     expected = None
     with suppress(DamagedTableError):  # the merge of that partition fails because of it, and the others go on
-        expected = predicted(table, appended)
+        expected = predict_merges(table, appended)
     try:
         merged = drain_queues(
             table,
