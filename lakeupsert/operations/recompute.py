@@ -1,27 +1,27 @@
-"""What a snapshot should show, computed anew from what landed, by other programs than the ones that made it.
+"""Recompute what a snapshot should show from what landed, by other programs than the ones that wrote it.
 
-Reads     the ledger's list of files, quarantine files (for which rows were refused), the landing files, adopted files
-Writes    nothing but temporary files: what does not fit into DuckDB's memory, one landing file of a remote store at a time
+Reads     the ledger's list of files, and what `recompute_load` reads
+Writes    temporary files only
 Repeat    safe
 
-Parquet is read by DuckDB (its operation column by Arrow), text by Python's own readers; Avro and ORC, which have no second
-one, as `append` reads them. Every value is converted by DuckDB's CAST to the type that the spec gives its column. DuckDB's
-window finds the winners, and compares all their columns with what readers see.
+DuckDB reads Parquet (Arrow its operation column), and Python's own readers read text. Avro and ORC have no second reader, so
+they are read as `append` reads them. DuckDB's CAST converts every value to the type of its column in the spec. DuckDB's window
+finds the winners, and all their columns are compared with what readers see.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
-from lakeupsert.operations.recompute_load import Inputs
+from lakeupsert.operations.recompute_load import LandedRows
 from lakeupsert.operations.recompute_sql import (
     COMPARED,
     NTH,
     compared_schema,
-    connected,
+    connect,
     identifier,
     import_duckdb,
-    key_of,
+    key_columns,
     winners,
 )
 from lakeupsert.pipeline.opened import OpenTable
@@ -35,10 +35,13 @@ from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of one partition that readers miss, that they should not see, and whose columns are not what landed."""
+    """Rows of one partition that readers miss, that they should not see, and whose columns differ from what landed."""
 
     missing: int = 0
     extra: int = 0
@@ -54,12 +57,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """A comparison for each partition that could be recomputed; batches that could not be read, with the first file gone.
+    """A comparison for each partition that could be recomputed.
 
     Attributes:
-        version: DuckDB's, which computed.
-        files, rows: landing files (of batch 0 adopted ones) that were read, and the rows of these partitions in them that were
-            not refused.
+        version: of DuckDB.
+        gone: batches that could not be read, with the first file of each that is gone or changed.
+        files, rows: landing files (of batch 0, adopted files) that were read, and their accepted rows in these partitions.
     """
 
     version: str
@@ -74,9 +77,9 @@ def recompute(
 ) -> Recomputed:
     """Compare these partitions of a snapshot with what the batches that count in them brought.
 
-    A partition that is still as it was adopted has nothing to be compared with, and is left out; so are those that a batch
-    touches whose landing files are gone or changed. Where keys are unique in the whole table, every partition says which of
-    them has a key, so all are compared, or none. Raises ConfigurationError where DuckDB has no type for a column.
+    Left out are partitions that were adopted and not merged since, which have nothing to be compared with, and those that a
+    batch touches whose landing files are gone or changed. If keys are unique in the whole table, all partitions decide which of
+    them has a key, so all are compared, or none. Raises ConfigurationError if DuckDB has no type for a column.
     """
     view = View.open(table.objects, table.existing_spec(), snapshot.number)
     asked, partitions = partitions, sorted(snapshot.body.partitions) if view.spec.key_scope == "table" else partitions
@@ -86,40 +89,40 @@ def recompute(
     }
     settled = {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)}
     batches = _counted(entries, shown if view.spec.key_scope == "table" else settled)
-    with connected() as db:
-        inputs = Inputs(table, view.spec, db, refused_by_merges(table.store, shown.values(), view.spec))
+    with connect() as db:
+        landed = LandedRows(table, view.spec, db, refused_by_merges(table.store, shown.values(), view.spec))
         gone: dict[int, str] = {}
         unknown: set[str] = set()
         for number, touched in batches.items():
-            found = inputs.first_gone(entries[number].body, touched)
+            found = landed.first_gone(entries[number].body, touched)
             if found is not None:
                 gone[number] = found
                 unknown.update(touched)
         if unknown and view.spec.key_scope == "table":
             unknown.update(shown)
         compared = sorted({p for touched in batches.values() for p in touched} - unknown)
-        inputs.create_tables()
+        landed.create_tables()
         for number, touched in batches.items():
             progress(f"reading batch {number:,} of {len(entries) - 1:,} again")
-            inputs.load(number, entries[number].body, [p for p in touched if p not in unknown])
+            landed.load(number, entries[number].body, [p for p in touched if p not in unknown])
         for partition in compared:
             progress(f"reading {partition} as readers see it")
             db.register("reader", to_arrow(view, partition=partition).cast(compared_schema(view.spec)))
             db.execute("INSERT INTO published SELECT * FROM reader")
         progress("comparing")
-        differing = _compared(db, view.spec)
+        differing = _compare(db, view.spec)
     values = {p: tuple(v.as_py() for v in partition_scalars(view.spec, p).values()) for p in compared}
     return Recomputed(
         version=import_duckdb().__version__,
         partitions={p: differing.get(values[p], Comparison()) for p in compared if p in asked and p in settled},
         gone=gone,
-        files=inputs.files,
-        rows=inputs.rows,
+        files=landed.files,
+        rows=landed.rows,
     )
 
 
 def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -> dict[int, list[str]]:
-    """For each batch, in ledger order, the partitions that it touches and in whose version it counts."""
+    """The partitions that each batch touches and counts in, by batch in ledger order."""
     counts = {
         merged: {0, *counting((n.number, n.body) for n in entries[: merged + 1])}
         for merged in {m.merged for m in shown.values()}
@@ -132,9 +135,9 @@ def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -
     return found
 
 
-def _compared(db: Any, spec: TableSpec) -> dict[Any, Comparison]:
-    """By the values of the partition columns."""
-    key = ", ".join(map(identifier, key_of(spec)))
+def _compare(db: "DuckDBPyConnection", spec: TableSpec) -> dict[tuple[object, ...], Comparison]:
+    """Compare landed and published rows, by the values of the partition columns."""
+    key = ", ".join(map(identifier, key_columns(spec)))
     columns = spec.schema.names
     found = db.execute(
         COMPARED.format(

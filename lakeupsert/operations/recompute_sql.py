@@ -1,13 +1,15 @@
-"""The SQL of `reconcile --deep`, and the DuckDB that runs it.
+"""The SQL of `reconcile --deep`, and DuckDB, which runs it.
 
 Reads     nothing
-Writes    what does not fit into DuckDB's memory, to a temporary folder
+Writes    to a temporary folder what does not fit into DuckDB's memory
+Repeat    safe
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
@@ -15,18 +17,21 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.table.spec import Ordering, TableSpec
 
-DELETED, NTH, PLACE, BATCH, HAS = (f"_lakeupsert_{name}" for name in ("delete", "nth", "place", "batch", "has"))
-"""The last is of mode columns: the names of the columns that a row brings, in small letters."""
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
-MADE = {
+DELETED, NTH, PLACE, BATCH, HAS = (f"_lakeupsert_{name}" for name in ("delete", "nth", "place", "batch", "has"))
+"""HAS is for mode columns: the lower-case names of the columns that a row brings."""
+
+PARTITION_FUNCTIONS = {
     "year": "year({})",
     "month": "strftime({}, '%Y-%m')",
     "date": "CAST({} AS DATE)",
     "hour": "strftime({}, '%Y-%m-%d-%H')",
 }
 
-# Files come in ledger order, and the rows of each are inserted in their order, so that rowid ends the rank.
-# A key that is published twice has an nth = 2 that matches nothing, and so counts as extra.
+# Files are loaded in ledger order, and their rows in the order of the file, so rowid is the last part of the rank.
+# A key that is published twice has a row with nth = 2, which matches nothing and so counts as extra.
 COMPARED = """
 SELECT {partition}, count(*) FILTER (p.{nth} IS NULL), count(*) FILTER (e.{nth} IS NULL),
        count(*) FILTER (p.{nth} = e.{nth} AND row({expected}) IS DISTINCT FROM row({published}))
@@ -34,7 +39,7 @@ FROM ({winners}) e FULL JOIN (SELECT *, row_number() OVER (PARTITION BY {key}) A
 GROUP BY {partition}
 """
 
-# Of keys that a full extract has: deletes that had been forgotten when it came, and what they beat.
+# For keys that a full extract has: the deletes that were forgotten when it arrived, and what these beat.
 VOID = """
 DELETE FROM landed WHERE rowid IN (
     SELECT place FROM (
@@ -49,8 +54,8 @@ DELETE FROM landed WHERE rowid IN (
 """
 
 
-def import_duckdb() -> Any:
-    """The module; ConfigurationError where it is not installed."""
+def import_duckdb() -> ModuleType:
+    """Import DuckDB, or raise ConfigurationError if it is not installed."""
     try:
         import duckdb
     except ModuleNotFoundError as e:
@@ -59,11 +64,12 @@ def import_duckdb() -> Any:
             "`reconcile --deep` recomputes rows with DuckDB, which is not installed. Nothing was done.",
             next="pip install 'lakeupsert[reconcile]'",
         ) from e
-    return duckdb
+    return cast(ModuleType, duckdb)
 
 
 @contextmanager
-def connected() -> Iterator[Any]:
+def connect() -> Iterator["DuckDBPyConnection"]:
+    """Connect to a database in memory, which uses a temporary folder for what does not fit."""
     with tempfile.TemporaryDirectory(prefix="lakeupsert-") as scratch:
         settings = {"temp_directory": scratch, "autoinstall_known_extensions": "false"}
         with import_duckdb().connect(config=settings) as db:
@@ -71,16 +77,16 @@ def connected() -> Iterator[Any]:
             yield db
 
 
-def landed_value(name: str, written: dict[str, str], text: bool) -> str:
-    """A column's value as it landed, in SQL."""
-    return _from_text(f"CAST({identifier(name)} AS VARCHAR)", written[name]) if text else identifier(name)
+def landed_value(name: str, types: Mapping[str, str], *, is_text: bool) -> str:
+    """The value of a column as it landed, in SQL."""
+    return _from_text(f"CAST({identifier(name)} AS VARCHAR)", types[name]) if is_text else identifier(name)
 
 
 def _from_text(value: str, type_: str) -> str:
-    """What makes a value of ``type_`` of a text, where CAST alone would do something else."""
-    if type_ == "TIMESTAMP":  # CAST drops a zone without a word
+    """Converts text to a type for which CAST alone would give another value, in SQL."""
+    if type_ == "TIMESTAMP":  # CAST silently drops a time zone
         return f"TRY_CAST({value} AS TIMESTAMPTZ)"
-    if type_ == "BLOB":  # CAST looks for \x41
+    if type_ == "BLOB":  # CAST interprets \x41
         return f"encode({value})"
     if type_.startswith(("STRUCT", "MAP")) or type_.endswith("]"):
         return f"TRY_CAST({value} AS JSON)"
@@ -88,7 +94,7 @@ def _from_text(value: str, type_: str) -> str:
 
 
 def winners(spec: TableSpec, key: str) -> str:
-    """What the rows that landed come to, a row for each ``key``, in SQL."""
+    """The winning row of each ``key`` among those that landed, in SQL."""
     if spec.mode == "rows":
         unique = ", ".join(map(identifier, spec.key)) if spec.key_scope == "table" else key
         return (
@@ -98,7 +104,7 @@ def winners(spec: TableSpec, key: str) -> str:
     columns, ranks = [f"1 AS {NTH}"], []
     for number, (ordering, ids) in enumerate(spec.columns_of):
         nth = f"{NTH}_{number}"
-        by_rank = ", ".join([*ordering(ordering), "rowid DESC"])
+        by_rank = ", ".join([*_order_terms(ordering), "rowid DESC"])
         ranks.append(f"row_number() OVER (PARTITION BY {key} ORDER BY {by_rank}) AS {nth}")
         orders = [o.column for o in ordering]
         ordered = " OR ".join(f"{identifier(name)} IS NOT NULL" for name in orders) if spec.groups else "true"
@@ -106,7 +112,7 @@ def winners(spec: TableSpec, key: str) -> str:
             brings = "true" if name in orders else f"list_contains({HAS}, {literal(name.lower())})"
             if spec.nulls == "keep" and name not in orders:
                 brings += f" AND {identifier(name)} IS NOT NULL"
-            # In a struct, as arg_min passes over nulls.
+            # In a struct, because arg_min ignores nulls.
             value = f"struct_pack(v := CASE WHEN NOT {DELETED} THEN {identifier(name)} END)"
             brought = f"arg_min({value}, {nth}) FILTER ({DELETED} OR (({ordered}) AND {brings}))"
             columns.append(f"({brought}).v AS {identifier(name)}")
@@ -116,26 +122,26 @@ def winners(spec: TableSpec, key: str) -> str:
     )
 
 
-def key_of(spec: TableSpec) -> list[str]:
+def key_columns(spec: TableSpec) -> list[str]:
+    """The columns that identify a row in the table."""
     return list(dict.fromkeys((*spec.partition_by, *spec.key)))
 
 
 def rank(spec: TableSpec) -> str:
-    """What ORDER BY takes for the rows that landed of a key, greatest first."""
+    """ORDER BY terms for the rows of a key, greatest rank first."""
     ties = [DELETED, *spec.content] if spec.ties == "content" else []
     return ", ".join(
-        [*ordering(spec.ordering), *(f"{identifier(column)} DESC NULLS LAST" for column in ties), "rowid DESC"]
+        [*_order_terms(spec.ordering), *(f"{identifier(column)} DESC NULLS LAST" for column in ties), "rowid DESC"]
     )
 
 
-def ordering(ordering: Sequence[Ordering]) -> Iterator[str]:
+def _order_terms(ordering: Sequence[Ordering]) -> Iterator[str]:
     for o in ordering:
         yield f"{identifier(o.column)} {'ASC' if o.ascending else 'DESC'} NULLS {'FIRST' if o.nulls_first else 'LAST'}"
 
 
-def compared_schema(spec: TableSpec) -> Any:
-    """Readers' columns, durations as numbers of their unit: all that DuckDB finds in Parquet, and its INTERVAL ends at
-    microseconds."""
+def compared_schema(spec: TableSpec) -> pa.Schema:
+    """The columns that readers see. Durations are integers, as DuckDB reads them from Parquet: INTERVAL ends at microseconds."""
     columns = reader_schema(spec)
     return pa.schema([f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in columns])
 

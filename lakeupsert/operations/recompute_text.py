@@ -1,7 +1,8 @@
-"""Text files for `reconcile --deep`, read by Python's own readers, which `append` does not use.
+"""Read text files by Python's own readers, which `append` does not use, for `reconcile --deep`.
 
-Reads     one file
+Reads     one landing file
 Writes    nothing
+Repeat    safe
 """
 
 import bz2
@@ -18,24 +19,38 @@ from typing import Any
 import pyarrow as pa
 
 from lakeupsert.config import Reading
+from lakeupsert.landing.accept import format_of
 from lakeupsert.landing.formats.envelopes import UNWRAP
-from lakeupsert.landing.formats.unpacked import UNDECODABLE, is_utf8
+from lakeupsert.landing.formats.unpacked import UNDECODABLE, compression_of, is_utf8
 
 _MARKED = "\ue000{}\ue000"
-"""A number of JSON, as it was written: Python's own would lose digits, also within lists and objects."""
+"""Marks a JSON number as it was written: as a Python float it would lose digits, also within lists and objects."""
 
 
-def lines_of(path: str, compression: str | None, encoding: str, newline: str) -> Iterator[str]:
-    """The lines of a text file. What is not in its encoding was refused; until such a row is left out it must not stop us."""
-    by_python: dict[str | None, Any] = {None: open, "gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
+def read_text(path: str, name: str, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    """The rows of a text file that do not begin at a refused byte, as text by column; ``name`` says its format."""
+    kind = format_of(name, reading.format) or ""
+    return _READERS[kind](_Lines(_decoded_lines(path, name, reading, kind)), refused, reading)
+
+
+def _decoded_lines(path: str, name: str, reading: Reading, kind: str) -> Iterator[str]:
+    """The lines of a file. Bytes that can't be decoded must not stop the reader: it skips their rows, which were refused."""
+    compression = compression_of(name)
+    by_python: dict[str | None, Any] = {
+        None: open,
+        "gzip": gzip.open,
+        "bz2": bz2.open,
+        "xz": lzma.open,
+    }  # without a common type
     opened = by_python[compression](path, "rb") if compression in by_python else pa.input_stream(path, compression)
-    errors = "surrogateescape" if is_utf8(encoding) else UNDECODABLE  # as append has them, which takes UTF-8 as it is
-    with opened, io.TextIOWrapper(opened, encoding, errors, newline) as text:
+    errors = "surrogateescape" if is_utf8(reading.encoding) else UNDECODABLE  # as `append` reads them
+    newline = "\n" if kind == "jsonl" else ""
+    with opened, io.TextIOWrapper(opened, reading.encoding, errors, newline) as text:
         yield from text
 
 
-class Lines:
-    """The lines of a text file without its byte order mark; ``place`` is the byte at which the next one begins."""
+class _Lines:
+    """The lines of a text file without a byte order mark; ``place`` is the byte at which the next line begins."""
 
     def __init__(self, lines: Iterator[str]) -> None:
         first = next(lines, "")
@@ -51,16 +66,18 @@ class Lines:
         return self._lines
 
 
-def _csv_rows(lines: Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
-    """The records that do not begin at a refused byte."""
-    quoting: dict[str, Any] = {"quotechar": reading.quote} if reading.quote else {"quoting": csv.QUOTE_NONE}
-    return _named(_csv_records(lines, csv.reader(lines, delimiter=reading.delimiter, **quoting)), refused, reading)
+def _csv_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    if reading.quote:
+        records = csv.reader(lines, delimiter=reading.delimiter, quotechar=reading.quote)
+    else:
+        records = csv.reader(lines, delimiter=reading.delimiter, quoting=csv.QUOTE_NONE)
+    return _rows(_csv_records(lines, records), refused, reading)
 
 
-def _csv_records(lines: Lines, records: Any) -> Iterator[tuple[int, list[str]]]:
+def _csv_records(lines: _Lines, records: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
     while True:
         begin = lines.place
-        before = csv.field_size_limit(1 << 30)  # of the whole process, where others want their own
+        before = csv.field_size_limit(1 << 30)  # of the whole process, so it is set back
         try:
             fields = next(records, None)
         finally:
@@ -71,23 +88,22 @@ def _csv_records(lines: Lines, records: Any) -> Iterator[tuple[int, list[str]]]:
             yield begin, fields
 
 
-def _delimited_rows(lines: Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
-    """The same of text without quotes."""
+def _delimited_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    return _rows(_delimited_records(lines, reading.delimiter), refused, reading)
 
-    def records() -> Iterator[tuple[int, list[str]]]:
+
+def _delimited_records(lines: _Lines, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    begin = lines.place
+    for line in lines:
+        if line.rstrip("\r\n"):
+            yield begin, re.split(delimiter, line.rstrip("\r\n"))
         begin = lines.place
-        for line in lines:
-            if line.rstrip("\r\n"):
-                yield begin, re.split(reading.delimiter, line.rstrip("\r\n"))
-            begin = lines.place
-
-    return _named(records(), refused, reading)
 
 
-def _named(
+def _rows(
     records: Iterator[tuple[int, list[str]]], refused: frozenset[int], reading: Reading
 ) -> Iterator[dict[str, str | None]]:
-    """Fields by name; text that is empty, or what `null` says, is null."""
+    """Records as fields by name; empty text, and the text of `null`, is null."""
     null = {"": None, reading.null: None}
     names: Sequence[str] = ()
     for begin, fields in records:
@@ -99,8 +115,8 @@ def _named(
             yield {name: null.get(value, value) for name, value in zip(names, fields, strict=True)}
 
 
-def _json_rows(lines: Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
-    """The objects of lines that do not begin at a refused byte, out of their envelopes; numbers keep their digits."""
+def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    """JSON objects, without their envelopes; numbers keep their digits."""
     begin = lines.place
     for line in lines:
         if line.strip() and begin not in refused:
@@ -112,10 +128,10 @@ def _json_rows(lines: Lines, refused: frozenset[int], reading: Reading) -> Itera
         begin = lines.place
 
 
-ROWS = {"csv": _csv_rows, "delimited": _delimited_rows, "jsonl": _json_rows}
+_READERS = {"csv": _csv_rows, "delimited": _delimited_rows, "jsonl": _json_rows}
 
 
-def _json_text(value: Any) -> str | None:
+def _json_text(value: object) -> str | None:
     if value is None:
         return None
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
