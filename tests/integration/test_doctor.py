@@ -137,8 +137,8 @@ class ListsLate(LocalStore):
     ("kind", "told"),
     [
         (CheckThenPut, "exactly one must win"),
-        (LastWins, "its bytes be what is stored"),
-        (TakesWhatIsThere, "took a name that exists"),
+        (LastWins, "20 of 20 races of 8 threads to create one object, 1 won"),
+        (TakesWhatIsThere, "a name that exists"),
         (ListsLate, "listing"),
     ],
 )
@@ -381,9 +381,9 @@ def test_other_python_that_can_do_the_work_is_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "folders", "level", "told"),
     [
-        ("%Y-%m-%d", ["2020-01-31"], "ok", "2, all that there are"),
+        ("%Y-%m-%d", ["2020-01-31"], "ok", "all 2 landing files"),
         ("%Y-%m-%d", ["other"], "warning", "1 of 2 landing files"),
-        ("%m/%d/%Y", [], "problem", "such as 2020-01-01/a.jsonl"),
+        ("%m/%d/%Y", [], "problem", "2020-01-01/a.jsonl"),
     ],
 )
 def test_landing_files_without_a_date_are_counted(
