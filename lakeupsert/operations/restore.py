@@ -1,11 +1,11 @@
-"""Go back to a snapshot, by going on: a ledger entry withdraws what came after it, and a merge puts the old versions back.
+"""Restore the table to a snapshot: a ledger entry withdraws later batches, and merges put the old versions back.
 
-Reads     the snapshot, the whole ledger, of each partition that changes the version that the snapshot names
+Reads     the snapshot, the whole ledger, and the version of each changing partition that the snapshot names
 Writes    ONE ledger entry, which is the commit; then a message for each partition. Nothing is deleted or rewritten
-Repeat    safe: where what counts is what counted at the snapshot, no entry is written, and messages that are missing are sent
+Repeat    safe: if the same batches count as at the snapshot, no entry is written, and missing messages are sent
 
-The whole table goes back, never some partitions: a snapshot shows whole batches. Landing files of withdrawn batches count
-as taken; `append --again` loads them.
+A restore is always of the whole table, since a snapshot shows whole batches. Landing files of withdrawn batches count as taken;
+`append --again` loads them.
 """
 
 from dataclasses import dataclass, replace
@@ -31,8 +31,8 @@ class RestorePlan:
     Attributes:
         withdrawn, brought_back: batches that stop counting, and that count again, with their rows.
         partitions: those that change.
-        unpublished: where none changes, those that readers still see as they were: an earlier restore did not come to its end.
-        entry: the ledger entry that did it; None as long as nothing was written.
+        unpublished: if none changes, those that readers still see as before: an earlier restore is not finished.
+        entry: the number of the ledger entry; None if nothing was written.
     """
 
     snapshot: int
@@ -45,9 +45,9 @@ class RestorePlan:
 
 
 def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> RestorePlan:
-    """Withdraw every batch that does not count in the snapshot ``to``; with ``dry`` only tell which.
+    """Withdraw every batch that does not count in a snapshot; with ``dry`` only plan it.
 
-    Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
+    Raises DamagedTableError if a version that must come back is gone; TryAgainError after too many lost races.
     """
     to = choose(table.objects, snapshot)
     if to is None:
@@ -56,14 +56,14 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
         )
     table.existing_spec()
     for attempt in range(ATTEMPTS):
-        table.last_snapshot()  # before the ledger, which then has what it shows
+        table.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
         head = table.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
         headers = list(enumerate(table.headers(head.number)))
         now, then = counting(headers), counting(headers[: to.body.batch + 1])
         changed = now ^ then
-        newest = table.last_snapshot()  # behind the ledger's head, so that a fence after this one is met at the commit
-        if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it since it was chosen
+        newest = table.last_snapshot()  # after the ledger's head, so that the commit fails if a fence came later
+        if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it meanwhile
             raise expired(to.number, newest)
         entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}
         partitions = sorted({p for entry in entries.values() for p in entry.touched})
@@ -95,7 +95,7 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
             try:
                 table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
             except LakeupsertError as e:
-                e.data_changed = True  # the restore is committed; a repeated one sends its messages again
+                e.data_changed = True  # the restore is committed; if repeated, it sends its messages again
                 raise
             return replace(plan, entry=link.number)
         clock.sleep(clock.jitter(0.01 * 2 ** min(attempt, 7)))
@@ -105,8 +105,8 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
 def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
     """The version that a restore to ``snapshot`` goes back to.
 
-    Where it lags across an earlier restore, that would be the version which that one named, and nothing keeps the files of
-    that once the restore was merged: refused.
+    Refused if the snapshot lags across an earlier restore: the version would be the one that the earlier restore named, and
+    nothing keeps its files once that restore is merged.
     """
     shown = snapshot.body.partitions.get(partition)
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
@@ -114,10 +114,10 @@ def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
         if link.body.restored is not None and partition in link.body.touched:
             raise RefusedError(
                 "snapshot-lags",
-                f"Snapshot {snapshot.number} shows {partition} as it was before the restore of batch {link.number}, which could "
-                "not be merged then. Nothing was changed.",
+                f"Snapshot {snapshot.number} shows {partition} as it was before the restore of batch {link.number}, which was "
+                "not merged then. Nothing was changed.",
                 next="restore a snapshot that lists no partition as lagging (`lakeupsert history`)",
                 partition=partition,
             )
-    table.version(partition, version)  # refused where it is gone
+    table.version(partition, version)  # raises if it is gone
     return version

@@ -56,7 +56,7 @@ def tag(table: OpenTable, name: str, snapshot: str | int | date | None) -> Link[
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
         if head is None or head.body.tags.get(name) == number:
             return None
-        if number is not None and not head.body.keeps(number):  # a vacuum may have expired it since it was chosen
+        if number is not None and not head.body.keeps(number):  # a vacuum may have expired it meanwhile
             raise expired(number, head)
         tags = {n: at for n, at in head.body.tags.items() if n != name}
         return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
