@@ -92,7 +92,7 @@ def _zone(table: str, zone: str, root: Path, rights: int) -> Finding:
     place = _nearest(root)
     if not place.is_dir() or (zone == "landing" and place != root):
         advice = f"create it, or correct `{zone}` in [tables.{table}]"
-        return Finding("permissions", "problem", f"{zone}: {root} is no folder", advice)
+        return Finding("permissions", "problem", f"{zone}: {root} is not a folder", advice)
     # In the processed zone, only our own folders: lost+found of a disk, for example, can't be read.
     tops = [root] if zone == "landing" else [root / HOME, *root.glob("*=*")]
     needed = chain([(place, rights)], *(_needed(top, rights) for top in tops if top.exists()))
@@ -191,12 +191,12 @@ def _store_clock(table: OpenTable) -> Finding:
     before = clock.now()
     try:
         table.store.create(name, b"clock")
-        after, made = clock.now(), table.store.head(name)
+        after, info = clock.now(), table.store.head(name)
     finally:
         table.store.delete([name])
-    if made is None:
+    if info is None:
         raise NotFoundError(table.store.uri(name))
-    modified = datetime.fromtimestamp(made.modified, UTC)
+    modified = datetime.fromtimestamp(info.modified, UTC)
     apart = max(before - modified, modified - after, timedelta(0))
     level: Level = "problem" if apart > CLOCKS_FAR_APART else "warning" if apart > CLOCKS_APART else "ok"
     found = f"this machine's clock and the store's are {_duration(apart)} apart"

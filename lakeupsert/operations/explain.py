@@ -185,7 +185,7 @@ def _values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict[st
         if not fits:
             raise ConfigurationError(
                 "unfit-value",
-                f"{value!r} is no {type_}, the type of column {column!r}.",
+                f"{value!r} can't be converted to {type_}, the type of column {column!r}.",
                 next="give the value as it stands in the landing files",
             )
     return values
@@ -384,7 +384,7 @@ class _Search:
         lacking = self.rows.lacking([row for row in rows if row.age in counts], counted) - refused
         void = forgotten_before_extract(rows, counted)
         uncounted = refused | lacking | void | {row for row in rows if row.age not in counts}
-        # Readers' version first: if the newest one holds the same row in another file, that is no other version.
+        # Readers' version first: if the newest one holds the same row in another file, that is not another version.
         rows, shown = self.rows.with_stored(rows, partition, readers, uncounted)
         won = shown
         if head is not None and (readers is None or head.number != readers.number):

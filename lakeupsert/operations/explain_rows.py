@@ -1,6 +1,6 @@
 """Find the rows of one key in the files of a partition, for `explain`.
 
-Reads     the files that manifests and ledger entries name; Parquet's statistics tell which row groups can hold the key
+Reads     the files that manifests and ledger entries name; Parquet's statistics say which row groups can hold the key
 Writes    nothing
 Repeat    safe
 """

@@ -56,9 +56,9 @@ def why(
         if any(outcome == "lacking" for outcome in outcomes.values()):
             return f"A full extract lacked the key.{aside}"
         if any(outcome == "refused" for outcome in outcomes.values()):
-            return f"What came is below what the table has forgotten, or a full extract had, and in quarantine.{aside}"
+            return f"All records are below the floor of forgotten deletes or of a full extract, so they are in quarantine.{aside}"
         elsewhere = any(row.lost_in_append for row in rows)
-        return f"{'What came lost to a record in another partition.' if elsewhere else 'No version counts.'}{aside}"
+        return f"{'All records lost to a record in another partition.' if elsewhere else 'No version counts.'}{aside}"
     seen = [row for row in rows if outcomes[row] == "shown"]
     still = f"and readers still see {seen[0] if seen else 'no row'}."
     behind = rows[rows.index(winner) + 1 :]

@@ -125,7 +125,7 @@ def _almost_typed(store: ObjectStore, rows: Sample, choices: SettingChoices) -> 
 
 def _files(store: ObjectStore, root: str) -> list[ObjectInfo]:
     if isinstance(store, LocalStore) and not Path(root).is_dir():
-        raise ConfigurationError("no-landing", f"{root} is no folder.", next="name the folder of your files")
+        raise ConfigurationError("no-landing", f"{root} is not a folder.", next="name the folder of your files")
     if next(iter(store.list(f"{HOME}/", limit=1)), None) is not None:
         raise ConfigurationError(
             "already-a-table",

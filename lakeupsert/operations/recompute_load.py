@@ -330,7 +330,7 @@ class LandedRows:
                 value = "NULL"
             else:
                 value = landed_value(name, old_types, is_text=source.is_text)
-            # A value of a column that has grown since, such as a FLOAT, gets the type that it had.
+            # A value of a column that was widened since, for example a FLOAT, gets the type that it had.
             old_type = old_types.get(name, type_)
             yield f"TRY_CAST(TRY_CAST({value} AS {old_type}) AS {type_}) AS {identifier(new_name)}"
 

@@ -100,7 +100,7 @@ def reconcile(
 ) -> ReconcileResult:
     """Bring queue, marks and snapshot up to date with the ledger, then prove the selected partitions of the published snapshot.
 
-    Without ``counted`` there is no proof: no data file is read, and only ledger entries that are not published. With ``deep``,
+    Without ``counted`` there is no proof: no data file is read, and of the ledger only what is not published. With ``deep``,
     DuckDB also recomputes the rows of partitions that balance from what landed, and every column is compared.
     Raises ConfigurationError if the table does not exist, or ``deep`` lacks DuckDB. An imbalance raises nothing.
     """

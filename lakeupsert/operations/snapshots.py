@@ -18,7 +18,7 @@ from lakeupsert.table.snapshot import Snapshot
 
 
 def list_snapshots(table: OpenTable) -> list[Link[Snapshot]]:
-    """Every snapshot that can be read, newest first, without those that tags and expiry made: they show what others do."""
+    """Every snapshot that can be read, newest first, without those of tags and expiry, which show the same as the one before."""
     chain = table.objects.snapshots
     head = newest_snapshot(table.objects)
     kept = [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
@@ -27,7 +27,7 @@ def list_snapshots(table: OpenTable) -> list[Link[Snapshot]]:
 
 
 def lost_snapshots(table: OpenTable) -> list[int]:
-    """Numbers of snapshots that are not there, although nobody expired them: something other than lakeupsert deleted them."""
+    """Numbers of snapshots that are gone without having expired: something other than lakeupsert deleted them."""
     chain = table.objects.snapshots
     there = set(chain.numbers())
     head = chain.head()

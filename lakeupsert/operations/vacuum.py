@@ -322,7 +322,7 @@ class _Survey:
                     continue  # from a newer lakeupsert, or damaged: kept until it is old
             heads = [self._table.objects.partition(p).head() for p in work.partitions] if work else []
             if work is None or all(head is not None and head.body.reprocessed == name for head in heads):
-                self._add(found, "a reprocess that is done, or was given up", None, None)
+                self._add(found, "a reprocess that is done, or was abandoned", None, None)
             else:
                 unfinished.append(work)
         return unfinished
@@ -353,7 +353,7 @@ class _Survey:
         needed = {f.name for files in named_index(entries) or () for f in files}
         for name, found in self._objects[KEYS].items():
             if name in named - needed:
-                self._add(found, "a part of the key index that was written anew since", None, None)
+                self._add(found, "a part of the key index that was rewritten since", None, None)
             elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, TableObjects.start_of(name))
 

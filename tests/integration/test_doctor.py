@@ -177,7 +177,7 @@ def test_processed_path_that_is_a_file_is_a_problem(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     (tmp_path / "processed").write_text("")
     (problem,) = found(table, "permissions", "problem")
-    assert f"{tmp_path / 'processed'} is no folder" in problem.found
+    assert f"{tmp_path / 'processed'} is not a folder" in problem.found
 
 
 def findings_without_privileges(root: Path) -> tuple[int, list[dict[str, str]]]:
