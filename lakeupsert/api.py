@@ -19,7 +19,7 @@ from lakeupsert.config import TableSettings, load
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.landing.accept import LandingInput
-from lakeupsert.operations.adopt import Adopted, adopt
+from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain
@@ -32,7 +32,7 @@ from lakeupsert.operations.restore import RestorePlan, restore
 from lakeupsert.operations.run import RunOptions, RunResult, run
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns
 from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
-from lakeupsert.operations.vacuum import Vacuumed, vacuum
+from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append import AppendResult, append, new_files, skipped_files
 from lakeupsert.pipeline.dedupe import PartitionResult, send_missing
 from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues, merge_received
@@ -139,7 +139,7 @@ class Table:
         return self._table.head_spec() is not None
 
     @_public
-    def adopt(self, progress: Callable[[str], None] = lambda text: None) -> Adopted:
+    def adopt(self, progress: Callable[[str], None] = lambda text: None) -> AdoptResult:
         """Turn the Hive-partitioned Parquet folder at `processed` into a table, without rewriting a file."""
         return adopt(self._table, progress)
 
@@ -352,7 +352,7 @@ class Table:
         return restore(self._table, to, dry=dry)
 
     @_public
-    def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
+    def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> VacuumResult:
         """Expire all but tagged snapshots and the newest `keep_snapshots`, and delete files that only expired ones need."""
         return vacuum(self._table, dry=dry, progress=progress)
 

@@ -38,7 +38,7 @@ _FOLDER_TYPES = [pa.int64(), pa.date32()]
 
 
 @dataclass(frozen=True)
-class Adopted:
+class AdoptResult:
     """What the table starts with; ``snapshot`` shows it. ``left`` are objects that are not part of it."""
 
     files: int
@@ -50,7 +50,7 @@ class Adopted:
     warnings: tuple[str, ...]
 
 
-def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> Adopted:
+def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> AdoptResult:
     """Commit the folder at ``processed`` as the table's batch 0, and publish it.
 
     Raises ConfigurationError if it is a table already or its folders are not partitions, and RefusedError if its rows can't be
@@ -95,7 +95,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
     names = {info.name.removeprefix(chains).rpartition("/")[0] for info in table.store.list(chains)}
     _write_manifests(table, sorted(names | set(touched)), touched, is_winner=True)
     published = publish(table)
-    return Adopted(
+    return AdoptResult(
         files=len(footings),
         partitions=len(touched),
         rows=entry.rows_read,

@@ -56,7 +56,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class Recomputation:
     """A comparison for each partition that could be recomputed.
 
     Attributes:
@@ -74,7 +74,7 @@ class Recomputed:
 
 def recompute(
     table: OpenTable, snapshot: Link[Snapshot], partitions: Sequence[str], progress: Callable[[str], None]
-) -> Recomputed:
+) -> Recomputation:
     """Compare these partitions of a snapshot with what the batches that count in them brought.
 
     Left out are partitions that were adopted and not merged since, which have nothing to be compared with, and those that a
@@ -112,7 +112,7 @@ def recompute(
         progress("comparing")
         differing = _compare(db, view.spec)
     values = {p: tuple(v.as_py() for v in partition_scalars(view.spec, p).values()) for p in compared}
-    return Recomputed(
+    return Recomputation(
         version=import_duckdb().__version__,
         partitions={p: differing.get(values[p], Comparison()) for p in compared if p in asked and p in settled},
         gone=gone,

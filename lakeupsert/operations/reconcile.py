@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.recompute import Comparison, Recomputed, recompute
+from lakeupsert.operations.recompute import Comparison, Recomputation, recompute
 from lakeupsert.operations.recompute_sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
 from lakeupsert.pipeline.dedupe import UNANSWERED, mark_failed, send_missing
@@ -78,7 +78,7 @@ class ReconcileResult:
     publish: PublishResult
     proof: tuple[Proof, ...]
     batches: tuple[str, ...]
-    recomputed: Recomputed | None = None
+    recomputed: Recomputation | None = None
 
     @property
     def gone(self) -> dict[int, str]:

@@ -63,7 +63,7 @@ class Garbage:
 
 
 @dataclass(frozen=True)
-class Vacuumed:
+class VacuumResult:
     """What was deleted, or with ``dry`` would be. ``expired``: snapshots that readers can't choose from now on."""
 
     expired: tuple[int, ...]
@@ -75,7 +75,7 @@ class Vacuumed:
         return sum(g.bytes for g in self.garbage)
 
 
-def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
+def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lambda text: None) -> VacuumResult:
     """Keep `keep_snapshots` snapshots and tagged ones, and delete what only others need. ``dry`` deletes nothing."""
     table.existing_spec()
     table.last_snapshot()  # so that a ledger that ends before it is detected
@@ -83,7 +83,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     progress("looking for files that nobody needs")
     survey = _Survey(table, expiry.planned)
     if dry or not survey.garbage:
-        return Vacuumed(expiry.expired, tuple(survey.garbage), dry)
+        return VacuumResult(expiry.expired, tuple(survey.garbage), dry)
     progress("fencing off writers that started before")
     fence = max((g.start for g in survey.garbage if g.partition is None and g.start is not None), default=-1)
     table.last_snapshot()  # for the entry, which names it
@@ -98,7 +98,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     table.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
     # After the data: a version without its files still names garbage; files without their version would hide it.
     table.store.delete(versions)
-    return Vacuumed(expiry.expired, tuple(garbage), dry)
+    return VacuumResult(expiry.expired, tuple(garbage), dry)
 
 
 @dataclass(frozen=True)
