@@ -25,9 +25,10 @@ from typing import Any
 from xml.etree import ElementTree as Svg
 
 from lakeupsert import clock
-from lakeupsert.api import RunResult, Table
+from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.operations.plan import Plan
+from lakeupsert.operations.run import RunResult
 from lakeupsert.receipts import compared, connected, derive, land
 
 RESULTS = Path(__file__).parent / "results"

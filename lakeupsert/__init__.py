@@ -1,6 +1,6 @@
 """Upserts for plain Parquet data lakes: newest record wins, per partition and key."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError, TryAgainError
 
@@ -19,8 +19,8 @@ __all__ = [
 __version__ = "0.1.0.dev0"
 
 
-def __getattr__(name: str) -> Any:
-    """`Table` on demand: it brings Arrow with it, which `lakeupsert --help` need not wait for."""
+def __getattr__(name: str) -> object:
+    """Import `Table` on demand: it imports Arrow, which would slow `lakeupsert --help` down."""
     if name == "Table":
         from lakeupsert.api import Table
 

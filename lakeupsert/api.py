@@ -1,87 +1,80 @@
-"""`lakeupsert.Table`: everything that the command line does, from Python."""
+"""`lakeupsert.Table`: everything that the command line does, from Python.
+
+The signatures of its public methods are a contract with users, so some have more than seven parameters; they become options
+here, and the work is done in `operations`, `pipeline`, `read` and `report`.
+"""
 
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import date
 from difflib import get_close_matches
 from functools import wraps
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from lakeupsert import clock
+import pyarrow as pa
+
 from lakeupsert.config import TableSettings, load
-from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.hosts import LocalHost
-from lakeupsert.engine.merge import Engine
-from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
+from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
+from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.operations.adopt import Adopted, adopt
+from lakeupsert.operations.adopt import AdoptResult, adopt
+from lakeupsert.operations.compact import compact
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain
-from lakeupsert.operations.plan import Plan, Predicted, plan, predicted, refuse_above
+from lakeupsert.operations.plan import Plan, plan
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
 from lakeupsert.operations.replay import replay
-from lakeupsert.operations.reprocess import ReprocessPlan, reprocess
-from lakeupsert.operations.restore import RestorePlan, restore, tag
+from lakeupsert.operations.reprocess import ReprocessOptions, ReprocessResult, reprocess_and_publish
+from lakeupsert.operations.restore import RestorePlan, restore
+from lakeupsert.operations.run import RunOptions, RunResult, run
 from lakeupsert.operations.schema import Column, SchemaChange, change, columns
-from lakeupsert.operations.vacuum import Vacuumed, vacuum
+from lakeupsert.operations.snapshots import list_snapshots, list_tags, lost_snapshots, tag
+from lakeupsert.operations.vacuum import VacuumResult, vacuum
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.discover import new_files, skipped_files
+from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues, merge_received
 from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
-from lakeupsert.pipeline.memory import limit_bytes
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.stored_objects import StoredObjects
-from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
-from lakeupsert.pipeline.worker import drain, drain_received
-from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
-from lakeupsert.queue import AzureQueue, SqsQueue
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
-from lakeupsert.read.view import View, ViewFile, choose, newest_snapshot, no_files
+from lakeupsert.read.view import View, ViewFile, no_files
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import drop, rename
 from lakeupsert.table.ledger import Scope
-from lakeupsert.table.manifest import BucketEntry
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Source
 
-HostName = Literal["spark", "local"]
-EngineName = Literal["arrow", "spark"]
+__all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "Table"]
+
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
 
 log = logging.getLogger(__name__)
 
-PUBLISH_SECONDS = 5.0
-"""What must be left of a function's time for it to publish. Longer: the last worker leaves more nights to `reconcile`, which
-comes minutes later. Shorter: it is killed while it does (harmless, but an alarm tells)."""
 LISTED = 10_000
-"""Names below landing that `skipped_files` looks at. More: `status` waits longer for a large landing zone, 0.1 s for 1,000 names
-on S3. Fewer: it misses more of the files that `append` tells of every night."""
-OTHERS_SECONDS = 10.0
-"""How often one who only waits for other workers looks at the partitions that are left: two requests for each."""
+"""Names below landing that `skipped_files` lists. More: `status` waits longer for a large landing zone, 0.1 s for 1,000 names on
+S3. Fewer: it misses more of the files that `append` warns about every night."""
 
 
 def _public(method: Callable[Given, Found]) -> Callable[Given, Found]:
-    """What holds for every method that may commit: it takes no word but those of its `Literal`s, and an error of it says
-    what it committed."""
+    """For methods that may commit: refuse arguments that their `Literal`s do not name, and write into an error what the call
+    committed."""
     signature, hints = inspect.signature(method), get_type_hints(method)
-    words = {name: found for name, hint in hints.items() if (found := _words(hint))}
+    words = {name: allowed for name, hint in hints.items() if (allowed := _words(hint))}
 
     @wraps(method)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Found:
@@ -101,13 +94,13 @@ def _public(method: Callable[Given, Found]) -> Callable[Given, Found]:
     return call
 
 
-def _words(hint: Any) -> tuple[object, ...]:
-    """The values that a `Literal`, or one beside others such as None, allows; () of any other type."""
+def _words(hint: object) -> tuple[object, ...]:
+    """The values that a type hint allows, if it is a `Literal` or a union with one; otherwise ()."""
     if get_origin(hint) is Literal:
         return get_args(hint)
-    found = [_words(part) for part in get_args(hint) if part is not type(None)]
+    parts = [_words(part) for part in get_args(hint) if part is not type(None)]
     optional = type(None) in get_args(hint)
-    return (*(word for words in found for word in words), *([None] if optional else [])) if any(found) else ()
+    return (*(word for words in parts for word in words), *([None] if optional else [])) if any(parts) else ()
 
 
 def _not_a_word(where: str, given: object, words: Sequence[object]) -> ConfigurationError:
@@ -120,38 +113,11 @@ def _not_a_word(where: str, given: object, words: Sequence[object]) -> Configura
     )
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """The three steps of a night; ``append`` is None where nothing was new.
-
-    ``predicted``: what `dedupe` was expected to read and write, once the batch was committed; None where there was nothing
-    to merge, or a manifest that it takes is damaged. ``planned``: what the limits were held against; None without limits.
-    """
-
-    append: AppendResult | None
-    dedupe: list[PartitionResult]
-    publish: PublishResult
-    predicted: Predicted | None = None
-    planned: Plan | None = None
-
-
-@dataclass(frozen=True)
-class ReprocessResult:
-    """``left`` are partitions that no worker has written anew, ``unseen`` those whose old files readers still see;
-    ``publish`` is None where nothing was to do, or dry."""
-
-    plan: ReprocessPlan
-    dedupe: list[PartitionResult] = field(default_factory=list)
-    publish: PublishResult | None = None
-    left: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
-
-
 class Table:
-    """A configured table. Opening reads the configuration alone; the first `append` creates the table."""
+    """A configured table. Opening it only reads the configuration; the first `append` creates the table."""
 
     def __init__(self, name: str, settings: TableSettings, *, origins: Mapping[str, str] | None = None) -> None:
-        """``origins`` as `Config.origins` of this table."""
+        """``origins``: where each setting comes from, as in `Config.origins`."""
         self.name = name
         self.settings = settings
         self._table = OpenTable(name, settings, origins=origins or {})
@@ -170,18 +136,18 @@ class Table:
 
     @classmethod
     def open(cls, config: str | Path, name: str | None = None) -> "Table":
-        """The table ``name`` of a `lakeupsert.toml` (the only one there, if no name is given)."""
+        """Open the table ``name`` of a `lakeupsert.toml`; without a name, the only table in it."""
         loaded = load(str(config))
         name, settings = loaded.table(name)
         return cls(name, settings, origins=loaded.origins[name])
 
     @property
     def requests(self) -> dict[str, int]:
-        """How often each kind of call reached the processed zone's store through this object and its workers."""
+        """Requests to the store of the processed zone, by kind, from this object and its workers."""
         return self._table.store.requests.as_dict()
 
     def account(self, error: LakeupsertError, *, named: bool = False) -> None:
-        """Write into the error what was committed since the table was opened, and what readers see; ``named``: of which table."""
+        """Write into the error what was committed since the table was opened, and what readers see; ``named`` adds the table."""
         self._table.account(error, named=named)
 
     def exists(self) -> bool:
@@ -189,8 +155,8 @@ class Table:
         return self._table.head_spec() is not None
 
     @_public
-    def adopt(self, progress: Callable[[str], None] = lambda text: None) -> Adopted:
-        """Make a table of the Hive-partitioned Parquet folder that `processed` is; no file is rewritten."""
+    def adopt(self, progress: Callable[[str], None] = lambda text: None) -> AdoptResult:
+        """Turn the Hive-partitioned Parquet folder at `processed` into a table, without rewriting a file."""
         return adopt(self._table, progress)
 
     @_public
@@ -207,11 +173,15 @@ class Table:
         progress: Callable[[str], None] = lambda text: None,
         warn: Callable[[str], None] = log.warning,
     ) -> AppendResult | None:
-        """Phase one: commit all new landing files as one batch; None where there is none, with warnings to ``warn``.
+        """Phase one: commit all new landing files as one batch. Returns None if there are none.
 
-        With ``again`` those files of which a restore withdrew every batch; with ``replay_quarantine`` instead the
-        quarantined rows that pass now (in this process, whatever the host). A batch that is ``full`` deletes the keys that it
-        lacks, in the table or in the partitions that its rows are in; one that would delete 40 % only if it ``may_shrink``.
+        Args:
+            received: first and last date (inclusive) of the landing folders to take.
+            again: take landing files again whose batches were all withdrawn by a restore.
+            full: the batch is a full extract: it deletes the keys that it lacks, in the table or in the partitions of its rows.
+            may_shrink: accept a full extract that would delete 40 %.
+            replay_quarantine: commit the quarantined rows that pass now, instead of landing files (always in this process).
+            warn: takes the warnings of a call that commits no batch.
         """
         if replay_quarantine:
             if again or full or any(received):
@@ -223,7 +193,7 @@ class Table:
             return replay(self._table, batch_id=batch_id, progress=progress, warn=warn)
         return append(
             self._table,
-            _host(host),
+            host_by_name(host),
             batch_id=batch_id,
             received=received,
             again=again,
@@ -234,16 +204,16 @@ class Table:
         )
 
     def new_files(self) -> tuple[LandingInput, ...]:
-        """The landing files that the next `append` would take."""
+        """List the landing files that the next `append` would take."""
         return new_files(self._table)
 
     def skipped_files(self) -> Skipped | None:
-        """What to say of landing files that have no date by `landing_dates`, among the first ones below landing."""
+        """Describe the landing files that have no date by `landing_dates`, among the first ones below landing."""
         return skipped_files(self._table, LISTED)
 
     @_public
     def send_missing(self, selected: Callable[[str], bool] = lambda partition: True) -> int:
-        """Send a message for every selected partition that the ledger is ahead of; how many were sent."""
+        """Send a message for every selected partition that has batches to merge; returns how many were sent."""
         return send_missing(self._table, selected)
 
     @_public
@@ -259,79 +229,46 @@ class Table:
         progress: Callable[[int], None] | None = None,
         alive: Callable[[], object] = lambda: None,
     ) -> list[PartitionResult]:
-        """Phase two: work on the queue, until it is empty or (``until_empty=False``) until stopped.
+        """Phase two: merge the partitions on the queue until it is empty, or (``until_empty=False``) until ``stop``.
 
         More than one worker means processes; a script that asks for them needs the usual `if __name__ == "__main__":`.
-        Of a table with [large], Spark then merges the large partitions; without ``both_queues``, and where it waits, engine
-        spark works on their queue alone, and engine arrow on the other. ``alive`` is called every few seconds.
+        If the table has [large], Spark merges large partitions afterwards. Without ``both_queues`` or ``until_empty``, engine
+        spark drains only the queue of large partitions, and engine arrow only the other. ``alive`` is called every few seconds.
         """
-        stop = stop or Stop()
-        begun = clock.elapsed()
-        while self._table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
-            alive()
-            if until_empty or (max_seconds is not None and clock.elapsed() - begun >= max_seconds) or stop.wait(1.0):
-                return []
-        if max_seconds is not None:
-            max_seconds = max(0.0, max_seconds - (clock.elapsed() - begun))
-        options: dict[str, Any] = {
-            "until_empty": until_empty,
-            "stop": stop,
-            "max_seconds": max_seconds,
-            "progress": progress,
-            "alive": alive,
-        }
-        both = until_empty and both_queues
-        large = self._table.at_large_queue() if self._table.large_queue is not None else None
-        if (engine or self.settings.engine) == "spark":
-            if large is not None and not both:
-                return drain(large, _spark_engine(), **options)
-            results = drain(self._table, _spark_engine(), **options)
-        else:
-            results = drain_in_processes(self._table, workers, **options)
-        # Spark takes seconds to begin; a queue's server may count what was just sent a minute later.
-        if both and large is not None and (any(r.status == "large" for r in results) or large.queue.stats().visible):
-            results += drain(large, _spark_engine(), **options)
-        return results
+        return drain_queues(
+            self._table,
+            DrainOptions(
+                workers=workers,
+                engine=engine,
+                until_empty=until_empty,
+                both_queues=both_queues,
+                max_seconds=max_seconds,
+                stop=stop or Stop(),
+                progress=progress,
+                alive=alive,
+            ),
+        )
 
     @_public
     def dedupe_received(
         self,
-        records: Sequence[Mapping[str, Any]],
+        records: Sequence[Mapping[str, Any]],  # JSON of AWS or Azure
         *,
         workers: int,
         memory_bytes: int,
         seconds_left: Callable[[], float],
     ) -> list[Mapping[str, Any]]:
-        """Phase two for messages that AWS Lambda or Azure's Functions received (see the queue's `received`); those given back.
+        """Phase two for messages that AWS Lambda or Azure Functions received (see the queue's `received`).
 
-        All others were acked, sent anew or buried. Engine arrow, in ``workers`` threads that share ``memory_bytes`` (or what
-        this process may take, where that is less), as long as ``seconds_left`` is above 0. It publishes
-        where no partition is left to merge, if there is time and no object is damaged; else that is left to `reconcile`.
+        Returns the records to give back; `pipeline.drain_queues.merge_received` says what becomes of the others.
         """
-        queue = self._table.queue
-        assert isinstance(queue, SqsQueue | AzureQueue), f"nobody receives for {queue}"
-        memory = min(memory_bytes, limit_bytes()) - PROCESS_BYTES
-        with queue.received(records) as leases:
-            back = drain_received(
-                self._table,
-                lambda threads: ArrowEngine(memory // threads),
-                list(leases),
-                workers=workers,
-                seconds_left=seconds_left,
-            )
-        if seconds_left() >= PUBLISH_SECONDS:
-            try:
-                if (
-                    self._table.is_through()
-                ):  # counts of a queue lag: by them the last worker sees itself, and none publishes
-                    self.publish()
-            except DamagedTableError as e:  # the merges are good all the same, and reconcile tells it
-                log.warning("not published: %s", e)
-        return [leases[lease] for lease in back]
+        return merge_received(
+            self._table, records, workers=workers, memory_bytes=memory_bytes, seconds_left=seconds_left
+        )
 
     @_public
     def publish(self) -> PublishResult:
-        """Show readers the newest batch that is whole in every partition."""
+        """Show readers the newest batch that is merged in every partition."""
         return publish(self._table)
 
     @_public
@@ -351,47 +288,32 @@ class Table:
         progress: Callable[[str], None] = lambda text: None,
         warn: Callable[[str], None] = log.warning,
     ) -> RunResult:
-        """A night: send what an earlier run left, append, dedupe, publish. Safe to repeat; after a crash it finishes.
+        """A night: send missing messages, append, dedupe, publish. Safe to repeat: after a crash, the next run finishes it.
 
-        Raises RefusedError before anything is written, where its `plan` has more bytes or cost than these allow.
+        Raises RefusedError before anything is written if its `plan` is above ``max_bytes`` or ``max_cost``.
         """
-        planned = None
-        if max_bytes is not None or max_cost is not None:
-            progress("planning")
-            planned = self.plan(prices=prices)
-            refuse_above(planned, max_bytes, max_cost)
-        self.send_missing()
-        appended, refused = None, None
-        try:
-            appended = self.append(
-                host=host, batch_id=batch_id, full=full, may_shrink=may_shrink, progress=progress, warn=warn
-            )
-        except (ConfigurationError, RefusedError) as e:
-            refused = e  # what was committed before is finished all the same
-        expected = None
-        with suppress(DamagedTableError):  # the merge of that partition fails for it, and the others go on
-            expected = predicted(self._table, appended)
-        try:
-            deduped = self.dedupe(
-                workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to merge")
-            )
-            progress("publishing")
-            published = self.publish()
-        except LakeupsertError as e:
-            e.data_changed |= appended is not None or (refused is not None and refused.data_changed)
-            raise
-        if not self.settings.retention:
-            self.vacuum(dry=False, progress=progress)  # for readers that list folders
-        if refused is not None:
-            raise refused
-        return RunResult(appended, deduped, published, expected, planned)
+        options = RunOptions(
+            host=host,
+            workers=workers,
+            engine=engine,
+            batch_id=batch_id,
+            full=full,
+            may_shrink=may_shrink,
+            max_bytes=max_bytes,
+            max_cost=max_cost,
+            prices=prices,
+            stop=stop or Stop(),
+            progress=progress,
+            warn=warn,
+        )
+        return run(self._table, options)
 
     def plan(
         self, *, selected: Callable[[str], bool] = lambda partition: True, prices: str | Path | None = None
     ) -> Plan:
-        """What `run` would do now: files, partitions, bytes, requests, seconds and money. Nothing is written.
+        """Predict what `run` would do now: files, partitions, bytes, requests, seconds and money. Nothing is written.
 
-        ``prices`` is a file such as `lakeupsert/operations/prices.toml`, which holds where none is given.
+        ``prices`` is a file like `lakeupsert/operations/prices.toml`, which is the default.
         """
         return plan(self._table, selected, prices)
 
@@ -408,34 +330,22 @@ class Table:
         stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
-        """Write the selected partitions anew at the batch that each has, and publish them; no row changes.
+        """Rewrite the selected partitions, each at its batch, and publish them. No row changes.
 
-        From what is ``stored``, or from the ``landing`` files of all their batches; with ``dry`` it tells what that takes.
-        It goes through the queue, and waits for partitions that other workers have taken; with 0 ``workers`` they take all,
-        and it waits until ``stop`` for them.
+        Rows come from what is ``stored``, or from the ``landing`` files of all batches; ``dry`` only plans the rewrite. The
+        work goes through the queue, and the call waits for partitions that other workers have taken. With 0 ``workers`` other
+        workers do everything, and the call waits for them until ``stop``.
         """
-        self._table.existing_spec()
-        stop = stop or Stop()
-        reader = _host(host) if source == "landing" else None
-        plan = reprocess(self._table, reader, selected, dry=dry, progress=progress)
-        if plan.work is None:
-            return ReprocessResult(plan)
-        results: list[PartitionResult] = []
-        while True:
-            if not workers:
-                if not (left := plan.left(self._table)) or stop.wait(OTHERS_SECONDS):
-                    break
-                continue
-            results += self.dedupe(
-                workers=workers, engine=engine, stop=stop, progress=lambda left: progress(f"{left} partitions to write")
-            )
-            left = plan.left(self._table)
-            stats = self._table.queue_stats()
-            if not left or not stats.visible + stats.leased or stop.wait(1.0):
-                break
-        progress("publishing")
-        published = publish(self._table, also=plan.heads)
-        return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(self._table)))
+        options = ReprocessOptions(
+            source=source,
+            host=host,
+            workers=workers,
+            engine=engine,
+            dry=dry,
+            stop=stop or Stop(),
+            progress=progress,
+        )
+        return reprocess_and_publish(self._table, selected, options)
 
     @_public
     def compact(
@@ -446,88 +356,61 @@ class Table:
         stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
-        """Rewrite partitions that have become slow to read (``full``: any that a rewrite improves). No row changes.
-
-        These are partitions whose deltas and superseded rows cost readers much, those whose buckets are far smaller than `bucket`
-        and are joined, and those that were adopted and not merged since.
-        """
-        snapshot = self._table.last_snapshot()
-        self._table.ledger_head()  # an error where a newer snapshot is gone
-        shown = snapshot.body.partitions if snapshot else {}
-        heads = self._table.heads(shown)
-        if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
-            publish(self._table, also=ahead)  # what a compact that died had settled, and nobody would show
-        types = self._table.spec(snapshot.body.spec_version).base_schema.types if snapshot else ()
-
-        def is_costly(buckets: Sequence[BucketEntry]) -> bool:
-            rule = SplitRule.of(self._table.settings.bucket_bytes, types, buckets)
-            return len(rule.joined(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
-
-        costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
-        return self.reprocess(costly.__contains__, workers=workers, stop=stop, progress=progress)
+        """Rewrite partitions that have become slow to read (``full``: all that a rewrite improves). No row changes."""
+        return compact(self._table, full=full, workers=workers, stop=stop or Stop(), progress=progress)
 
     @_public
     def restore(self, to: str | int | date, *, dry: bool = True) -> RestorePlan:
-        """Go back to a snapshot by its number, a tag or a time; `dedupe` and `publish` then finish it.
+        """Restore the table to a snapshot, by number, tag or time; `dedupe` and `publish` then finish it.
 
-        With ``dry`` nothing is written: it tells what would change.
+        With ``dry`` nothing is written, and the plan says what would change.
         """
-        link = choose(self._table.objects, to)
-        if link is None:
-            raise ConfigurationError(
-                "unknown-snapshot", "Nothing was published yet.", next="run `lakeupsert history` to see what there is"
-            )
-        self._table.existing_spec()
-        return restore(self._table, link, dry=dry)
+        return restore(self._table, to, dry=dry)
 
     @_public
-    def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
-        """Expire all but the newest `keep_snapshots` snapshots and those with a tag, and delete what only others need."""
+    def vacuum(self, *, dry: bool = True, progress: Callable[[str], None] = lambda text: None) -> VacuumResult:
+        """Expire all but tagged snapshots and the newest `keep_snapshots`, and delete files that only expired ones need."""
         return vacuum(self._table, dry=dry, progress=progress)
 
     @_public
     def tag(self, name: str, snapshot: str | int | date | None = "published") -> Link[Snapshot] | None:
-        """Name a snapshot, which is then kept as long as it has a name; None takes the name away."""
-        link = None if snapshot is None else choose(self._table.objects, snapshot)
-        number = link.number if link else None
-        if link is not None:  # the one that `snapshots` lists, where several show the same
-            number = min([link.number, *(s.number for s in self.snapshots() if s.body.shows(link.body))])
-        return tag(self._table, name, number)
+        """Tag a snapshot, which is kept as long as it has a tag; None removes the tag. Returns None if nothing had to change."""
+        return tag(self._table, name, snapshot)
 
     def columns(self) -> list[Column]:
-        """The table's columns as the next batch is written under them."""
+        """List the columns under which the next batch is written."""
         return columns(self._table.existing_spec())
 
     @_public
     def rename_column(self, column: str, name: str, *, dry: bool = False) -> SchemaChange:
-        """Call a column ``name`` from the next ledger number on; no file is rewritten. Publish shows it to readers.
+        """Rename a column from the next ledger number on, without rewriting a file. Readers see it after the next publish.
 
-        Raises ConfigurationError where there is no such column, there is one of that name, or settings name it.
+        Raises ConfigurationError if there is no such column, ``name`` is taken, or a setting names the column.
         """
         return change(self._table, lambda spec: rename(spec, column, name), dry=dry)
 
     @_public
     def drop_column(self, column: str, *, dry: bool = False) -> SchemaChange:
-        """Take a column away from the next ledger number on, as `rename_column` renames one. One that comes under its name
-        later is another one."""
+        """Drop a column from the next ledger number on, as `rename_column` renames one. A later column of that name is a new
+        one."""
         return change(self._table, lambda spec: drop(spec, column), dry=dry)
 
     def shows(self, change: SchemaChange) -> bool:
-        """Whether readers see the columns as a rename or drop left them."""
+        """Whether readers see a rename or drop already."""
         snapshot = self._table.last_snapshot()
         return snapshot is not None and snapshot.body.spec_version >= change.version
 
     def status(self) -> Status:
-        """Counts from the newest snapshot, the ledger and the queue."""
+        """Count partitions, rows and messages by the newest snapshot, the ledger and the queue."""
         return status(self._table)
 
     def report(self, nights: int = 30) -> str:
-        """One HTML page that stands by itself, about the table and its last ``nights`` batches."""
+        """Return a self-contained HTML page about the table and its last ``nights`` batches."""
         return page(self.name, observe(self._table, nights))
 
     @_public
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
-        """Give the selected partitions' dead letters back to the queue; those of merged partitions are deleted."""
+        """Return the dead letters of the selected partitions to the queue; those of merged partitions are deleted."""
         return redrive(self._table, selected)
 
     @_public
@@ -539,67 +422,59 @@ class Table:
         selected: Callable[[str], bool] = lambda partition: True,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReconcileResult:
-        """Send lost messages again, publish what is whole, and prove that every row that came is accounted for.
+        """Send lost messages again, publish complete batches, and prove that every appended row is accounted for.
 
-        Without ``counted`` there is no proof, and no data file is read.
-        With ``deep`` DuckDB computes the published rows anew from what landed, and all columns are compared.
+        Without ``counted`` there is no proof, and no data file is read. With ``deep``, DuckDB recomputes the published rows
+        from the landing files, and all columns are compared.
         """
         return reconcile(self._table, deep=deep, counted=counted, selected=selected, progress=progress)
 
-    def explain(self, key: Mapping[str, Any], partition: str | None = None) -> Explanation:
-        """Every version of a key that the table knows, where it is, and why the winner won."""
+    def explain(self, key: Mapping[str, object], partition: str | None = None) -> Explanation:
+        """Show every stored version of a key, where it is, and why the current one wins."""
         return explain(self._table, key, partition)
 
     def snapshots(self) -> list[Link[Snapshot]]:
-        """Every snapshot that can be read, newest first.
+        """List the snapshots that can be read, newest first.
 
-        Tags and expiry are kept in snapshots that show what the one before did; these are left out.
+        Tags and expiry are kept in snapshots that show the same as the one before; these are left out.
         """
-        chain = self._table.objects.snapshots
-        head = newest_snapshot(self._table.objects)
-        kept = [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
-        links = [link for n in kept if (link := chain.get(n)) is not None]
-        return [a for a, b in zip_longest(links, links[1:]) if b is None or not a.body.shows(b.body)]
+        return list_snapshots(self._table)
 
     def lost_snapshots(self) -> list[int]:
-        """Numbers of snapshots that nobody expired and that are not there: something other than lakeupsert deleted them."""
-        chain = self._table.objects.snapshots
-        there = set(chain.numbers())
-        head = chain.head()
-        return [n for n in range(head.body.expired, head.number) if n not in there] if head else []
+        """List numbers of snapshots that are gone without having expired: something other than lakeupsert deleted them."""
+        return lost_snapshots(self._table)
 
     def tags(self) -> dict[str, int]:
-        """The names of snapshots, with their numbers."""
-        head = newest_snapshot(self._table.objects)
-        return head.body.tags if head else {}
+        """Map each tag to the number of its snapshot."""
+        return list_tags(self._table)
 
     def view(self, snapshot: str | int | date = "published") -> View:
-        """The table as of a snapshot: ``"published"``, its number, a tag, or a time; a date is its first moment in UTC.
+        """Open the table as of a snapshot: ``"published"``, a number, a tag, or a time; a date is its first moment in UTC.
 
-        ``"latest"``: as it will be when all that was appended is merged and published. It is merged now, into temporary
-        files that live as long as the view or a reader of it (of Spark: as long as the session).
+        ``"latest"`` includes everything that was appended. It is merged now, into temporary files that live as long as the
+        view or a reader of it (in Spark: as long as the session).
         """
         return self._view(snapshot, None)
 
     def _view(self, snapshot: str | int | date, where: str | None) -> View:
-        """For readers of ``where`` alone: of `latest`, other partitions are not merged and not there."""
+        """A view for readers of ``where`` only: for `latest`, other partitions are not merged, and missing from the view."""
         if snapshot == "latest":
             return latest(self._table, where)
         return View.open(self._table.objects, self._table.existing_spec(), snapshot)
 
     def files(self, snapshot: str | int | date = "published", where: str | None = None) -> Sequence[ViewFile]:
-        """The files that a reader of the snapshot opens for the filter; those of ``"latest"`` can't be told."""
+        """List the files that a reader of the snapshot opens for the filter; not available for ``"latest"``."""
         if snapshot == "latest":
             raise no_files()
         return list(self.view(snapshot).files(where))
 
     def to_arrow(
         self, snapshot: str | int | date = "published", where: str | None = None, *, history: bool = False
-    ) -> Any:
-        """A ``pyarrow.RecordBatchReader``, ordered by partition and key; Polars and DuckDB take it as it is.
+    ) -> pa.RecordBatchReader:
+        """Read rows, ordered by partition and key. Polars and DuckDB accept the reader as it is.
 
-        With ``history``, all versions of the rows, newest first, with columns `valid_from` and `valid_to`, which the filter
-        may name; the table's setting `history` has to be true since it began.
+        With ``history``, read all versions of the rows, newest first, with columns `valid_from` and `valid_to`, which the
+        filter may name; the setting `history` must have been true since the table was created.
         """
         if history:
             return history_to_arrow(self.view(snapshot), where)
@@ -607,13 +482,13 @@ class Table:
 
     def to_spark(
         self,
-        spark: Any,
+        spark: Any,  # a SparkSession; this module must not import pyspark
         snapshot: str | int | date = "published",
         where: str | None = None,
         *,
         history: bool = False,
     ) -> Any:
-        """A Spark DataFrame: a native Parquet scan, with filters and columns pushed down; with ``history`` as in `to_arrow`."""
+        """Return a Spark DataFrame: a native Parquet scan with filters and columns pushed down; ``history`` as in `to_arrow`."""
         from lakeupsert.read.spark import history_to_spark, to_spark
 
         if history:
@@ -629,31 +504,17 @@ class Table:
         overwrite: bool = False,
         history: bool = False,
     ) -> int:
-        """Write the rows to one file (.parquet, .csv, .jsonl), or a Hive folder where ``output`` ends in `/`; how many.
+        """Write the rows to a file (.parquet, .csv, .jsonl), or a Hive folder if ``output`` ends in `/`; returns their number.
 
-        With ``history``, all versions of the rows (see `to_arrow`).
+        With ``history``, write all versions of the rows (see `to_arrow`).
         """
         view = self.view(snapshot) if history else self._view(snapshot, where)
         return export(view, str(output), where=where, overwrite=overwrite, history=history)
 
     def doctor(self) -> list[Finding]:
-        """What is wrong, or may be, with the table and its machine; see `lakeupsert.operations.doctor`."""
+        """Check the table and this machine; see `lakeupsert.operations.doctor`."""
         return doctor(self._table)
 
     def close(self) -> None:
-        """Let go of the queue."""
+        """Close the queue."""
         self._table.close()
-
-
-def _host(name: HostName) -> Any:
-    if name == "local":
-        return LocalHost()
-    from lakeupsert.engine.spark_host import SparkHost
-
-    return SparkHost()
-
-
-def _spark_engine() -> Engine:
-    from lakeupsert.engine.spark_window import SparkEngine
-
-    return SparkEngine()

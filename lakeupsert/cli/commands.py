@@ -33,7 +33,8 @@ from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline.stop import GRACE_SECONDS
 
 if TYPE_CHECKING:
-    from lakeupsert.api import EngineName, HostName, Table
+    from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import EngineName, HostName
     from lakeupsert.table.ledger import Scope
 
 

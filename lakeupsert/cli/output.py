@@ -14,8 +14,8 @@ from lakeupsert.report.numbers import size as size
 from lakeupsert.report.numbers import when as when
 
 if TYPE_CHECKING:
-    from lakeupsert.api import RunResult
     from lakeupsert.config import Config, TableSettings
+    from lakeupsert.operations.run import RunResult
     from lakeupsert.pipeline.commit import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult

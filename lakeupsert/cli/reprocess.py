@@ -11,7 +11,9 @@ from lakeupsert.cli.shared import failed, need_spark, partition_options, selecti
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
-    from lakeupsert.api import HostName, ReprocessResult, Table
+    from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import HostName
+    from lakeupsert.operations.reprocess import ReprocessResult
     from lakeupsert.table.work import Source
 
 

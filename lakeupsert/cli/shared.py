@@ -13,7 +13,8 @@ from lakeupsert.cli.frame import Answer, Call, Function, Terminated, as_ours
 from lakeupsert.errors import LakeupsertError, RefusedError, parts
 
 if TYPE_CHECKING:
-    from lakeupsert.api import EngineName, HostName, Table
+    from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import EngineName, HostName
     from lakeupsert.pipeline.commit import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult

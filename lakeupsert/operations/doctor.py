@@ -1,10 +1,10 @@
-"""Look at a table and the machine it runs on, before a night finds out.
+"""Check a table and the machine it runs on, before a night fails.
 
 Reads     the settings, the heads of the chains, the queue, both zones' folders, Java's and Python's versions
-Writes    objects named `_lakeupsert/doctor-…`, which it removes again (and the folders for them, where there are none yet)
-Repeat    safe, also beside a running night and before there is a table
+Writes    objects named `_lakeupsert/doctor-…`, which it deletes again (and their folders, if they do not exist yet)
+Repeat    safe, also during a night and before the table exists
 
-Each check gives at least one finding. One that raises becomes a problem, and the others go on.
+Each check reports findings. A check that raises is reported as a problem, and the other checks go on.
 """
 
 import os
@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 
@@ -31,25 +31,30 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.worker import LEASE_SECONDS
 from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
-from lakeupsert.table.chain import Chain
+from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
 
 Level = Literal["ok", "warning", "problem"]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ROUNDS = 20
 WRITERS = 8
+"""Threads that race to create each of so many objects."""
 FUNCTION_SECONDS = 900
-"""How long a Lambda function may run at most."""
+"""The longest that a Lambda function can run."""
 CLOCKS_APART = timedelta(minutes=5)
 CLOCKS_FAR_APART = timedelta(hours=1)
+"""Differences between the clocks of this machine and the store that are a warning, and a problem."""
 FUTURE = timedelta(seconds=10)
-"""How far a stamp may be ahead before it is the future: machines that keep time by NTP differ by less."""
+"""How far ahead a stamp may be: the clocks of machines that use NTP differ by less."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found against what it expected; ``next`` is the command or act that mends it, None where all is well."""
+    """What a check found, against what it expected; ``next`` says how to fix it, None if nothing is wrong."""
 
     check: str
     level: Level
@@ -58,17 +63,17 @@ class Finding:
 
 
 def doctor(table: OpenTable) -> list[Finding]:
-    """The findings of all checks, in their order. Raises nothing: what can't be looked at is a finding too."""
+    """Run all checks in order. Raises nothing: a check that fails is a finding, too."""
     findings: list[Finding] = []
     for name, check in CHECKS.items():
         try:
-            for finding in check(table):
+            for finding in check(table):  # one by one: those before a failure are kept
                 findings.append(finding)
         except LakeupsertError as e:
             findings.append(Finding(name, "problem", e.message.rstrip("."), e.next))
-        except Exception as e:  # a check that fails is news of the machine, and must not hide what the others find
-            told = f"this could not be looked at: {type(e).__name__}: {e}"
-            findings.append(Finding(name, "problem", told, "mend that, or report it as a bug of lakeupsert"))
+        except Exception as e:  # a check that fails says something about the machine, and must not hide other findings
+            found = f"this check failed: {type(e).__name__}: {e}"
+            findings.append(Finding(name, "problem", found, "fix that, or report it as a bug of lakeupsert"))
     return findings
 
 
@@ -86,27 +91,27 @@ def _permissions(table: OpenTable) -> Iterator[Finding]:
 def _zone(table: str, zone: str, root: Path, rights: int) -> Finding:
     place = _nearest(root)
     if not place.is_dir() or (zone == "landing" and place != root):
-        expected = f"create it, or correct `{zone}` in [tables.{table}]"
-        return Finding("permissions", "problem", f"{zone}: {root} is no folder", expected)
-    # Of the processed zone only what is ours: a disk's lost+found is nobody's.
+        advice = f"create it, or correct `{zone}` in [tables.{table}]"
+        return Finding("permissions", "problem", f"{zone}: {root} is not a folder", advice)
+    # In the processed zone, only our own folders: lost+found of a disk, for example, can't be read.
     tops = [root] if zone == "landing" else [root / HOME, *root.glob("*=*")]
     needed = chain([(place, rights)], *(_needed(top, rights) for top in tops if top.exists()))
-    # A running night deletes its temporary files meanwhile.
+    # A running night may delete its temporary files meanwhile.
     denied = next((path for path, right in needed if not os.access(path, right) and path.exists()), None)
     may = "read and write" if rights & os.W_OK else "read"
     if denied is not None:
         return Finding(
             "permissions",
             "problem",
-            f"{zone}: user {os.geteuid()} may not {may} {denied}",
-            f"give this user the right to {may} {place}" + (" and all below it" if place == root else ""),
+            f"{zone}: user {os.geteuid()} is not allowed to {may} {denied}",
+            f"allow this user to {may} {place}" + (" and everything below it" if place == root else ""),
         )
-    there = "" if place == root else f"; {root} is not there yet"
-    return Finding("permissions", "ok", f"{zone}: this user may {may} {place}{there}")
+    note = "" if place == root else f"; {root} does not exist yet"
+    return Finding("permissions", "ok", f"{zone}: this user is allowed to {may} {place}{note}")
 
 
 def _needed(top: Path, rights: int) -> Iterator[tuple[Path, int]]:
-    """All from ``top`` down: on folders these rights are needed, files must be readable."""
+    """The rights that are needed on everything from ``top`` down: these on folders, and reading on files."""
     yield top, rights
     for folder, folders, files in os.walk(top):
         yield from ((Path(folder, name), rights) for name in folders)
@@ -119,7 +124,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _store(table: OpenTable) -> Iterator[Finding]:
-    """Every commit is one `create`: a store where two of them win loses batches."""
+    """Every commit is one `create`: a store that lets two writers win loses batches."""
     store, stem = table.store, f"{HOME}/doctor-{clock.new_id()}-"
     names = [f"{stem}{number:02}" for number in range(ROUNDS)]
     try:
@@ -127,26 +132,26 @@ def _store(table: OpenTable) -> Iterator[Finding]:
         if wrong is None:
             before = store.get(names[0])
             if store.create(names[0], b"again") or store.get(names[0]) != before:
-                wrong = "create took a name that exists; it must refuse it"
+                wrong = "create accepted a name that exists; it must refuse it"
             elif [found.name for found in store.list(stem)] != names:
-                wrong = "a listing does not name, in order, the objects that were just created; it must"
+                wrong = "a listing does not name the objects that were just created, in order; it must"
     finally:
         store.delete(names)
     if wrong is None:
-        yield Finding("store", "ok", f"{ROUNDS} races of {WRITERS} threads to create one object: one won each")
+        yield Finding("store", "ok", f"{ROUNDS} races of {WRITERS} threads to create one object: one thread won each")
     else:
         yield Finding(
             "store",
             "problem",
             f"{store.uri()}: {wrong}",
             "do not run lakeupsert on this store, where one writer's commit can replace another's: put `processed` on Amazon "
-            "S3, Azure Storage or a server that keeps its conditions, a local file system, or NFS with hard links",
+            "S3, Azure Storage, a server that keeps their conditional puts, a local file system, or NFS with hard links",
         )
 
 
 def _race(store: ObjectStore, names: list[str]) -> str | None:
-    """Let threads create each object at once; what went wrong, or None."""
-    wrong = []
+    """Let threads race to create each object; returns what went wrong, or None."""
+    winners = []
     with ThreadPoolExecutor(WRITERS) as pool:
         for name in names:
             bodies = [f"{name} {writer}".encode() for writer in range(WRITERS)]
@@ -158,12 +163,12 @@ def _race(store: ObjectStore, names: list[str]) -> str | None:
             except NotFoundError:
                 stored = b""
             if [stored] != (won or [body for body in unknown if body == stored]):
-                wrong.append(len(won))
-    if not wrong:
+                winners.append(len(won))
+    if not winners:
         return None
     return (
-        f"in {len(wrong)} of {len(names)} races of {WRITERS} threads to create one object, {max(wrong)} won; exactly one "
-        "must win, and its bytes be what is stored"
+        f"in {len(winners)} of {len(names)} races of {WRITERS} threads to create one object, {max(winners)} won; exactly one "
+        "must win, and its bytes must be stored"
     )
 
 
@@ -172,43 +177,53 @@ def _create(store: ObjectStore, name: str, gate: threading.Barrier, body: bytes)
     try:
         return store.create(name, body)
     except UnknownOutcomeError:
-        return None  # what is stored tells
+        return None  # what is stored shows who won
 
 
-def _clock(table: OpenTable) -> Iterator[Finding]:
+def _clocks(table: OpenTable) -> Iterator[Finding]:
+    now = clock.now()
+    yield _store_clock(table)
+    yield from _future_stamps(table, now)
+
+
+def _store_clock(table: OpenTable) -> Finding:
     name = f"{HOME}/doctor-{clock.new_id()}"
     before = clock.now()
     try:
         table.store.create(name, b"clock")
-        after, made = clock.now(), table.store.head(name)
+        after, info = clock.now(), table.store.head(name)
     finally:
         table.store.delete([name])
-    if made is None:
+    if info is None:
         raise NotFoundError(table.store.uri(name))
-    modified = datetime.fromtimestamp(made.modified, UTC)
+    modified = datetime.fromtimestamp(info.modified, UTC)
     apart = max(before - modified, modified - after, timedelta(0))
     level: Level = "problem" if apart > CLOCKS_FAR_APART else "warning" if apart > CLOCKS_APART else "ok"
-    told = f"this machine's clock and the store's are {_duration(apart)} apart"
+    found = f"this machine's clock and the store's are {_duration(apart)} apart"
     if level == "ok":
-        yield Finding("clock", "ok", told)
-    else:
-        wanted = f"{told} ({before:%Y-%m-%d %H:%M:%S} and {modified:%Y-%m-%d %H:%M:%S} UTC), at most 5 min are expected"
-        yield Finding("clock", level, wanted, "set this machine's clock by NTP (`timedatectl set-ntp true`)")
+        return Finding("clock", "ok", found)
+    found += f" ({before:%Y-%m-%d %H:%M:%S} and {modified:%Y-%m-%d %H:%M:%S} UTC), at most 5 min are expected"
+    return Finding("clock", level, found, "set this machine's clock by NTP (`timedatectl set-ntp true`)")
 
+
+def _future_stamps(table: OpenTable, now: datetime) -> Iterator[Finding]:
     objects = table.objects
-    chains: dict[str, Chain[Any]] = {"spec": objects.specs, "ledger": objects.ledger, "snapshot": objects.snapshots}
-    heads = {what: head for what, versions in chains.items() if (head := versions.head()) is not None}
-    stamps = {f"{what} {head.number}": datetime.fromisoformat(head.written_at) for what, head in heads.items()}
-    if "ledger" in heads:
-        received_at = heads["ledger"].body.received_at
-        stamps[f"receipt stamp {heads['ledger'].number}"] = EPOCH + timedelta(microseconds=received_at)
-    future = [f"{what} by {_duration(stamp - before)}" for what, stamp in stamps.items() if stamp > before + FUTURE]
+    ledger = objects.ledger.head()
+    heads: dict[str, Link[TableSpec] | Link[LedgerEntry] | Link[Snapshot] | None] = {
+        "spec": objects.specs.head(),
+        "ledger": ledger,
+        "snapshot": objects.snapshots.head(),
+    }
+    stamps = {f"{what} {head.number}": datetime.fromisoformat(head.written_at) for what, head in heads.items() if head}
+    if ledger is not None:
+        stamps[f"receipt stamp {ledger.number}"] = EPOCH + timedelta(microseconds=ledger.body.received_at)
+    future = [f"{what} by {_duration(stamp - now)}" for what, stamp in stamps.items() if stamp > now + FUTURE]
     if future:
         yield Finding(
             "clock",
             "problem",
-            f"in the future of this machine's clock, {before:%Y-%m-%d %H:%M:%S} UTC: {', '.join(future)}; the clock of the "
-            "machine that wrote them was ahead, or this one's is behind, and new receipt stamps follow the last one",
+            f"later than this machine's clock, {now:%Y-%m-%d %H:%M:%S} UTC: {', '.join(future)}; the clock of the machine that "
+            "wrote them was ahead, or this one is behind. New receipt stamps are later than the last one",
             "set the clocks of all machines that write this table by NTP (`timedatectl set-ntp true`)",
         )
 
@@ -217,41 +232,41 @@ def _queues(table: OpenTable) -> Iterator[Finding]:
     yield from _queue(table)
     if table.large_queue is not None:
         for finding in _queue(table.at_large_queue()):
-            yield replace(finding, found=f"of large partitions: {finding.found}")
+            yield replace(finding, found=f"queue of large partitions: {finding.found}")
 
 
 def _queue(table: OpenTable) -> Iterator[Finding]:
     queue = table.queue
     ledger, snapshot = table.objects.ledger.head(), table.last_snapshot()
     waiting = table.unpublished(snapshot.body if snapshot else None, ledger.number) if ledger else {}
-    if isinstance(queue, SqliteQueue) and not Path(queue.path).exists():  # opening would make it
+    if isinstance(queue, SqliteQueue) and not Path(queue.path).exists():  # opening would create it
         if waiting:
-            told = f"{queue.path} is missing, and the ledger is ahead of what is published in {len(waiting)} partitions"
-            yield Finding("queue", "warning", told, "`lakeupsert run` makes it anew and sends their messages again")
+            found = f"{queue.path} is missing, and {len(waiting)} partitions have batches that are not published"
+            yield Finding("queue", "warning", found, "`lakeupsert run` creates it and sends their messages again")
         else:
-            yield Finding("queue", "ok", f"{queue.path} is not there yet, and nothing is to be sent")
+            yield Finding("queue", "ok", f"{queue.path} does not exist yet, and there is nothing to send")
         return
     stats = queue.stats()
     yield Finding(
         "queue",
         "ok",
-        f"{stats.visible} messages wait, {stats.leased} are being worked on; one that gets no answer comes again after "
-        f"{LEASE_SECONDS:g} s, and is dead after {queue.max_receives} receives",
+        f"{stats.visible} messages wait, {stats.leased} are leased; a message without an answer is delivered again after "
+        f"{LEASE_SECONDS:g} s, and becomes a dead letter after {queue.max_receives} receives",
     )
     for letter in queue.dead_letters(1):
         yield Finding(
             "queue",
             "warning",
             f"dead letters: {stats.dead}; the first: {letter.reason}",
-            "mend that, then run `lakeupsert redrive`: it gives back those that are not merged and deletes the others",
+            "fix that, then run `lakeupsert redrive`: it returns those that are not merged to the queue and deletes the others",
         )
     if isinstance(queue, SqsQueue) and (visibility := queue.visibility_seconds()) < FUNCTION_SECONDS:
         yield Finding(
             "queue",
             "warning",
-            f"the visibility timeout of {queue.name} is {visibility} s, and a function that SQS calls works "
-            f"by it: at least {FUNCTION_SECONDS} s are expected, or a second one repeats what the first one merges",
-            "set the queue's visibility timeout to six times the function's; `lakeupsert worker` says its own",
+            f"the visibility timeout of {queue.name} is {visibility} s, at least {FUNCTION_SECONDS} s are expected: otherwise a "
+            "second function repeats what the first one that SQS called is still merging",
+            "set the queue's visibility timeout to six times the function's timeout; `lakeupsert worker` sets its own",
         )
     if isinstance(queue, SqliteQueue):
         messages = queue.messages()
@@ -262,9 +277,9 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             yield Finding(
                 "queue",
                 "warning",
-                f"messages about batches that the ledger does not have: {len(strays)}, such as table {strays[0].table!r}, "
+                f"messages of batches that are not in the ledger: {len(strays)}, for example table {strays[0].table!r}, "
                 f"batch {strays[0].batch}; the last batch of {table.name!r} is {last if ledger else 'none'}",
-                f"stop the workers and delete {queue.path}; `lakeupsert run` sends again what is needed",
+                f"stop the workers and delete {queue.path}; `lakeupsert run` sends the needed messages again",
             )
         mode = queue.journal_mode()
         if mode != "wal":
@@ -279,7 +294,7 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
 def _spark(table: OpenTable) -> Iterator[Finding]:
     # `--host local` needs no Spark, and only the engine is a setting
     level: Level = "problem" if table.settings.engine == "spark" else "warning"
-    local = "; `--host local` and engine arrow need none of it"
+    local = "; `--host local` and engine arrow do not need it"
     try:
         spark = sparkenv.require_pyspark()
     except ConfigurationError as e:
@@ -287,27 +302,27 @@ def _spark(table: OpenTable) -> Iterator[Finding]:
         return
     versions = f"pyspark {spark or 'of unknown version'}, pyarrow {pa.__version__}, Python {platform.python_version()}"
     if spark is not None and int(spark.split(".")[0]) < sparkenv.OLDEST_SPARK:
-        told = f"{versions}; pyspark {sparkenv.OLDEST_SPARK}.0 or later is expected"
-        yield Finding("spark", level, told, f"pip install 'lakeupsert[spark]'{local}")
+        found = f"{versions}; pyspark {sparkenv.OLDEST_SPARK}.0 or later is expected"
+        yield Finding("spark", level, found, f"pip install 'lakeupsert[spark]'{local}")
     else:
         yield Finding("spark", "ok", versions)
     unfit = sparkenv.unfit_workers()
     if unfit is None:
         yield Finding("python", "ok", f"Spark's workers run {os.environ.get('PYSPARK_PYTHON', sys.executable)}")
     else:
-        mend = f"unset PYSPARK_PYTHON, or set it to {sys.executable}{local}"
-        yield Finding("python", level, f"PYSPARK_PYTHON: {unfit}", mend)
+        advice = f"unset PYSPARK_PYTHON, or set it to {sys.executable}{local}"
+        yield Finding("python", level, f"PYSPARK_PYTHON: {unfit}", advice)
     try:
         java = sparkenv.find_java()
     except ConfigurationError as e:
         yield Finding("java", level, e.message, e.next)
         return
-    told = f"Java {java.version}, {java.program}"
+    found = f"Java {java.version}, {java.program}"
     if java.version > sparkenv.NEWEST_JAVA:
-        made_for = f"Spark is made for {sparkenv.OLDEST_JAVA} to {sparkenv.NEWEST_JAVA}"
-        yield Finding("java", "warning", f"{told}; {made_for}", f"set JAVA_HOME to one of these{local}")
+        found += f"; Spark supports {sparkenv.OLDEST_JAVA} to {sparkenv.NEWEST_JAVA}"
+        yield Finding("java", "warning", found, f"set JAVA_HOME to one of these{local}")
     else:
-        yield Finding("java", "ok", told)
+        yield Finding("java", "ok", found)
 
 
 def _landing(table: OpenTable) -> Iterator[Finding]:
@@ -317,18 +332,19 @@ def _landing(table: OpenTable) -> Iterator[Finding]:
     paths = [found.name for found in table.landing.list("") if is_landing_file(found.name)]
     others = [path for path in paths if received_on(path, pattern) is None]
     if not others:
-        yield Finding("landing", "ok", f"files whose folder is a date by {pattern!r}: {len(paths)}, all that there are")
+        yield Finding("landing", "ok", f"the folders of all {len(paths)} landing files are dates by {pattern!r}")
         return
     dated = [path for path in paths if not is_stray(path, pattern, table.settings.format)]
     usual = fitting({path.rpartition("/")[0] for path in dated})
     yield Finding(
         "landing",
         "warning" if len(others) < len(paths) or not dated else "problem",
-        f"by `landing_dates` = {pattern!r}, {len(others)} of {len(paths)} landing files have no date and are not taken, such "
-        f"as {others[0]}",
-        f"set `landing_dates` in [tables.{table.name}] to what fits all of them: " + " or ".join(map(repr, usual))
+        f"by `landing_dates` = {pattern!r}, {len(others)} of {len(paths)} landing files have no date and are not taken, for "
+        f"example {others[0]}",
+        f"set `landing_dates` in [tables.{table.name}] to a pattern that fits all of them: "
+        + " or ".join(map(repr, usual))
         if usual
-        else f"correct `landing_dates` in [tables.{table.name}], or move these files into folders that it fits",
+        else f"correct `landing_dates` in [tables.{table.name}], or move these files into folders that fit it",
     )
 
 
@@ -339,12 +355,12 @@ def _disk(table: OpenTable) -> Iterator[Finding]:
     snapshot = table.last_snapshot()
     largest = max((shown.bytes for shown in snapshot.body.partitions.values()), default=0) if snapshot else 0
     free = shutil.disk_usage(_nearest(Path(store.root))).free
-    told = f"{free / 1e6:,.0f} MB free, the largest partition has {largest / 1e6:,.0f} MB"
+    found = f"{free / 1e6:,.0f} MB free, the largest partition has {largest / 1e6:,.0f} MB"
     if free < 2 * largest:
-        wanted = "twice that is expected, since a merge writes a partition anew beside the old one"
-        yield Finding("disk", "warning", f"{told}; {wanted}", f"free space on the file system of {store.root}")
+        found += "; twice that is expected, since a merge writes a new copy of a partition beside the old one"
+        yield Finding("disk", "warning", found, f"free space on the file system of {store.root}")
     else:
-        yield Finding("disk", "ok", told)
+        yield Finding("disk", "ok", found)
 
 
 def _settings(table: OpenTable) -> Iterator[Finding]:
@@ -353,12 +369,12 @@ def _settings(table: OpenTable) -> Iterator[Finding]:
         yield Finding(
             "settings",
             "problem",
-            f"`superseded_retention` is {settings.superseded_retention!r} and `keep_snapshots` {settings.keep_snapshots}; no "
-            "retention needs 1 snapshot, since older ones name superseded files",
+            f"`superseded_retention` is {settings.superseded_retention!r} and `keep_snapshots` {settings.keep_snapshots}; "
+            "without retention it must be 1, since older snapshots name superseded files",
             f"set `keep_snapshots` = 1, or `superseded_retention` to a duration, in [tables.{table.name}]",
         )
-    spec = table.head_spec()  # refuses a spec that these settings contradict
-    yield Finding("settings", "ok", f"as in spec {spec.number}" if spec else "there is no table yet to contradict them")
+    spec = table.head_spec()  # raises if the settings contradict the spec
+    yield Finding("settings", "ok", f"they fit spec {spec.number}" if spec else "the table does not exist yet")
 
 
 def _duration(span: timedelta) -> str:
@@ -370,9 +386,9 @@ def _duration(span: timedelta) -> str:
 
 
 CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {
-    "permissions": _permissions,  # first: later ones may make the processed zone
+    "permissions": _permissions,  # first: later checks may create the processed zone
     "store": _store,
-    "clock": _clock,
+    "clock": _clocks,
     "queue": _queues,
     "spark": _spark,
     "landing": _landing,

@@ -1,20 +1,21 @@
-"""Which keys a part of a key fits, in one partition: those that are stored, and those that wait to be merged.
+"""Find the keys that a part of a key fits, in one partition: stored keys, and keys that wait to be merged.
 
-Reads     key and ordering columns of the files that the manifests and the ledger name; statistics leave row groups out
+Reads     key and ordering columns of the files that the manifests and the ledger name; statistics exclude row groups
 Writes    nothing
-Repeat    safe, also while a night is at work
+Repeat    safe, also during a night
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.rows.arrays import Column, Rows
 from lakeupsert.rows.convert import plain
 from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.table.chain import Link
@@ -24,26 +25,26 @@ from lakeupsert.table.spec import TableSpec
 
 State = Literal["shown", "deletes", "won, not published", "pending"]
 STATES: tuple[State, ...] = ("shown", "deletes", "won, not published", "pending")
-"""What a key is told as: the first of these that it is."""
+"""By precedence: a key gets the first of these that it is."""
 _STATE = "_lakeupsert_state"
 
 
 @dataclass(frozen=True)
 class Match:
-    """A key, with its partition's columns, as JSON has them; ``state`` is the outcome of that name, of the key's version."""
+    """A key with its partition columns, as JSON has them. ``state``: the outcome of the key's version, as `explain` names it."""
 
-    key: dict[str, Any]
+    key: dict[str, object]
     partition: str
     state: State
 
 
 @dataclass
 class MatchSearch:
-    """``values``: an array of one value for each column of the key that is given. ``files``: how many were read."""
+    """``values``: one value for each given column of the key. ``files``: how many were read."""
 
     table: OpenTable
     spec: TableSpec
-    values: Mapping[str, Any]
+    values: Mapping[str, Column]
     files: int = 0
 
     def matches(
@@ -52,10 +53,10 @@ class MatchSearch:
         readers: Link[Manifest] | None,
         head: Link[Manifest] | None,
         pending: Sequence[Link[LedgerEntry]],
-        folders: Mapping[str, Any],
+        folders: Mapping[str, pa.Scalar],
         most: int,
     ) -> tuple[list[Match], int]:
-        """The first ``most`` keys that fit, in key order, and how many fit; ``folders``: values of the partition columns."""
+        """The first ``most`` keys that fit, in key order, and how many fit. ``folders``: values of the partition columns."""
         read: set[str] = set()
         tables = []
         for state, file in _candidates(partition, readers, head, pending):
@@ -80,7 +81,7 @@ class MatchSearch:
         ]
         return found, keys.num_rows
 
-    def _fitting(self, file: DataFile) -> Any:
+    def _fitting(self, file: DataFile) -> Rows:
         """The keys in a file that fit."""
         schema = self.spec.tombstone_schema
         given = [name for name in self.spec.stored_key if name in self.values]
@@ -95,7 +96,7 @@ class MatchSearch:
 def _candidates(
     partition: str, readers: Link[Manifest] | None, head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]
 ) -> Iterator[tuple[State, DataFile]]:
-    """The files that may hold a key, with what it is there."""
+    """The files that may hold a key, with the state of a key that they hold."""
     for bucket in readers.body.buckets if readers else ():
         yield from (("shown", file) for file in bucket.data)
         yield from (("deletes", file) for file in bucket.tombstones)

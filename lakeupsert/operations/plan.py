@@ -1,25 +1,19 @@
-"""What the next run will do, before anything is written; and, once its batch is committed, what its merges will.
+"""Predict what the next run will do, before anything is written.
 
 Reads     what `append` looks at first (landing zone, ledger, spec); of each new landing file its partition column, of text
-          a bounded part; the last snapshots; of partitions that are dirty already the manifests. Never a data file
+          files a bounded part; the last snapshots; the manifests of partitions that are dirty. Never a data file
 Writes    nothing, and sends nothing
 
-    new landing files -> rows by partition -> their bytes, by habit -> each touched partition, step by step as dedupe goes
+    new landing files -> rows by partition -> their bytes, by habit -> each touched partition (`operations.plan_merges`)
 
-How large rows are, how many of them are new keys, and how long it takes is learned from the last nights (`NIGHTS`).
+The sizes of rows, the share of new keys and the seconds are learned from the last nights (`operations.habits`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
-
-import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from lakeupsert.config import Reading
 from lakeupsert.errors import RefusedError
@@ -36,35 +30,34 @@ from lakeupsert.landing.files import (
 )
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.blocks import UnreadableFileError as Unreadable
+from lakeupsert.operations.habits import (
+    Sizes,
+    last_batches,
+    last_nights,
+    learn_seconds,
+    learn_sizes,
+    parquet_bytes,
+)
+from lakeupsert.operations.plan_merges import Arrival, PlannedPartition, plan_merges
 from lakeupsert.operations.prices import Prices, load_prices
-from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.discover import discover
 from lakeupsert.pipeline.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import next_step
-from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
 from lakeupsert.storage import LocalStore, NotFoundError, open_store
 from lakeupsert.storage.base import Call
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import HEADERS_TOGETHER, LedgerEntry
-from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
-from lakeupsert.table.snapshot import Shown, Snapshot
 from lakeupsert.table.spec import TableSpec
 
-NIGHTS = 7
-"""How many nights habits are learned from; each costs two or three requests."""
 TEXT_BYTES = 32 << 20
-"""Bytes of new text files that are read, of all together; where they are more, partitions and rows are estimated."""
+"""Bytes that are read of all new text files together; if they have more, partitions and rows are estimated."""
 SAMPLE_ROWS = 10_000
-"""Rows of a first night that are written to memory, to see how large they become."""
-POINTS = 500
-WAITED = timedelta(minutes=1)
-"""Where the first merge began so long after its batch, workers came later: that time is no part of a run."""
+"""Rows of a first night that are written to memory to measure their size."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """In ``currency``, at prices as of ``as_of``; ``compute`` is None where nobody knows how long it takes."""
+    """In ``currency``, at prices as of ``as_of``; ``compute`` is None if the time is not known."""
 
     requests: float
     transfer: float
@@ -78,41 +71,16 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class PlannedPartition:
-    """One partition that a run will merge.
-
-    Attributes:
-        rows: that new landing files bring for it.
-        dirty: batches of before are to be merged, too.
-        bytes_read: of all files that the merges open; of those that stay in place they read keys and ordering columns alone.
-        versions: how many manifests will be made.
-        objects: how many data files these read.
-        exists: it has a manifest.
-        strategy: of the last of these merges, rewrite or delta.
-    """
-
-    partition: str
-    rows: int
-    dirty: bool
-    bytes_read: int
-    bytes_written: int
-    versions: int
-    objects: int
-    exists: bool
-    strategy: str
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What the next run will do. Bytes are compressed; requests are those to the processed zone, as `run` counts them.
+    """What the next run will do. Bytes are compressed; ``requests`` go to the processed zone, counted as `run` counts them.
 
     Attributes:
-        files, landing_bytes, rows: new landing files, and those of their rows that name a (selected) partition.
-        append_read: bytes, each file as often as append reads it.
-        seconds: None where no night was published yet, or what is to be done is of a kind that none of them was.
+        files, landing_bytes, rows: new landing files, and their rows that name a (selected) partition.
+        append_read: bytes, counting each file as often as append reads it.
+        seconds: None if no night was published yet, or none did the same steps.
         nights: how many nights this was learned from.
-        estimated: whether text files were too large to be read whole, so that partitions may be missing.
-        notes: what else a person should know.
+        estimated: text files were too large to be read whole, so partitions may be missing.
+        notes: warnings.
     """
 
     files: int
@@ -146,76 +114,63 @@ class Plan:
         return self.append_read + self.append_written + self.dedupe_read + self.dedupe_written
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """Bytes that the merges of a run will read and write."""
-
-    bytes_read: int
-    bytes_written: int
-
-
 def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path | None) -> Plan:
-    """What `run` would do now with the selected partitions.
+    """Predict what `run` would do now with the selected partitions.
 
     Args:
-        prices: a file of prices; None: the shipped ones.
+        prices: a file of prices; None for the shipped ones.
     Raises:
-        ConfigurationError: what `append` raises before it writes, and where ``prices`` can't be read.
+        ConfigurationError: as `append` before it writes, and if ``prices`` can't be read.
     """
     store = open_store(table.settings.processed)
     price_list = load_prices(prices, local=isinstance(store, LocalStore))
     ground = discover(table)
     files, warnings = ground.inputs, ground.warnings
     head, known = table.ledger_head(), table.head_spec()
-    notes = list(warnings)
-    spec: TableSpec | None = known.body if known else None
-    sample: tuple[tuple[float, float], ...] = ()
-    if files and spec is None:
-        spec, sample = _first_night(table, files, notes)
-    elif files and spec is not None:
-        spec = _next_spec(table, files, spec, notes)
+    expected = _expected_spec(table, files, known.body if known else None)
+    spec = expected.spec
+    notes = [*warnings, *expected.notes]
     if head:
         notes += without_operations(table, table.headers(head.number))
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
-    previews = [*_previews(table, files, spec, notes)] if spec else []
-    batches = _last_batches(table, head.number) if head else []
-    nights = _nights(table)
-    sizes = _sizes(spec, nights, [b.body for b in batches], sample) if spec else _Sizes()
-    incoming = {
-        partition: _Incoming(rows, sizes.appended.at(rows * sizes.kept))
-        for partition, rows in _rows(previews).items()
+    previews = _previews(table, files, spec) if spec else []
+    batches = last_batches(table, head.number) if head else []
+    nights = last_nights(table)
+    sizes = learn_sizes(spec, nights, [b.body for b in batches], expected.sample) if spec else Sizes()
+    arrivals = {
+        partition: Arrival(rows, sizes.appended.at(rows * sizes.kept))
+        for partition, rows in _rows_by_partition(previews).items()
         if selected(partition)
     }
-    partitions = _merges(table, sizes, incoming, head.number if head else -1, selected)
+    partitions = plan_merges(table, sizes, arrivals, head.number if head else -1, selected)
     landing_bytes = sum(f.size for f in files)
-    reads = [_reads(f, format_of(f.path, table.settings.format), known is not None) for f in files]
-    done = Plan(
+    reads = [_reads(f, format_of(f.path, table.settings.format), exists=known is not None) for f in files]
+    merge_bytes = sum(p.bytes_read + p.bytes_written for p in partitions)
+    unpriced = Plan(
         files=len(files),
         landing_bytes=landing_bytes,
-        rows=sum(i.rows for i in incoming.values()),
+        rows=sum(a.rows for a in arrivals.values()),
         partitions=partitions,
         append_read=sum(f.size * times for f, (_, times) in zip(files, reads, strict=True)),
-        append_written=round(sum(i.bytes for i in incoming.values())),
+        append_written=round(sum(a.bytes for a in arrivals.values())),
         requests=_requests(head, len(nights), sizes.objects if files else 0, partitions),
         landing_requests={
             "list": 1,
             "get": sum(opened for opened, _ in reads),
             "head": 0 if table.landing.pinned else len(files),
         },
-        seconds=_seconds(
-            table, nights, batches, landing_bytes, sum(p.bytes_read + p.bytes_written for p in partitions)
-        ),
+        seconds=learn_seconds(table, nights, batches, landing_bytes, merge_bytes),
         cost=Cost(0.0, 0.0, None, price_list.currency, price_list.as_of),
         nights=len(nights),
         estimated=any(p.share < 1 for p in previews),
-        notes=tuple(notes),
+        notes=(*notes, *_unreadable(previews)),
     )
-    return replace(done, cost=_cost(done, price_list))
+    return replace(unpriced, cost=_cost(unpriced, price_list))
 
 
-def _reads(file: LandingInput, kind: str | None, exists: bool) -> tuple[int, int]:
-    """How often append opens a landing file, and how often it reads all of it: for columns or types, for rows, for its hash."""
+def _reads(file: LandingInput, kind: str | None, *, exists: bool) -> tuple[int, int]:
+    """How often append opens a landing file, and how often it reads all of it: for columns or types, for rows, for the hash."""
     if kind in ("parquet", "orc"):
         large = file.size > WHOLE_BYTES
         return 2 + large, 1 + large
@@ -224,28 +179,8 @@ def _reads(file: LandingInput, kind: str | None, exists: bool) -> tuple[int, int
     return (1 if exists and kind == "jsonl" else 2), (1 if exists else 2)
 
 
-def predicted(table: OpenTable, appended: AppendResult | None) -> Predicted | None:
-    """What `dedupe` will read and write, once the batch is committed: then rows by partition are no estimate any more.
-
-    For a partition that is not dirty from before it takes no request. None where there is nothing to merge.
-    """
-    head = table.ledger_head()
-    if head is None:
-        return None
-    entry = appended.entry if appended else None
-    before = appended.number - 1 if appended else head.number
-    batches = [*(b.body for b in _last_batches(table, before)), *([entry] if entry else [])]
-    sizes = _sizes(table.spec(head.body.spec_version), _nights(table), batches, ())
-    touched = entry.touched if entry else {}
-    incoming = {p: _Incoming(sum(f.rows for f in t.files), t.bytes, len(t.files)) for p, t in touched.items()}
-    merges = _merges(table, replace(sizes, kept=1.0), incoming, before, lambda partition: True)
-    if not merges:
-        return None
-    return Predicted(sum(m.bytes_read for m in merges), sum(m.bytes_written for m in merges))
-
-
 def refuse_above(planned: Plan, max_bytes: int | None, max_cost: float | None) -> None:
-    """Raise RefusedError where the plan is over a limit; None is no limit."""
+    """Raise RefusedError if the plan is above a limit; None is no limit."""
     over = []
     if max_bytes is not None and planned.bytes > max_bytes:
         over.append(f"{planned.bytes:,} bytes read and written (at most {max_bytes:,})")
@@ -255,32 +190,53 @@ def refuse_above(planned: Plan, max_bytes: int | None, max_cost: float | None) -
     if over:
         raise RefusedError(
             "over-limit",
-            f"The run would take {' and '.join(over)}: {planned.files:,} new landing files, {len(planned.partitions):,} "
+            f"The run would need {' and '.join(over)}: {planned.files:,} new landing files, {len(planned.partitions):,} "
             "partitions to merge. Nothing was written.",
-            next="run `lakeupsert plan` to see what is so large; then raise the limit, or take landing files away",
+            next="run `lakeupsert plan` to see what is so large; then raise the limit, or remove landing files",
         )
 
 
 # ---------------------------------------------------------------- what arrived
 
 
-def _next_spec(table: OpenTable, files: Sequence[LandingInput], known: TableSpec, notes: list[str]) -> TableSpec:
-    """The spec that the next batch would have, from the beginnings of its text files."""
-    reading = table.settings.reading
-    sizes = _shares(files, reading)
-    found = [_survey(table, file, sizes.get(file.path, 0), known) for file in files]
-    surveys = [survey for survey in found if survey is not None]
-    unfit = {one.path for one in unfit_files(known, surveys)}
-    spec, warnings = plan_spec(table, known, [s for s in surveys if s.path not in unfit], ahead=True)
-    notes += warnings
-    names = ((s.path, {known.called(n): s.own.get(n, n) for n in s.schema.names}) for s in surveys)
+@dataclass(frozen=True)
+class _ExpectedSpec:
+    """The spec that the next batch would have, None if no file can be read; and warnings.
+
+    ``sample``: rows and bytes of parts of a first night, which show how large its rows become.
+    """
+
+    spec: TableSpec | None
+    notes: list[str] = field(default_factory=list)
+    sample: tuple[tuple[float, float], ...] = ()
+
+
+def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: TableSpec | None) -> _ExpectedSpec:
+    """Of text files, only their beginnings are read."""
+    if not files:
+        return _ExpectedSpec(known)
+    sizes = _shares(files, table.settings.reading)
+    found = {file: _survey(table, file, sizes.get(file.path, 0), known) for file in files}
+    surveys = {file: one for file, one in found.items() if one is not None}
+    if known is None:
+        return _first_spec(table, surveys, sizes) if surveys else _ExpectedSpec(None)
+    unfit = {one.path for one in unfit_files(known, list(surveys.values()))}
+    spec, warnings = plan_spec(table, known, [s for s in surveys.values() if s.path not in unfit], ahead=True)
+    names = ((s.path, {known.called(n): s.own.get(n, n) for n in s.schema.names}) for s in surveys.values())
     renamed = ((path, spec.under_old_names(of_file)) for path, of_file in names)
-    notes += under_old_names(table, renamed)
-    return spec
+    return _ExpectedSpec(spec, [*warnings, *under_old_names(table, renamed)])
+
+
+def _first_spec(table: OpenTable, surveys: Mapping[LandingInput, Survey], sizes: Mapping[str, int]) -> _ExpectedSpec:
+    spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True)
+    largest = max(surveys, key=lambda f: f.size)
+    rows = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), table.settings.reading)
+    sample = tuple((len(part), parquet_bytes(part)) for part in (rows.slice(0, 1), rows) if len(part))
+    return _ExpectedSpec(spec, warnings, sample)
 
 
 def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | None) -> Survey | None:
-    """What append finds first in a file, of text in its beginning; None where it can't be read."""
+    """What append finds first in a file (of a text file, in its beginning); None if the file can't be read."""
     reading = table.settings.reading
     schema, text = known.schema if known else None, table.declaration.text_columns
     if format_of(file.path, reading.format) in TYPED:
@@ -291,361 +247,53 @@ def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | 
     return None
 
 
-def _first_night(
-    table: OpenTable, files: Sequence[LandingInput], notes: list[str]
-) -> tuple[TableSpec | None, tuple[tuple[float, float], ...]]:
-    """The spec that the first batch would make, from the beginnings of its text files; and how large its rows become.
-
-    None where no file can be read. ``notes`` get what that batch would warn of.
-    """
-    reading = table.settings.reading
-    sizes = _shares(files, reading)
-    found = {file: _survey(table, file, sizes.get(file.path, 0), None) for file in files}
-    surveys = {file: one for file, one in found.items() if one is not None}
-    if not surveys:
-        return None, ()
-    spec, warnings = plan_spec(table, None, list(surveys.values()), ahead=True)
-    notes += warnings
-    largest = max(surveys, key=lambda f: f.size)
-    sample = first_rows(table.landing, largest, SAMPLE_ROWS, sizes.get(largest.path, 0), reading)
-    return spec, tuple((len(rows), _parquet_bytes(rows)) for rows in (sample.slice(0, 1), sample) if len(rows))
-
-
 def _shares(files: Sequence[LandingInput], reading: Reading) -> dict[str, int]:
-    """Of each file that is read from its beginning how many bytes are: `TEXT_BYTES` in all, small files whole."""
+    """How many bytes are read of each text or Avro file: `TEXT_BYTES` in all, small files whole."""
     text = sorted(
         (f for f in files if format_of(f.path, reading.format) not in ("parquet", "orc")), key=lambda f: f.size
     )
-    left, found = TEXT_BYTES, {}
+    left, shares = TEXT_BYTES, {}
     for i, file in enumerate(text):
-        found[file.path] = min(file.size, left // (len(text) - i))
-        left -= found[file.path]
-    return found
+        shares[file.path] = min(file.size, left // (len(text) - i))
+        left -= shares[file.path]
+    return shares
 
 
-def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec, notes: list[str]) -> Iterator[Preview]:
+def _previews(table: OpenTable, files: Sequence[LandingInput], spec: TableSpec) -> list[Preview]:
     sizes = _shares(files, table.settings.reading)
-    unreadable = []
+    previews = []
     for file in files:
-        try:
-            found = preview(table.landing, file, table.settings.reading, spec, sizes.get(file.path, 0))
-        except NotFoundError:
-            continue
-        if found.unreadable is not None:
-            unreadable.append(f"{found.path!r}: {found.unreadable}")
-        yield found
-    if unreadable:
-        notes.append(f"{len(unreadable)} landing files can't be read and would be set aside; {unreadable[0]}")
+        with suppress(NotFoundError):
+            previews.append(preview(table.landing, file, table.settings.reading, spec, sizes.get(file.path, 0)))
+    return previews
 
 
-def _rows(previews: Iterable[Preview]) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _unreadable(previews: Sequence[Preview]) -> list[str]:
+    """A warning about files that can't be read, if there are any."""
+    unreadable = [f"{one.path!r}: {one.unreadable}" for one in previews if one.unreadable is not None]
+    if not unreadable:
+        return []
+    return [f"{len(unreadable)} landing files can't be read and would be set aside; {unreadable[0]}"]
+
+
+def _rows_by_partition(previews: Iterable[Preview]) -> Counter[str]:
+    rows: Counter[str] = Counter()
     for one in previews:
-        for partition, rows in one.partitions.items():
-            found[partition] = found.get(partition, 0) + rows
-    return found
+        rows.update(one.partitions)
+    return rows
 
 
-# ---------------------------------------------------------------- habits
-
-
-@dataclass(frozen=True)
-class _Line:
-    """y = base + slope * x, neither of them negative."""
-
-    base: float = 0.0
-    slope: float = 0.0
-
-    def at(self, x: float) -> float:
-        return self.base + self.slope * x
-
-    @classmethod
-    def through(cls, points: Sequence[tuple[float, float]]) -> "_Line":
-        """The line that most pairs of points agree on (Theil and Sen): one odd night does not move it.
-
-        It grows at most in proportion: of points that lie close together, the slope is chance.
-        """
-        if len(points) > POINTS:
-            points = [points[i * len(points) // POINTS] for i in range(POINTS)]
-        x, y = np.array([p[0] for p in points], float), np.array([p[1] for p in points], float)
-        x, y = x[x > 0], y[x > 0]
-        if not len(x):
-            return cls()
-        steepest = float(np.median(y / x))
-        i, j = np.triu_indices(len(x), 1)
-        apart = x[i] != x[j]
-        i, j = i[apart], j[apart]
-        slope = float(np.median((y[j] - y[i]) / (x[j] - x[i]))) if len(i) else steepest
-        slope = min(max(0.0, slope), steepest)
-        return cls(max(0.0, float(np.median(y - slope * x))), slope)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """How large things become in this table.
-
-    Attributes:
-        appended, stored: bytes of the rows that a batch brings for a partition, and of a partition, by number of rows.
-        growth: rows that a partition gains for each row that comes to it: 1 where all keys are new, below 0 by deletes.
-        kept: the share of rows that do not lose within their batch.
-        objects: that a batch is written to.
-    """
-
-    appended: _Line = field(default_factory=_Line)
-    stored: _Line = field(default_factory=_Line)
-    growth: float = 1.0
-    kept: float = 1.0
-    objects: int = 1
-
-
-@dataclass(frozen=True)
-class _Night:
-    """What one snapshot showed more than the one ``before`` it."""
-
-    before: Snapshot
-    after: Link[Snapshot]
-    batches: Sequence[Link[LedgerEntry]]
-
-
-def _last_batches(table: OpenTable, up_to: int) -> list[Link[LedgerEntry]]:
-    numbers = [number for number, entry in enumerate(table.headers(up_to)) if entry.kind == "batch"]
-    return [link for number in numbers[-NIGHTS:] for link in table.entries(number - 1, number)]
-
-
-def _nights(table: OpenTable) -> list[_Night]:
-    """The last nights that were published, newest first; none that goes over a restore."""
-    found: list[_Night] = []
-    after = table.last_snapshot()
-    for _ in range(2 * NIGHTS):  # a vacuum or a tag of the day makes another that shows nothing more
-        if after is None or len(found) == NIGHTS:
-            break
-        older = table.objects.snapshots.get(after.number - 1) if after.number else None
-        if older is None and after.number:
-            break  # trimmed
-        before = older.body if older else Snapshot(batch=0, spec_version=0)
-        batches = table.entries(before.batch, after.body.batch)
-        if any(link.body.touched for link in batches) and not any(link.body.restored for link in batches):
-            found.append(_Night(before, after, batches))
-        after = older
-    return found
-
-
-def _sizes(
-    spec: TableSpec, nights: Sequence[_Night], batches: Sequence[LedgerEntry], sample: Sequence[tuple[float, float]]
-) -> _Sizes:
-    touched = [t for entry in batches for t in entry.touched.values() if t.files]
-    # A file of one row tells what a footer takes: by nights that only brought large partitions it would look like nothing.
-    smallest = (
-        1.0,
-        float(_parquet_bytes(pa.table([pa.nulls(1, f.type) for f in spec.stored_schema], spec.stored_schema))),
-    )
-    appended = [(float(sum(f.rows for f in t.files)), float(t.bytes)) for t in touched] or list(sample)
-    shown = nights[0].after.body.partitions.values() if nights else ()
-    stored = [(float(s.rows), float(s.bytes)) for s in shown if s.rows] or appended
-    came = gained = 0
-    for night in nights:
-        for partition in {p for link in night.batches for p in link.body.touched} & night.before.partitions.keys():
-            gained += night.after.body.partitions[partition].rows - night.before.partitions[partition].rows
-            came += sum(f.rows for link in night.batches for f in _files(link, partition))
-    accepted = sum(t.rows for t in touched)
-    return _Sizes(
-        appended=_Line.through([smallest, *appended]),
-        stored=_Line.through([smallest, *stored]),
-        growth=min(1.0, gained / came) if came else 1.0,
-        kept=1 - sum(t.superseded for t in touched) / accepted if accepted else 1.0,
-        objects=max(1, len({f.name for t in batches[-1].touched.values() for f in t.files})) if batches else 1,
-    )
-
-
-def _files(link: Link[LedgerEntry], partition: str) -> tuple[DataFile, ...]:
-    touched = link.body.touched.get(partition)
-    return touched.files if touched else ()
-
-
-def _parquet_bytes(rows: Any) -> int:
-    sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink, compression="zstd")
-    return int(sink.getvalue().size)
-
-
-def _seconds(
-    table: OpenTable,
-    nights: Sequence[_Night],
-    batches: Sequence[Link[LedgerEntry]],
-    landing_bytes: int,
-    merge_bytes: int,
-) -> float | None:
-    """How long append (by bytes that landed) and what follows (by bytes read and written) took in these nights."""
-    appends, merges = [], []
-    for link in batches:
-        received = datetime.fromtimestamp(link.body.received_at / 1e6, UTC)
-        took = (datetime.fromisoformat(link.written_at) - received).total_seconds()
-        appends.append((float(sum(f.size for f in link.body.files)), took))
-    for night in nights:
-        merges.append((float(_merged_bytes(night)), (_published(night) - _began(table, night)).total_seconds()))
-    if (landing_bytes and not appends) or (merge_bytes and not merges):
-        return None
-    return (_Line.through(appends).at(landing_bytes) if landing_bytes else 0.0) + (
-        _Line.through(merges).at(merge_bytes) if merge_bytes else 0.0
-    )
-
-
-def _merged_bytes(night: _Night) -> int:
-    brought = {p: t.bytes for link in night.batches for p, t in link.body.touched.items()}
-    shown = [x.partitions[p] for x in (night.before, night.after.body) for p in brought if p in x.partitions]
-    return sum(brought.values()) + sum(s.bytes for s in shown)
-
-
-def _published(night: _Night) -> datetime:
-    return datetime.fromisoformat(night.after.written_at)
-
-
-def _began(table: OpenTable, night: _Night) -> datetime:
-    """When phase two of the night began: with its batch, or when workers came. They begin with the first partition."""
-    last = [link for link in night.batches if link.body.touched][-1]
-    committed = datetime.fromisoformat(last.written_at)
-    first = next(iter(last.body.touched))
-    shown = night.after.body.partitions.get(first)
-    made = table.objects.partition(first).get(shown.version) if shown else None
-    if made is None or "seconds" not in made.body.made:
-        return committed
-    began = datetime.fromisoformat(made.written_at) - timedelta(seconds=float(made.body.made["seconds"]))
-    return began if began - committed > WAITED else committed
-
-
-# ---------------------------------------------------------------- the merges
-
-
-@dataclass(frozen=True)
-class _Incoming:
-    """What one batch brings for one partition: accepted rows, bytes of its appended file, and how many there are."""
-
-    rows: int
-    bytes: float
-    files: int = 1
-
-
-@dataclass(frozen=True)
-class _Stored:
-    rows: float
-    bytes: float
-
-    def and_merged(self, rows: float, sizes: _Sizes) -> "_Stored":
-        if not self.rows:
-            return _Stored(rows, sizes.stored.at(rows))
-        gained = max(rows * sizes.growth, -self.rows)
-        return _Stored(self.rows + gained, max(0.0, self.bytes + gained * sizes.stored.slope))
-
-
-def _merges(
-    table: OpenTable,
-    sizes: _Sizes,
-    incoming: Mapping[str, _Incoming],
-    up_to: int,
-    selected: Callable[[str], bool],
-) -> tuple[PlannedPartition, ...]:
-    """Each selected partition that a run would merge, with what the ledger has up to ``up_to`` and with what comes."""
-    snapshot = table.last_snapshot()
-    shown = snapshot.body.partitions if snapshot else {}
-    behind = table.unpublished(snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
-    found = []
-    for partition in sorted({*behind, *incoming}):
-        if not selected(partition):
-            continue
-        rows, read, written, versions, objects = 0, 0, 0, 0, 0
-        buckets: tuple[BucketEntry, ...] = (BucketEntry(id=""),)
-        if partition in behind:
-            head = table.newest(partition, snapshot)
-            exists = head is not None
-            buckets = (head.body.buckets if head else ()) or buckets
-            while step := next_step(table, partition, behind[partition], snapshot.body if snapshot else None, head):
-                buckets = step.buckets
-                if step.tasks:  # a restore alone moves no bytes
-                    read, objects = read + step.bytes, objects + len(step.read)
-                    came = sum(f.rows for f in dict.fromkeys(f for t in step.tasks for b in t.batches for f in b))
-                    kept = [next((t.kept for t in step.tasks if share(b, t)), ()) for b in buckets]
-                    buckets, wrote = _merged(buckets, kept, came, sizes)
-                    written += wrote
-                versions += 1
-                head = _imagined(partition, step.up_to, buckets)
-        elif exists := partition in shown:
-            buckets = _buckets(table, partition, shown[partition])
-        dirty = versions > 0
-        if partition in incoming:
-            next_one = incoming[partition]
-            rows = next_one.rows
-            stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
-            read += sum(f.bytes for f in stored) + round(next_one.bytes)
-            objects += next_one.files + sum(len(b.data) for b in buckets)
-            spec = table.head_spec()
-            types = spec.body.base_schema.types if spec else ()
-            rule = SplitRule.of(table.settings.bucket_bytes, types, buckets, rows)
-            parts = {b: 0.5**b.bits for b in buckets}
-            comes = {
-                b: Incoming(next_one.bytes * part, rows * part, next_one.files * part) for b, part in parts.items()
-            }
-            if table.settings.mode == "columns":
-                comes = {b: as_whole_rows(b, came) for b, came in comes.items()}
-            kept = [in_place(table.strategy, b, came, rule)[0] for b, came in comes.items()]
-            buckets, wrote = _merged(buckets, kept, rows * sizes.kept, sizes)
-            written, versions = written + wrote, versions + 1
-        if versions:
-            last = "delta" if any(b.deltas for b in buckets) else "rewrite"
-            planned = PlannedPartition(partition, rows, dirty, read, written, versions, objects, exists, last)
-            found.append(planned)
-    return tuple(found)
-
-
-def _buckets(table: OpenTable, partition: str, shown: Shown) -> tuple[BucketEntry, ...]:
-    """What is stored of a clean partition: as one base file where that is enough to tell how it will be merged."""
-    if table.strategy == "rewrite" or (table.strategy == "auto" and shown.bytes < SMALL_BYTES):
-        file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)
-        return (BucketEntry(id="", base=(file,) if file.rows else ()),)
-    return table.version(partition, shown.version).buckets
-
-
-def _merged(
-    buckets: Sequence[BucketEntry], kept: Sequence[Sequence[DataFile]], rows: float, sizes: _Sizes
-) -> tuple[tuple[BucketEntry, ...], int]:
-    """What a merge of so many rows that settled would make of some buckets, of which it keeps these files, and about how
-    many bytes it would write. A split changes neither."""
-    pairs = zip(buckets, kept, strict=True)
-    made = [_bucket_merged(b, of_bucket, rows * 0.5**b.bits, sizes) for b, of_bucket in pairs]
-    return tuple(bucket for bucket, _ in made), sum(wrote for _, wrote in made)
-
-
-def _bucket_merged(
-    bucket: BucketEntry, kept: Sequence[DataFile], rows: float, sizes: _Sizes
-) -> tuple[BucketEntry, int]:
-    stored = _Stored(sum(f.live for f in bucket.data), sum(f.bytes for f in (*bucket.data, *bucket.tombstones)))
-    if not kept:
-        new = stored.and_merged(rows, sizes)
-        file = DataFile(name="", rows=round(new.rows), bytes=round(new.bytes))
-        base = (file,) if file.rows else ()
-        return msgspec.structs.replace(bucket, settled=True, base=base, deltas=(), tombstones=()), file.bytes
-    folded = [f for f in bucket.deltas if f not in kept]
-    delta = DataFile(
-        name="",
-        rows=round(rows) + sum(f.rows for f in folded),
-        bytes=round(sizes.stored.at(rows)) + sum(f.bytes for f in folded),
-    )
-    return msgspec.structs.replace(bucket, deltas=(*(f for f in bucket.deltas if f in kept), delta)), delta.bytes
-
-
-def _imagined(partition: str, merged: int, buckets: tuple[BucketEntry, ...]) -> Link[Manifest]:
-    """The version that a step would make, for the next step to begin from."""
-    body = Manifest(partition=partition, merged=merged, spec_version=0, buckets=buckets)
-    return Link(number=0, write_id="", parent=None, written_at="", body=body, read_at=0.0)
+# ---------------------------------------------------------------- requests and money
 
 
 def _requests(
     head: Link[LedgerEntry] | None, nights: int, objects: int, partitions: Sequence[PlannedPartition]
 ) -> dict[Call, int]:
-    """What `run` will ask of the processed zone.
+    """Requests of `run` to the processed zone.
 
-    For a partition: its manifest listed and read by the merge, the same by publish, its files read and one written, a
-    version created. For the table: the ledger, the nights, and by each step the heads of the chains. ``objects`` are those
-    that the batch is written to, 0 where there is none.
+    For each partition: the merge lists and reads its manifest, and so does publish; its files are read, one is written and a
+    version is created. For the table: the ledger, the nights, and the heads of the chains in each step. ``objects``: how many
+    the batch is written to, 0 without a batch.
     """
     entries = sum(divmod(head.number + 1, HEADERS_TOGETHER)) if head else 0
     versions = sum(p.versions for p in partitions)

@@ -1,4 +1,4 @@
-"""What requests, bytes and seconds cost: a TOML file, `prices.toml` beside this where the user gives none."""
+"""Prices of requests, bytes and seconds: a TOML file, by default `prices.toml` beside this module."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ SHIPPED = Path(__file__).with_name("prices.toml")
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """In ``currency``; what a file leaves out costs nothing. ``as_of`` is for people: prices are as old as their file."""
+    """Prices in ``currency``; what a file leaves out is free. ``as_of`` says how old they are."""
 
     as_of: str
     currency: str = "USD"
@@ -30,9 +30,9 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def load_prices(path: str | Path | None, *, local: bool) -> Prices:
-    """The prices of ``path``; by None the shipped ones, in which a ``local`` table's requests and bytes are free.
+    """Load the prices of ``path``; None loads the shipped ones, where requests and bytes of a ``local`` table are free.
 
-    Raises ConfigurationError where the file is not one of prices.
+    Raises ConfigurationError if the file does not hold prices.
     """
     given = SHIPPED if path is None else Path(path).expanduser()
     try:
@@ -40,8 +40,8 @@ def load_prices(path: str | Path | None, *, local: bool) -> Prices:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
         raise ConfigurationError(
             "unreadable-prices",
-            f"{given} can't be read as a file of prices: {e}. Nothing was changed.",
-            next=f"correct it; {SHIPPED} is one to copy",
+            f"{given} can't be read as a price list: {e}. Nothing was changed.",
+            next=f"correct it; {SHIPPED} is an example to copy",
         ) from e
     if path is None and local:
         return msgspec.structs.replace(prices, thousand_requests={}, gigabyte_read=0.0, gigabyte_written=0.0)

@@ -1,32 +1,32 @@
-"""Send what was lost, publish what is whole, and prove that every row that ever came is accounted for.
+"""Send lost messages again, publish complete batches, and prove that every row that was ever appended is accounted for.
 
-Reads     dead letters; to prove: the whole ledger, the published manifests, key and ordering columns of their files
-Writes    messages that were lost; `failed` marks of dead letters; the next snapshot. It repairs no row
-Repeat    safe: the proof is of a snapshot, which does not change while workers go on
+Reads     dead letters; for the proof, the whole ledger, the published manifests, and key and ordering columns of their files
+Writes    lost messages; `failed` marks for dead letters; the next snapshot. It does not repair rows
+Repeat    safe: the proof is about a snapshot, which does not change while workers go on
 
     rows read = appended + quarantined                                                          every batch, by the ledger
     appended  = live + tombstones + superseded + tombstones dropped + refused + withdrawn       every partition, in rows
     appended  = live + tombstones + superseded + withdrawn                                      and in digests of them
 
-What came is the ledger's word, what lost is the manifest's, and what is there is counted in the files.
+The ledger says what was appended, the manifest what lost, and the rows that are stored are counted in the files.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.recompute import Comparison, Recomputed, import_duckdb, recompute
+from lakeupsert.operations.recompute import Comparison, Recomputation, recompute
+from lakeupsert.operations.recompute_sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.worker import UNANSWERED, mark_failed
-from lakeupsert.queue import Message
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.rows.digest import Digest, row_hashes
 from lakeupsert.rows.rank import sortable
@@ -39,11 +39,11 @@ from lakeupsert.table.spec import TableSpec
 
 @dataclass(frozen=True)
 class Proof:
-    """Where the rows of one partition are: ``rows_live`` and ``tombstones`` as counted in the files, the others as recorded.
+    """Where the rows of one partition are. ``rows_live`` and ``tombstones`` are counted in the files, the others as recorded.
 
     Attributes:
         difference: what does not add up, or None.
-        by_digest: digests add up too; False where they are not known, as of adopted files before their first merge.
+        by_digest: digests add up, too; False if they are not known, for example of adopted files before their first merge.
     """
 
     partition: str
@@ -64,14 +64,13 @@ class Proof:
 
 @dataclass(frozen=True)
 class ReconcileResult:
-    """``resent`` messages; ``published`` is the snapshot that this call made, or None; the state of publishing in ``publish``.
+    """``resent`` counts messages; ``published`` is the snapshot that this call appended, or None; ``publish`` says what is left.
 
     Attributes:
-        queued: messages that were on their way before it published, with those that it sent: what is not in ``publish``
-            without any of them, nobody works on.
-        batches: what does not add up in the ledger, a sentence each.
-        recomputed: with ``deep``, what DuckDB computed anew, and of which batches the landing files are gone or changed:
-            partitions that they touch could not be recomputed.
+        queued: messages on their way before it published, including those that it sent. If there are none, no worker is at the
+            partitions that ``publish`` waits for.
+        batches: what does not add up in the ledger, in one sentence per batch.
+        recomputed: with ``deep``, DuckDB's comparison.
     """
 
     resent: int
@@ -80,11 +79,11 @@ class ReconcileResult:
     publish: PublishResult
     proof: tuple[Proof, ...]
     batches: tuple[str, ...]
-    recomputed: Recomputed | None = None
+    recomputed: Recomputation | None = None
 
     @property
     def gone(self) -> dict[int, str]:
-        """With ``deep``, batches whose landing files are gone or changed, with the first of these."""
+        """With ``deep``, the batches whose landing files are gone or changed, with the first of these."""
         return self.recomputed.gone if self.recomputed else {}
 
     @property
@@ -100,24 +99,24 @@ def reconcile(
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ReconcileResult:
-    """Bring queue, marks and snapshot up to the ledger, then prove the selected partitions of the published snapshot.
+    """Bring queue, marks and snapshot up to date with the ledger, then prove the selected partitions of the published snapshot.
 
-    Without ``counted`` that is left out: no data file is read, and of the ledger only what is not published yet.
-    With ``deep`` DuckDB also computes the rows of those that balance anew from what landed, and every column is compared.
-    Raises ConfigurationError where the table does not exist, or ``deep`` lacks DuckDB. What does not add up is no error here.
+    Without ``counted`` there is no proof: no data file is read, and of the ledger only what is not published. With ``deep``,
+    DuckDB also recomputes the rows of partitions that balance from what landed, and every column is compared.
+    Raises ConfigurationError if the table does not exist, or ``deep`` lacks DuckDB. An imbalance raises nothing.
     """
     table.existing_spec()
     if deep:
-        import_duckdb()  # so that the error comes before anything is done
+        import_duckdb()  # raises before anything is done
     letters = _dead_letters(table, selected)
     failed = table.failed(letters, table.last_snapshot())
-    for partition, (message, reason) in letters.items():
-        if failed.get(partition, UNANSWERED) == UNANSWERED:  # else the mark says as much already
-            mark_failed(table, partition, message.batch, reason)
-    # A partition that failed before and lies there dead is brought back by a redrive, or by a run. Sent again from here,
-    # it would fail again after every reconcile, each time with one dead letter more. One that is marked now is sent now,
-    # whatever is queued: from the next call on it has failed before.
-    # What is under way is not lost: a call every 10 minutes of a long night would send all that is left of it again.
+    for partition, letter in letters.items():
+        if failed.get(partition, UNANSWERED) == UNANSWERED:  # otherwise the mark has a reason already
+            mark_failed(table, partition, letter.batch, letter.reason)
+    # A partition that had failed before and is a dead letter is not sent again from here: it would fail again after every
+    # reconcile, with one more dead letter each time. A redrive or a run brings it back. A partition that was marked just now
+    # is sent, whatever is queued: the next call finds that it has failed before.
+    # Queued messages count as on their way: otherwise a call every 10 minutes would send the rest of a long night again.
     stats = table.queue_stats()
     queued = stats.visible + stats.leased
     resent = send_missing(
@@ -132,9 +131,9 @@ def reconcile(
     proof = prove(table, now, selected, progress) if now and counted else []
     recomputed = None
     if deep and now:
-        readable = [p.partition for p in proof if p.balanced]  # the others are told already, and may not be
+        readable = [p.partition for p in proof if p.balanced]  # others are reported already, and may be unreadable
         recomputed = recompute(table, now, readable, progress)
-        proof = [_compared(p, recomputed.partitions.get(p.partition)) for p in proof]
+        proof = [_with_comparison(p, recomputed.partitions.get(p.partition)) for p in proof]
     return ReconcileResult(
         resent=resent,
         queued=queued + resent,
@@ -152,46 +151,54 @@ def prove(
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Proof]:
-    """The proof of each selected partition that the snapshot shows, or that a batch up to the snapshot's touches."""
+    """Prove each selected partition that the snapshot shows, or that a batch up to the snapshot's touches."""
     entries = table.entries(-1, snapshot.body.batch)
-    brought: dict[str, list[Link[LedgerEntry]]] = {}
+    batches: dict[str, list[Link[LedgerEntry]]] = {}
     for link in entries:
         for partition in filter(selected, link.body.touched):
-            brought.setdefault(partition, []).append(link)
+            batches.setdefault(partition, []).append(link)
     versions = {p: shown.version for p, shown in snapshot.body.partitions.items() if selected(p)}
     counts: dict[int, set[int]] = {}
-    found: list[Proof] = []
-    for partition in sorted({*brought, *versions}):
-        progress(f"counting the rows of {partition}, {len(found) + 1:,} of {len(brought):,} partitions")
-        due = brought.get(partition, [])
+    proofs: list[Proof] = []
+    for partition in sorted({*batches, *versions}):
+        progress(f"counting the rows of {partition}, {len(proofs) + 1:,} of {len(batches):,} partitions")
+        due = batches.get(partition, [])
         try:
             manifest = table.version(partition, versions.get(partition, -1))
         except DamagedTableError as e:
             appended = sum(link.body.touched[partition].rows for link in due)
-            found.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, e.message.rstrip("."), by_digest=False))
+            proofs.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, e.message.rstrip("."), by_digest=False))
             continue
         if manifest.merged not in counts:
             counts[manifest.merged] = counting((link.number, link.body) for link in entries[: manifest.merged + 1])
         if partition in snapshot.body.lagging:
             due = [link for link in due if link.number <= manifest.merged]
         spec = table.spec(max(snapshot.body.spec_version, manifest.spec_version))
-        found.append(_proof(table, spec, manifest, due, counts[manifest.merged]))
-    return found
+        proofs.append(_prove_partition(table, spec, manifest, due, counts[manifest.merged]))
+    return proofs
 
 
-def _dead_letters(table: OpenTable, selected: Callable[[str], bool]) -> dict[str, tuple[Message, str]]:
-    """Of each selected partition the dead letter of its highest batch, with a worker's reason rather than without one."""
-    found: dict[str, tuple[Message, str]] = {}
+@dataclass(frozen=True)
+class _Letter:
+    """The batch of a dead letter, and its reason."""
+
+    batch: int
+    reason: str
+
+
+def _dead_letters(table: OpenTable, selected: Callable[[str], bool]) -> dict[str, _Letter]:
+    """The dead letter of each selected partition: of its highest batch, and if there are several, one with a worker's reason."""
+    letters: dict[str, _Letter] = {}
     for letter in (letter for queue in table.queues for letter in queue.dead_letters()):
         message = letter.message
-        if message is None or message.work is not None:  # of a reprocess that failed, the partition is as it was
+        if message is None or message.work is not None:  # a reprocess that failed leaves its partition as it was
             continue
         if not is_ours(table, message) or not selected(message.partition):
             continue
-        last = found.get(message.partition)
-        if last is None or (message.batch, letter.reason != UNANSWERED) > (last[0].batch, last[1] != UNANSWERED):
-            found[message.partition] = (message, letter.reason)
-    return found
+        last = letters.get(message.partition)
+        if last is None or (message.batch, letter.reason != UNANSWERED) > (last.batch, last.reason != UNANSWERED):
+            letters[message.partition] = _Letter(message.batch, letter.reason)
+    return letters
 
 
 def _unbalanced_batches(table: OpenTable) -> Iterator[str]:
@@ -205,13 +212,13 @@ def _unbalanced_batches(table: OpenTable) -> Iterator[str]:
             )
 
 
-def _compared(proof: Proof, comparison: Comparison | None) -> Proof:
+def _with_comparison(proof: Proof, comparison: Comparison | None) -> Proof:
     if comparison is None or comparison.equal:
         return proof
     return replace(proof, difference=f"readers see other rows than landed: {comparison}")
 
 
-def _proof(
+def _prove_partition(
     table: OpenTable, spec: TableSpec, manifest: Manifest, due: Sequence[Link[LedgerEntry]], counts: set[int]
 ) -> Proof:
     """``due``: ledger entries that touch the partition and that this version should hold; ``counts``: those that count."""
@@ -219,15 +226,16 @@ def _proof(
     touched = {link.number: link.body.touched[partition] for link in due}
     wrong = []
     if due and due[-1].number != manifest.merged:
-        wrong.append(f"it is merged up to batch {manifest.merged}, and batch {due[-1].number} touches it")
+        wrong.append(f"it is merged up to batch {manifest.merged}, but batch {due[-1].number} touches it")
     counters = [bucket.counters for bucket in manifest.buckets]
     recorded = Counters(**{name: sum(getattr(c, name) for c in counters) for name in Counters.__struct_fields__})
-    live, tombstones = Digest(spec), Digest(spec)
+    stored_rows = _StoredRows(table, spec)
+    live, tombstones = stored_rows.live, stored_rows.tombstones
     for bucket in manifest.buckets:
         if not bucket.settled and bucket.base != touched[0].files:
             wrong.append("its files are not those that were adopted")
         try:
-            wrong += _read(table, spec, bucket, live, tombstones)
+            wrong += stored_rows.add(bucket)
         except DamagedTableError as e:
             wrong.append(e.message)
     appended = sum(t.rows for t in touched.values())
@@ -243,12 +251,13 @@ def _proof(
         if expected != actual:
             wrong.append(f"{what}: {expected:,} {one}, {actual:,} {other}")
     digests = [bucket.digests for bucket in manifest.buckets]
-    came = added([d.adopted for d in digests if 0 in touched] + [t.digest for number, t in touched.items() if number])
+    arrived = added([d.adopted for d in digests if 0 in touched] + [t.digest for n, t in touched.items() if n])
     gone_digests = [getattr(d, name) for d in digests for name in GONE]
-    there = added([str(live), str(tombstones), *gone_digests])
-    if None not in (came, there) and came != there and not wrong:
+    stored = added([str(live), str(tombstones), *gone_digests])
+    if None not in (arrived, stored) and arrived != stored and not wrong:
         wrong.append(
-            f"as many rows as were appended, and not these: their digest is {there}, of what was appended {came}"
+            f"the number of rows is right, but they are not the rows that were appended: their digest is {stored}, that of "
+            f"the appended rows {arrived}"
         )
     return Proof(
         partition=partition,
@@ -260,38 +269,46 @@ def _proof(
         refused=recorded.refused,
         withdrawn=recorded.withdrawn,
         difference="; ".join(wrong) or None,
-        by_digest=None not in (came, there),
+        by_digest=None not in (arrived, stored),
     )
 
 
-def _read(table: OpenTable, spec: TableSpec, bucket: BucketEntry, live: Digest, tombstones: Digest) -> list[str]:
-    """Add up what the files of a bucket hold, key and ordering columns alone; what is wrong with the keys in them."""
-    wrong = []
-    before = np.empty(0, np.uint64)  # hashes of keys in other files
-    runs = [(bucket.tombstones, tombstones), *(((delta,), live) for delta in bucket.deltas), (bucket.base, live)]
-    for number, (files, total) in enumerate(runs, 1):
-        last = spec.tombstone_schema.empty_table()
-        keys = []
-        for file in files:
-            for rows in stream_file(table.store, file, spec.tombstone_schema):
-                total.add(rows)
-                if not bucket.settled:
-                    continue
-                name = file.name or "tombstones in the manifest"
-                if not _ascends(pa.concat_tables([last, rows]), spec.stored_key):
-                    wrong.append(f"{name}: keys are not there once and in their order")
-                hashes = row_hashes(rows, spec.stored_key)
-                if len(before) and np.isin(hashes, before).any():
-                    wrong.append(f"{name}: rows whose keys are deleted, or in a delta")
-                if number < len(runs):
-                    keys.append(hashes)
-                last = rows.slice(max(0, rows.num_rows - 1))
-        before = np.concatenate([before, *keys])
-    return list(dict.fromkeys(wrong))
+class _StoredRows:
+    """What the files of a partition hold: digests of live rows and of tombstones, by key and ordering columns alone."""
+
+    def __init__(self, table: OpenTable, spec: TableSpec) -> None:
+        self.live, self.tombstones = Digest(spec), Digest(spec)
+        self._table, self._spec = table, spec
+
+    def add(self, bucket: BucketEntry) -> list[str]:
+        """Add the rows of a bucket's files; returns what is wrong with the keys in them."""
+        spec, wrong = self._spec, []
+        other_hashes = np.empty(0, np.uint64)  # of keys in files that were read before
+        deltas = [((delta,), self.live) for delta in bucket.deltas]
+        runs = [(bucket.tombstones, self.tombstones), *deltas, (bucket.base, self.live)]
+        for number, (files, digest) in enumerate(runs, 1):
+            last = spec.tombstone_schema.empty_table()
+            run_hashes = []
+            for file in files:
+                for rows in stream_file(self._table.store, file, spec.tombstone_schema):
+                    digest.add(rows)
+                    if not bucket.settled:
+                        continue
+                    name = file.name or "tombstones in the manifest"
+                    if not _ascends(pa.concat_tables([last, rows]), spec.stored_key):
+                        wrong.append(f"{name}: keys are not unique, or not in order")
+                    hashes = row_hashes(rows, spec.stored_key)
+                    if len(other_hashes) and np.isin(hashes, other_hashes).any():
+                        wrong.append(f"{name}: rows whose keys are deleted, or in a delta")
+                    if number < len(runs):
+                        run_hashes.append(hashes)
+                    last = rows.slice(max(0, rows.num_rows - 1))
+            other_hashes = np.concatenate([other_hashes, *run_hashes])
+        return list(dict.fromkeys(wrong))
 
 
-def _ascends(rows: Any, key: Sequence[str]) -> bool:
-    """Whether each row's key is above that of the row before; a null is above nothing."""
+def _ascends(rows: Rows, key: Sequence[str]) -> bool:
+    """Whether each key is greater than that of the row before; a null never is."""
     ascends = None
     for name in reversed(key):
         column = sortable(rows[name])

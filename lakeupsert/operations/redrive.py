@@ -1,8 +1,8 @@
-"""Dead letters go back to the queue, once what made them fail is mended.
+"""Return dead letters to the queue, once their cause is fixed.
 
 Reads     the queue's dead letters, the ledger entries that they name, and the heads of their partitions
-Writes    the queue: letters still to be merged become visible, those merged meanwhile are deleted
-Repeat    safe: a letter that is dead no longer is not brought back twice
+Writes    the queue: letters that are still to be merged become visible, those that were merged meanwhile are deleted
+Repeat    safe: no letter is returned twice
 """
 
 from collections.abc import Callable
@@ -17,9 +17,9 @@ class RedriveResult:
     """What became of the dead letters.
 
     Attributes:
-        letters: all of them, as they were before, those included that nobody asked for.
-        redriven, dropped: how many went back to the queue, and how many were deleted, their partitions being merged.
-        left: how many are there still: not asked for, not readable, or of no batch of this table.
+        letters: all of them as they were before, including those that were not selected.
+        redriven, dropped: how many returned to the queue, and how many were deleted because their partition is merged.
+        left: how many are still dead letters: not selected, not readable, or of no batch of this table.
     """
 
     letters: tuple[DeadLetter, ...]
@@ -29,8 +29,8 @@ class RedriveResult:
 
 
 def redrive(table: OpenTable, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:
-    """Bring back the dead letters of the selected partitions."""
-    if table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
+    """Return the dead letters of the selected partitions to the queue."""
+    if table.head_spec() is None:  # nothing was ever appended, so there is no queue either
         return RedriveResult((), 0, 0, 0)
     total = RedriveResult((), 0, 0, 0)
     for queue in table.queues:
@@ -57,5 +57,5 @@ def _is_done(table: OpenTable, message: Message) -> bool:
 
 
 def is_ours(table: OpenTable, message: Message) -> bool:
-    """Queues outlive tables: a letter of another one, or from before this one was made anew, would only be buried again."""
+    """Whether a letter is about a batch of this table. A queue may outlive its table; such letters would only be buried again."""
     return message.table == table.name and table.entry(message.batch) is not None

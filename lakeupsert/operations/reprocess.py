@@ -1,22 +1,23 @@
-"""Write partitions anew at the `merged` that they have, while nights go on: the same rows in new files.
+"""Rewrite partitions at their current `merged`, while nights go on: the same rows in new files.
 
-Reads     the heads of the partitions; with source `landing` the ledger, and every landing file of the batches that count there
-Writes    with source `landing` packs of appended files, then ONE work object that names them; then a message for each partition
-Repeat    safe: every call writes the partitions once more, and no row changes by it
+Reads     the heads of the partitions; with source `landing`, the ledger and every landing file of the batches that count there
+Writes    with source `landing`, packs of appended files; then ONE work object that names them; then a message for each partition
+Repeat    safe: each call rewrites the partitions once more, and no row changes
 
-    plan -> check the sources -> row work of append, batch by batch -> work object -> messages -> workers (`dedupe`) -> publish
+    plan -> check the sources -> row work of append, by batch -> work object -> messages -> workers (`dedupe`) -> publish
 
-What was made from landing lies where appended files lie, and a worker merges it as it merges those, from nothing or from what
-was adopted. Packs and work object are garbage once every message is answered.
+Packs from landing files are where appended files are, and a worker merges them like those, into an empty partition or into what
+was adopted. Packs and work object become garbage when every message is answered.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, touched_by
@@ -25,8 +26,13 @@ from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.operations.replay import renames_of
+from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import refused_by_merges
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
@@ -36,22 +42,24 @@ from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Rebuilt, Source, Work, write_work
 
 AT_ONCE = 16
+OTHERS_SECONDS = 10.0
+"""How often a call that only waits for other workers looks at the partitions that are left: two requests for each."""
 _WITHOUT_LANDING = (
-    "without landing files: if what is stored is whole, `--source stored` is enough; if it is damaged or gone, take it from a "
-    "backup, or go back with the whole table to a snapshot from before the partition last changed (`lakeupsert history`): "
+    "without landing files: if the stored files are complete, `--source stored` is enough; if they are damaged or gone, restore "
+    "them from a backup, or the whole table to a snapshot from before the partition last changed (`lakeupsert history`): "
     "`lakeupsert restore ID --yes`"
 )
 
 
 @dataclass(frozen=True)
 class ReprocessPlan:
-    """What is written anew, and what is read for it.
+    """What is rewritten, and what is read for it.
 
     Attributes:
-        heads: of each partition the version that is to be replaced.
-        batches: those that are read again from landing.
-        files, bytes: with source `landing` landing and adopted files, else the stored ones; bytes as they are stored.
-        work: the work object; None as long as nothing was written.
+        heads: the version of each partition that is replaced.
+        batches: those whose landing files are read again.
+        files, bytes: landing and adopted files with source `landing`, otherwise stored files; bytes as they are stored.
+        work: the work object; None if nothing was written.
     """
 
     source: Source
@@ -62,7 +70,7 @@ class ReprocessPlan:
     work: str | None = None
 
     def left(self, table: OpenTable) -> list[str]:
-        """Partitions that no worker has written anew."""
+        """Partitions that no worker has rewritten yet."""
 
         def is_left(partition: str) -> bool:
             now = table.objects.partition(partition).head()
@@ -71,25 +79,55 @@ class ReprocessPlan:
         return [p for p in self.heads if is_left(p)]
 
     def unseen(self, table: OpenTable) -> list[str]:
-        """Partitions that readers see as before: what replaces them has a newer batch in it, which is not published."""
+        """Partitions whose old files readers still see: the new version has a newer batch in it, which is not published."""
         snapshot = table.last_snapshot()
         shown = snapshot.body.partitions if snapshot else {}
         return [p for p, head in self.heads.items() if p in shown and shown[p].version <= head.number]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ReprocessOptions:
+    """How partitions are rewritten.
+
+    Attributes:
+        source: from what is ``stored``, or from the ``landing`` files of all their batches.
+        host: where landing files are read.
+        workers, engine: as for `dedupe`; with 0 workers other processes do the work, and this one waits for them until ``stop``.
+        dry: only plan it.
+    """
+
+    source: Source = "stored"
+    host: HostName = "spark"
+    workers: int = 1
+    engine: EngineName | None = None
+    dry: bool = False
+    stop: Stop = field(default_factory=Stop)
+    progress: Callable[[str], None] = lambda text: None
+
+
+@dataclass(frozen=True)
+class ReprocessResult:
+    """``left`` are partitions that no worker has rewritten, ``unseen`` those whose old files readers still see;
+    ``publish`` is None if nothing was to do, or the call was dry."""
+
+    plan: ReprocessPlan
+    dedupe: list[PartitionResult] = field(default_factory=list)
+    publish: PublishResult | None = None
+    left: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class _Unfit:
-    """A landing file, or for batch 0 an adopted one, that is not there any more, or is another one."""
+    """A landing file (of batch 0, an adopted file) that is gone or changed."""
 
     code: Literal["source-gone", "source-changed"]
     batch: int
     where: str
 
     def error(self, others: int = 0) -> RefusedError:
-        what = (
-            "is gone" if self.code == "source-gone" else "is not the file any more that was taken: its content differs"
-        )
-        more = f" {others} more files are not as they were." if others else ""
+        what = "is gone" if self.code == "source-gone" else "has changed since"
+        more = f" {others} more files are gone or changed." if others else ""
         return RefusedError(
             self.code,
             f"{self.where}, which {f'batch {self.batch} took' if self.batch else 'was adopted'}, {what}.{more} No partition "
@@ -106,18 +144,18 @@ def reprocess(
     dry: bool,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ReprocessPlan:
-    """Send the selected partitions to the workers to be written anew; with ``dry`` only tell what that takes.
+    """Send the selected partitions to the workers to be rewritten; with ``dry`` only plan it.
 
     Args:
-        host: where landing files are read again; None: what is stored is merged again.
+        host: where landing files are read; None merges the stored files instead.
     Raises:
-        RefusedError: a landing or adopted file is gone or is another one than the ledger says. Nothing was written then.
+        RefusedError: a landing or adopted file is gone or changed. Nothing was written then.
     """
     if host is not None and table.settings.key_scope == "table":
         raise RefusedError(
             "keys-of-the-table",
-            f'Table {table.name!r} has `key_scope = "table"`: its landing files do not tell which keys went to other '
-            "partitions, so no partition can be made anew of them. No partition was changed.",
+            f'Table {table.name!r} has `key_scope = "table"`: its landing files do not say which keys moved to other '
+            "partitions, so they can't rebuild one partition. No partition was changed.",
             next=_WITHOUT_LANDING,
         )
     snapshot = table.last_snapshot()
@@ -126,11 +164,11 @@ def reprocess(
     if host is None:
         stored = [head.body for head in heads.values()]
         plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
-        return plan if dry or not heads else _begun(table, plan, snapshot, {}, start=None)
-    needed = _needed(table, {p: head.body.merged for p, head in heads.items()})
+        return plan if dry or not heads else _send_work(table, plan, snapshot, {}, start=None)
+    needed = _batches(table, {p: head.body.merged for p, head in heads.items()})
     adopted = [f for p in heads for f in _adopted(table, p)]
     progress(f"checking the landing files of {len(needed)} batches")
-    inputs = _checked(table, needed, adopted)
+    inputs = _check_sources(table, needed, adopted)
     taken = [i for of_batch in inputs.values() for i in of_batch]
     size = sum(f.bytes for f in adopted) + sum(i.size for i in taken)
     plan = ReprocessPlan("landing", heads, tuple(needed), len(adopted) + len(taken), size)
@@ -138,23 +176,55 @@ def reprocess(
         return plan
     head = table.ledger_head()
     start = head.number + 1 if head else 0
-    made: dict[str, dict[int, Touched]] = defaultdict(dict)
-    below = refused_by_merges(table.store, [head.body for head in heads.values()], table.existing_spec())
+    rebuilt: dict[str, dict[int, Touched]] = defaultdict(dict)
+    below_floor = refused_by_merges(table.store, [head.body for head in heads.values()], table.existing_spec())
     try:
         for number, partitions in needed.items():
             progress(f"reading batch {number} again, {len(inputs[number])} landing files")
-            job = _job(table, host, number, inputs[number], partitions, start, below)
+            job = _job(table, host, number, inputs[number], partitions, start, below_floor)
             replayed = table.entries(number - 1, number)[0].body.replayed
             renames = renames_of(table, job.spec, number) if replayed else None
             reports = replay_rows(job, replayed, renames)[1] if renames else host.run(job)
-            found = touched_by(reports)
-            for partition in partitions:  # a full extract touches also those that it has nothing of
-                made[partition][number] = found.get(partition, NOTHING)
-            _verify(table, number, reports, {p: made[p].get(number) for p in partitions})
-        return _begun(table, plan, snapshot, made, start)
+            touched = touched_by(reports)
+            for partition in partitions:  # a full extract also touches partitions that it has no rows of
+                rebuilt[partition][number] = touched.get(partition, NOTHING)
+            _verify(table, number, reports, {p: rebuilt[p][number] for p in partitions})
+        return _send_work(table, plan, snapshot, rebuilt, start)
     except (RefusedError, FencedError):  # nothing names these files
-        table.discard({f.name for of_partition in made.values() for t in of_partition.values() for f in t.files})
+        table.discard({f.name for batches in rebuilt.values() for t in batches.values() for f in t.files})
         raise
+
+
+def reprocess_and_publish(
+    table: OpenTable, selected: Callable[[str], bool], options: ReprocessOptions
+) -> ReprocessResult:
+    """Rewrite the selected partitions, wait until no worker has one of them any more, and publish them."""
+    table.existing_spec()
+    progress = options.progress
+    host = host_by_name(options.host) if options.source == "landing" else None
+    plan = reprocess(table, host, selected, dry=options.dry, progress=progress)
+    if plan.work is None:
+        return ReprocessResult(plan)
+    drain_options = DrainOptions(
+        workers=options.workers,
+        engine=options.engine,
+        stop=options.stop,
+        progress=lambda count: progress(f"{count} partitions to write"),
+    )
+    results: list[PartitionResult] = []
+    while True:
+        if not options.workers:
+            if not (left := plan.left(table)) or options.stop.wait(OTHERS_SECONDS):
+                break
+            continue
+        results += drain_queues(table, drain_options)
+        left = plan.left(table)
+        stats = table.queue_stats()
+        if not left or not stats.visible + stats.leased or options.stop.wait(1.0):
+            break
+    progress("publishing")
+    published = publish(table, also=plan.heads)
+    return ReprocessResult(plan, results, published, tuple(left), tuple(plan.unseen(table)))
 
 
 def _partitions(table: OpenTable) -> list[str]:
@@ -167,31 +237,31 @@ def _partitions(table: OpenTable) -> list[str]:
 
 
 class FencedError(TryAgainError):
-    """A vacuum came in between, and may have deleted what was made, since nothing named it yet."""
+    """A vacuum ran meanwhile, and may have deleted the new files, which nothing named yet."""
 
 
-def _begun(
+def _send_work(
     table: OpenTable,
     plan: ReprocessPlan,
     snapshot: Link[Snapshot] | None,
-    made: Mapping[str, dict[int, Touched]],
+    rebuilt: Mapping[str, dict[int, Touched]],
     start: int | None,
 ) -> ReprocessPlan:
+    """Write the work object and send its messages. ``start``: the ledger's length before the packs were written."""
     name = TableObjects.new_work()
-    rebuilt = {
-        p: Rebuilt(merged=head.body.merged, batches=made.get(p, {}), refused=head.body.quarantine)
+    partitions = {
+        p: Rebuilt(merged=head.body.merged, batches=rebuilt.get(p, {}), refused=head.body.quarantine)
         for p, head in plan.heads.items()
     }
     spec_version = snapshot.body.spec_version if snapshot else 0
-    write_work(table.store, name, Work(source=plan.source, partitions=rebuilt, spec_version=spec_version))
+    write_work(table.store, name, Work(source=plan.source, partitions=partitions, spec_version=spec_version))
     head = table.objects.ledger.head()
-    # Asked after the work object is there: a vacuum whose fence comes later finds it and keeps what it names.
+    # After the work object is written: a vacuum whose fence is later finds it, and keeps the files that it names.
     if start is not None and head and any(e.body.kind == "fence" for e in table.entries(start - 1, head.number)):
         table.discard([name])
         raise FencedError(
             "fenced",
-            "A vacuum ran while landing files were read again, and may have deleted what was made of them. No partition "
-            "was changed.",
+            "A vacuum ran while landing files were read again, and may have deleted the new files. No partition was changed.",
             next="run the same command again",
         )
     table.queue.send([Message(table.name, p, head.body.merged, name) for p, head in plan.heads.items()])
@@ -201,17 +271,17 @@ def _begun(
 # ---------------------------------------------------------------- source `landing`
 
 
-def _needed(table: OpenTable, merged: Mapping[str, int]) -> dict[int, frozenset[str]]:
-    """Upwards, the batches that count in some of these partitions at the `merged` that it has, and in which."""
+def _batches(table: OpenTable, merged: Mapping[str, int]) -> dict[int, frozenset[str]]:
+    """The batches, in order, that count in some of these partitions at its `merged`, each with these partitions."""
     entries = table.entries(-1, max(merged.values(), default=-1))
     counted = [(link.number, link.body) for link in entries]
     count = {number: counting(counted[: number + 1]) for number in set(merged.values())}
-    needed: dict[int, set[str]] = defaultdict(set)
+    partitions: dict[int, set[str]] = defaultdict(set)
     for partition, at in merged.items():
         for number in count[at]:
             if partition in entries[number].body.touched:
-                needed[number].add(partition)
-    return {number: frozenset(needed[number]) for number in sorted(needed)}
+                partitions[number].add(partition)
+    return {number: frozenset(partitions[number]) for number in sorted(partitions)}
 
 
 def _adopted(table: OpenTable, partition: str) -> tuple[DataFile, ...]:
@@ -219,13 +289,22 @@ def _adopted(table: OpenTable, partition: str) -> tuple[DataFile, ...]:
     return first.files if first else ()
 
 
-def _checked(
+@dataclass(frozen=True)
+class _LandingSource:
+    """A landing file of a batch, and its place in it."""
+
+    batch: int
+    place: int
+    file: LandingFile
+
+
+def _check_sources(
     table: OpenTable, needed: Mapping[int, frozenset[str]], adopted: Sequence[DataFile]
 ) -> dict[int, tuple[LandingInput, ...]]:
-    """The landing files of each batch, as they lie there now; refused where one is not what was taken."""
+    """The landing files of each batch, as they are now. Raises RefusedError if one is gone or changed."""
 
-    def check(given: tuple[int, int, LandingFile]) -> LandingInput | _Unfit:
-        number, place, file = given
+    def check(source: _LandingSource) -> LandingInput | _Unfit:
+        number, file = source.batch, source.file
         where = table.landing.uri(file.path)
         found = table.landing.head(file.path)
         if found is None:
@@ -236,7 +315,7 @@ def _checked(
                     return _Unfit("source-changed", number, where)
             except ChangedFileError:
                 return _Unfit("source-gone", number, where)
-        return LandingInput(file.path, found.size, found.etag, place)
+        return LandingInput(file.path, found.size, found.etag, source.place)
 
     def check_adopted(file: DataFile) -> _Unfit | None:
         found = table.store.head(file.name)
@@ -244,20 +323,20 @@ def _checked(
             return None
         return _Unfit("source-changed" if found else "source-gone", 0, table.store.uri(file.name))
 
-    files = [
-        (number, place, file)
+    sources = [
+        _LandingSource(number, place, file)
         for number in needed
         for place, file in enumerate(table.entries(number - 1, number)[0].body.files)
-        if file.sha256  # else it could not be read then, and brought no row
+        if file.sha256  # otherwise it could not be read then, and brought no rows
     ]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(check, files))
-        unfit = [r for r in (*found, *pool.map(check_adopted, adopted)) if isinstance(r, _Unfit)]
+        inputs = list(pool.map(check, sources))
+        unfit = [r for r in (*inputs, *pool.map(check_adopted, adopted)) if isinstance(r, _Unfit)]
     if unfit:
         raise unfit[0].error(others=len(unfit) - 1)
     return {
         number: tuple(
-            r for (n, _, _), r in zip(files, found, strict=True) if n == number and isinstance(r, LandingInput)
+            r for s, r in zip(sources, inputs, strict=True) if s.batch == number and isinstance(r, LandingInput)
         )
         for number in needed
     }
@@ -270,9 +349,9 @@ def _job(
     inputs: tuple[LandingInput, ...],
     partitions: frozenset[str],
     start: int,
-    below: Mapping[str, Any],
+    below_floor: Mapping[str, Rows],
 ) -> AppendJob:
-    """The batch's row work as it was, under its own spec and receipt stamp, for these partitions."""
+    """The row work of the batch, with its own spec and receipt stamp, for these partitions."""
     entry = table.entries(number - 1, number)[0].body
     spec, reading = table.spec(entry.spec_version), entry.reading or table.settings.reading
     parquet = [i for i in inputs if format_of(i.path, reading.format) == "parquet"]
@@ -288,12 +367,12 @@ def _job(
         spec_version=entry.spec_version,
         start=start,
         only=partitions,
-        left_out=below.get(entry.batch_id),
+        left_out=below_floor.get(entry.batch_id),
     )
 
 
-def _verify(table: OpenTable, number: int, reports: Sequence[Report], made: Mapping[str, Touched | None]) -> None:
-    """Refuse what is not what the batch was: other bytes, an unreadable file, another number of rows."""
+def _verify(table: OpenTable, number: int, reports: Sequence[Report], rebuilt: Mapping[str, Touched]) -> None:
+    """Refuse a result that differs from the batch: other bytes, an unreadable file, another number of rows."""
     entry = table.entries(number - 1, number)[0].body
     hashes = {f.path: f.sha256 for f in entry.files}
     differs = None
@@ -304,14 +383,14 @@ def _verify(table: OpenTable, number: int, reports: Sequence[Report], made: Mapp
             isinstance(report, FileRead) and report.sha256 not in (None, hashes[report.path])
         ):
             raise _Unfit("source-changed", number, table.landing.uri(report.path)).error()
-    for partition, touched in made.items():
-        rows, wanted = touched.rows if touched else 0, entry.touched[partition].rows
-        if rows != wanted and differs is None:
-            differs = f"they give {rows} rows of {partition}, and the ledger says {wanted}."
+    for partition, touched in rebuilt.items():
+        expected = entry.touched[partition].rows
+        if touched.rows != expected and differs is None:
+            differs = f"they give {touched.rows} rows of {partition}, but the ledger says {expected}."
     if differs is not None:
         raise RefusedError(
             "source-differs",
-            f"The landing files of batch {number} are what they were, but are read in another way than then: {differs} "
+            f"The landing files of batch {number} have not changed, but are read differently now: {differs} "
             "No partition was changed.",
-            next=f"use the lakeupsert that wrote the batch, with `format` as it was then; {_WITHOUT_LANDING}",
+            next=f"use the version of lakeupsert that wrote the batch, with the `format` of then; {_WITHOUT_LANDING}",
         )

@@ -1,23 +1,22 @@
-"""Go back to a snapshot, by going on: a ledger entry withdraws what came after it, and a merge puts the old versions back.
+"""Restore the table to a snapshot: a ledger entry withdraws later batches, and merges put the old versions back.
 
-Reads     the snapshot, the whole ledger, of each partition that changes the version that the snapshot names
+Reads     the snapshot, the whole ledger, and the version of each changing partition that the snapshot names
 Writes    ONE ledger entry, which is the commit; then a message for each partition. Nothing is deleted or rewritten
-Repeat    safe: where what counts is what counted at the snapshot, no entry is written, and messages that are missing are sent
+Repeat    safe: if the same batches count as at the snapshot, no entry is written, and missing messages are sent
 
-The whole table goes back, never some partitions: a snapshot shows whole batches. Landing files of withdrawn batches count
-as taken; `append --again` loads them.
+A restore is always of the whole table, since a snapshot shows whole batches. Landing files of withdrawn batches count as taken;
+`append --again` loads them.
 """
 
 from dataclasses import dataclass, replace
-
-import msgspec
+from datetime import date
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
-from lakeupsert.read.view import expired
+from lakeupsert.read.view import choose, expired
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, Restored, counting, next_stamp
 from lakeupsert.table.snapshot import Snapshot
@@ -30,8 +29,8 @@ class RestorePlan:
     Attributes:
         withdrawn, brought_back: batches that stop counting, and that count again, with their rows.
         partitions: those that change.
-        unpublished: where none changes, those that readers still see as they were: an earlier restore did not come to its end.
-        entry: the ledger entry that did it; None as long as nothing was written.
+        unpublished: if none changes, those that readers still see as before: an earlier restore is not finished.
+        entry: the number of the ledger entry; None if nothing was written.
     """
 
     snapshot: int
@@ -43,21 +42,27 @@ class RestorePlan:
     entry: int | None = None
 
 
-def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
-    """Withdraw every batch that does not count in the snapshot ``to``; with ``dry`` only tell which.
+def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> RestorePlan:
+    """Withdraw every batch that does not count in a snapshot; with ``dry`` only plan it.
 
-    Raises DamagedTableError where a version that would have to come back is gone; TryAgainError after too many lost races.
+    Raises DamagedTableError if a version that must come back is gone; TryAgainError after too many lost races.
     """
+    to = choose(table.objects, snapshot)
+    if to is None:
+        raise ConfigurationError(
+            "unknown-snapshot", "Nothing was published yet.", next="run `lakeupsert history` to see what there is"
+        )
+    table.existing_spec()
 
     def attempt() -> RestorePlan | Lost:
-        table.last_snapshot()  # before the ledger, which then has what it shows
+        table.last_snapshot()  # before the ledger, so that the ledger has everything that it shows
         head = table.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
         headers = list(enumerate(table.headers(head.number)))
         now, then = counting(headers), counting(headers[: to.body.batch + 1])
         changed = now ^ then
-        newest = table.last_snapshot()  # behind the ledger's head, so that a fence after this one is met at the commit
-        if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it since it was chosen
+        newest = table.last_snapshot()  # after the ledger's head, so that the commit fails if a fence came later
+        if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it meanwhile
             raise expired(to.number, newest)
         entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}
         partitions = sorted({p for entry in entries.values() for p in entry.touched})
@@ -89,7 +94,7 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
             try:
                 table.queue.send([Message(table.name, partition, link.number) for partition in partitions])
             except LakeupsertError as e:
-                e.data_changed = True  # the restore is committed; a repeated one sends its messages again
+                e.data_changed = True  # the restore is committed; if repeated, it sends its messages again
                 raise
             return replace(plan, entry=link.number)
         return LOST
@@ -97,31 +102,11 @@ def restore(table: OpenTable, to: Link[Snapshot], *, dry: bool) -> RestorePlan:
     return until_won(table.store.uri(), attempt)
 
 
-def tag(table: OpenTable, name: str, number: int | None) -> Link[Snapshot] | None:
-    """Give a snapshot a name (None: take the name away), in a snapshot that shows the same; None where it is so already."""
-    if name in ("published", "latest") or name[:1].isdigit() or not name:
-        raise ConfigurationError(
-            "unfit-tag",
-            f"{name!r} can't be a tag: it would be read as a number, a time, or one of the words published and latest.",
-            next="choose a name that begins with a letter",
-        )
-
-    def build(head: Link[Snapshot] | None) -> Snapshot | None:
-        if head is None or head.body.tags.get(name) == number:
-            return None
-        if number is not None and not head.body.keeps(number):  # a vacuum may have expired it since it was chosen
-            raise expired(number, head)
-        tags = {n: at for n, at in head.body.tags.items() if n != name}
-        return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
-
-    return table.extend_snapshots(build)
-
-
 def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
     """The version that a restore to ``snapshot`` goes back to.
 
-    Where it lags across an earlier restore, that would be the version which that one named, and nothing keeps the files of
-    that once the restore was merged: refused.
+    Refused if the snapshot lags across an earlier restore: the version would be the one that the earlier restore named, and
+    nothing keeps its files once that restore is merged.
     """
     shown = snapshot.body.partitions.get(partition)
     version, merged = (shown.version, shown.merged) if shown else (-1, 0)
@@ -129,10 +114,10 @@ def _version(table: OpenTable, snapshot: Link[Snapshot], partition: str) -> int:
         if link.body.restored is not None and partition in link.body.touched:
             raise RefusedError(
                 "snapshot-lags",
-                f"Snapshot {snapshot.number} shows {partition} as it was before the restore of batch {link.number}, which could "
-                "not be merged then. Nothing was changed.",
+                f"Snapshot {snapshot.number} shows {partition} as it was before the restore of batch {link.number}, which was "
+                "not merged then. Nothing was changed.",
                 next="restore a snapshot that lists no partition as lagging (`lakeupsert history`)",
                 partition=partition,
             )
-    table.version(partition, version)  # refused where it is gone
+    table.version(partition, version)  # raises if it is gone
     return version

@@ -1,21 +1,22 @@
-"""Expire old snapshots, and delete what nobody can need any more: by lineage and behind fences, never by age alone.
+"""Expire old snapshots, and delete files that nobody can need any more: by lineage and behind fences, never by age alone.
 
 Reads     one listing of the table, the kept snapshots, each partition's head and the versions that are needed
-Writes    a snapshot that says which are expired; a fence in the ledger and in each partition's chain where files go; then
-          it deletes, data before the versions that name them
-Repeat    safe at any point: what is left over is found by the next listing
+Writes    a snapshot that says which are expired; a fence in the ledger and in the chain of each partition that loses files;
+          then it deletes files, data before the versions that name it
+Repeat    safe at any point: the next listing finds what is left over
 
-    expire -> look -> fence -> look again -> delete
-                        '--- a writer that began below it gives up, so no file that is deleted can be committed later
+    expire -> survey -> fence -> survey again -> delete
+                          '--- a writer that started below it gives up, so no deleted file can be committed later
 
-A file is needed where a kept snapshot shows it, or a version that may still be published, or a restore that is not merged.
-Snapshots that expired less than `superseded_retention` ago are kept for who reads them now.
+A file is needed if a kept snapshot shows it, a version that may still be published, or a restore that is not merged. Snapshots
+that expired less than `superseded_retention` ago are kept for their readers.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -33,25 +34,25 @@ from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Work
 
 VERSIONS_KEPT = timedelta(days=7)
-"""Versions younger than this stay: a writer that stalled must not take a number that once existed."""
+"""Younger versions are kept: a stalled writer must not take a number that once existed."""
 ORPHANS_KEPT = timedelta(hours=1)
-"""Files that no version ever named are not looked at before: most are those of a merge at work, which a fence would undo."""
+"""Younger files that no version ever named are kept: most belong to a running merge, which a fence would undo."""
 ORPHANED_PACKS_KEPT = timedelta(days=1)
-"""The same for those of `append`, which works on a whole night, where a merge works on a partition."""
+"""The same for files of `append`, which takes a whole night, while a merge takes one partition."""
 UNITS_KEPT = timedelta(days=1)
-"""A partition where workers finished a unit more recently waits for a later vacuum: a fence would undo hours of many. A merge
-in units that nobody goes on with keeps its garbage so long."""
+"""Partitions with a more recent unit are left to a later vacuum: a fence would undo hours of work of many workers. The garbage of
+an abandoned merge in units is kept as long."""
 UNFINISHED_KEPT = timedelta(days=1)
-"""Objects that are not whole yet get no name later than that."""
+"""Younger incomplete objects are kept: a writer may still complete them."""
 _CHAINS = f"{HOME}/partitions/"
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """An object that may go, and why.
+    """An object that can be deleted, and why.
 
-    ``partition`` is whose chain its writer commits to (None: the ledger); ``start`` how long that was when the writer
-    began, or None where no writer can name it any more.
+    ``partition``: the chain that its writer commits to (None: the ledger). ``start``: the head of that chain when the writer
+    started, or None if no writer can name the object any more.
     """
 
     name: str
@@ -62,8 +63,8 @@ class Garbage:
 
 
 @dataclass(frozen=True)
-class Vacuumed:
-    """What was deleted, or with ``dry`` would be; ``expired`` are snapshots that readers can't choose from now on."""
+class VacuumResult:
+    """What was deleted, or with ``dry`` would be. ``expired``: snapshots that readers can't choose from now on."""
 
     expired: tuple[int, ...]
     garbage: tuple[Garbage, ...]
@@ -74,66 +75,77 @@ class Vacuumed:
         return sum(g.bytes for g in self.garbage)
 
 
-def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lambda text: None) -> Vacuumed:
-    """Keep `keep_snapshots` snapshots and those with a tag, and delete what only others need; ``dry`` only tells what."""
+def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lambda text: None) -> VacuumResult:
+    """Keep `keep_snapshots` snapshots and tagged ones, and delete what only others need. ``dry`` deletes nothing."""
     table.existing_spec()
-    table.last_snapshot()  # a ledger that ends before what it shows is found by it
-    expired, newest = _expire(table, dry)
-    progress("looking for what nobody needs")
-    look = _Look(table, newest)
-    if dry or not look.garbage:
-        return Vacuumed(expired, tuple(look.garbage), dry)
-    progress("fencing off writers that began before")
-    fence = max((g.start for g in look.garbage if g.partition is None and g.start is not None), default=-1)
-    snapshot = table.last_snapshot()  # which the ledger then knows
+    table.last_snapshot()  # so that a ledger that ends before it is detected
+    expiry = _expire(table, dry=dry)
+    progress("looking for files that nobody needs")
+    survey = _Survey(table, expiry.planned)
+    if dry or not survey.garbage:
+        return VacuumResult(expiry.expired, tuple(survey.garbage), dry)
+    progress("fencing off writers that started before")
+    fence = max((g.start for g in survey.garbage if g.partition is None and g.start is not None), default=-1)
+    snapshot = table.last_snapshot()  # the entry names it
     known = snapshot.number if snapshot else None
     table.objects.ledger.extend(lambda head: _ledger_fence(head, fence, known))
-    for partition in sorted({g.partition for g in look.garbage if g.partition is not None}):
-        table.objects.partition(partition).extend(lambda head, p=partition: _fence(p, head))  # type: ignore[misc]
+    for partition in sorted({g.partition for g in survey.garbage if g.partition is not None}):
+        table.objects.partition(partition).extend(partial(_fence, partition))
     progress("looking again")
-    look = _Look(table, before=look)
-    garbage = [g for g in look.garbage if look.fenced(g, fence)]
+    survey = _Survey(table, before=survey)
+    garbage = [g for g in survey.garbage if survey.is_fenced(g, fence)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
     table.store.delete([g.name for g in garbage if not g.name.endswith(".json")])
-    # After the data: a version whose files are gone names garbage, files without one hide it.
+    # After the data: a version without its files still names garbage; files without their version would hide it.
     table.store.delete(versions)
-    return Vacuumed(expired, tuple(garbage), dry)
+    return VacuumResult(expiry.expired, tuple(garbage), dry)
 
 
-def _expire(table: OpenTable, dry: bool) -> tuple[tuple[int, ...], Link[Snapshot] | None]:
-    """Say in the newest snapshot which are expired: their numbers, and with ``dry`` what that snapshot would be."""
-    gone: list[int] = []
+@dataclass(frozen=True)
+class _Expiry:
+    """Snapshots that expire. ``planned``: with ``dry``, the snapshot that would say so."""
+
+    expired: tuple[int, ...] = ()
     planned: Link[Snapshot] | None = None
 
+
+def _expire(table: OpenTable, *, dry: bool) -> _Expiry:
+    """Append a snapshot that says which are expired; with ``dry`` only plan it."""
+    expiry = _Expiry()
+
     def build(head: Link[Snapshot] | None) -> Snapshot | None:
-        nonlocal planned
-        gone.clear()
-        if head is None:
-            return None
-        oldest, kept, last = head.number, 0, None
-        for number in table.objects.snapshots.numbers():
-            link = head if number == head.number else table.objects.snapshots.get(number)
-            if link is None or number < head.body.expired:
-                break
-            # Tags and expiry make snapshots that show what the one before did; together they count as one.
-            kept += last is None or not link.body.shows(last)
-            last = link.body
-            if kept <= table.settings.keep_snapshots:
-                oldest = number
-            elif number not in head.body.tags.values():
-                gone.append(number)
-        body = msgspec.structs.replace(head.body, expired=oldest)
-        if gone and dry:
-            planned = replace(head, number=head.number + 1, body=body, written_at=clock.now().isoformat())
-        return body if gone and not dry else None
+        nonlocal expiry  # a lost race builds again
+        expiry = _plan_expiry(table, head) if head else _Expiry()
+        return expiry.planned.body if expiry.planned and not dry else None
 
     table.extend_snapshots(build)
-    return tuple(sorted(gone)), planned
+    return expiry if dry else replace(expiry, planned=None)
+
+
+def _plan_expiry(table: OpenTable, head: Link[Snapshot]) -> _Expiry:
+    expired: list[int] = []
+    oldest, kept, last = head.number, 0, None
+    for number in table.objects.snapshots.numbers():
+        link = head if number == head.number else table.objects.snapshots.get(number)
+        if link is None or number < head.body.expired:
+            break
+        # Tags and expiry append snapshots that show the same as the one before; together they count as one.
+        kept += last is None or not link.body.shows(last)
+        last = link.body
+        if kept <= table.settings.keep_snapshots:
+            oldest = number
+        elif number not in head.body.tags.values():
+            expired.append(number)
+    if not expired:
+        return _Expiry()
+    body = msgspec.structs.replace(head.body, expired=oldest)
+    planned = replace(head, number=head.number + 1, body=body, written_at=clock.now().isoformat())
+    return _Expiry(tuple(sorted(expired)), planned)
 
 
 def _ledger_fence(head: Link[LedgerEntry] | None, fence: int, snapshot: int | None) -> LedgerEntry:
-    assert head is not None, "there is a spec that somebody published under"
+    assert head is not None, "there is a spec, so there is a ledger"
     return LedgerEntry(
         kind="fence",
         batch_id=clock.new_id(),
@@ -150,14 +162,16 @@ def _fence(partition: str, head: Link[Manifest] | None) -> Manifest:
     return msgspec.structs.replace(head.body, fence=head.number + 1)
 
 
-class _Look:
-    """One look at the table: what is there, what is needed, and so what is garbage.
+class _Survey:
+    """What is there, what is needed, and so what is garbage.
 
-    ``planned`` is a snapshot that is looked at as if it were there. What the look ``before`` has read of the chains, which
-    is immutable, is not read again.
+    ``planned`` is a snapshot that is treated as if it were there. Chain versions that the survey ``before`` has read are
+    immutable, and not read again.
     """
 
-    def __init__(self, table: OpenTable, planned: Link[Snapshot] | None = None, before: "_Look | None" = None) -> None:
+    def __init__(
+        self, table: OpenTable, planned: Link[Snapshot] | None = None, before: "_Survey | None" = None
+    ) -> None:
         self._table = table
         self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
@@ -168,16 +182,16 @@ class _Look:
         self._snapshots: dict[int, Link[Snapshot]] = {n: link for n, link in links.items() if link is not None}
         if planned is not None:
             self._snapshots[planned.number] = planned
-        ledger = table.ledger_head()  # after the snapshots, so that it has whatever they show
+        ledger = table.ledger_head()  # after the snapshots, so that it has everything that they show
         if ledger is None or not self._snapshots:
             return
-        self._hold()
-        self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder and name
+        self._choose_snapshots()
+        self._objects: defaultdict[str, dict[str, ObjectInfo]] = defaultdict(dict)  # by folder, then by name
         for found in table.store.list(""):
             self._objects[found.name.rpartition("/")[0]][found.name] = found
-        self._works = self._look_at_works()
+        self._works = self._unfinished_works()
         packs = {name: TableObjects.start_of(name) or 0 for name in self._objects[f"{HOME}/data"]}
-        # An entry that names a pack comes after its start. Restores below the newest snapshot are merged where none lags.
+        # An entry that names a pack is above its start. Restores below the newest snapshot are merged, unless a partition lags.
         low = min(
             [
                 self._newest.batch + 1,
@@ -188,17 +202,17 @@ class _Look:
         self._entries = table.entries(low - 1, ledger.number)
         chains = {f.removeprefix(_CHAINS) for f in self._objects if f.startswith(_CHAINS)}
         touched = {partition for link in self._entries for partition in link.body.touched}
-        for partition in sorted(chains | touched | self._newest.partitions.keys()):  # other folders are somebody else's
-            self._look_at_partition(partition)
-        self._look_at_packs(packs)
-        self._look_at_keys(ledger.number)
-        self._look_at_snapshots()
+        for partition in sorted(chains | touched | self._newest.partitions.keys()):  # other folders are not ours
+            self._survey_partition(partition)
+        self._survey_packs(packs)
+        self._survey_keys(ledger.number)
+        self._survey_snapshots()
         for found in table.store.list(f"{SCRATCH}/"):
             if self._is_older(found, UNFINISHED_KEPT):
                 self._add(found, "its writer died before it was whole", None, None)
 
-    def fenced(self, garbage: Garbage, fence: int) -> bool:
-        """Whether its writer can't commit any more, ``fence`` being the ledger's."""
+    def is_fenced(self, garbage: Garbage, fence: int) -> bool:
+        """Whether its writer can't commit any more. ``fence``: the ledger's."""
         if garbage.start is None:
             return True
         if garbage.partition is None:
@@ -206,8 +220,8 @@ class _Look:
         head = self._head(garbage.partition)
         return head is not None and head.body.fence is not None and garbage.start <= head.body.fence
 
-    def _hold(self) -> None:
-        """Which snapshots somebody may read, also those that expired only now."""
+    def _choose_snapshots(self) -> None:
+        """Find the snapshots that somebody may read, including those that expired recently."""
         newest = max(self._snapshots)
         self._newest: Snapshot = self._snapshots[newest].body
         since = max(
@@ -223,31 +237,31 @@ class _Look:
     def _age(self, written_at: str) -> timedelta:
         return self._now - datetime.fromisoformat(written_at)
 
-    def _look_at_partition(self, partition: str) -> None:
+    def _survey_partition(self, partition: str) -> None:
         chain = self._table.objects.partition(partition)
         versions = self._numbers(partition)
         last = self._newest.partitions.get(partition)
         folders = (partition, f"{HOME}/data/{partition}", f"{HOME}/units/{partition}")
         data = {name: found for folder in folders for name, found in self._objects[folder].items()}
-        # Most partitions of an old table: no older version, and no file but those that the newest snapshot shows.
+        # Most partitions of an old table have no older version, and no files but those that the newest snapshot shows.
         if last and versions[:1] == [last.version] and len(data) == last.files:
             return
         head = self._head(partition)
-        if self._newest.lost(partition, head):  # its files look like garbage, and a fence would take the number
+        if self._newest.lost(partition, head):  # its files would look like garbage, and a fence would take the number
             shown = self._newest.partitions[partition].version
             raise self._table.objects.missing(partition, shown, f"Snapshot {max(self._snapshots)}", lost=True)
         if not all(self._is_older(found, UNITS_KEPT) for found in self._objects[f"{HOME}/units/{partition}"].values()):
             return
         merged = head.body.merged if head else 0
         needed = {s.partitions[partition].version for s in self._held.values() if partition in s.partitions}
-        needed |= {n for n in versions if last is None or n >= last.version}  # any of them may be published next
+        needed |= {n for n in versions if last is None or n >= last.version}  # each may be published next
         needed |= {r.versions[partition] for n, r in self._restores(partition) if merged < n}
         named = {name for n in needed & set(versions) for name in self._data(partition, n)}
         if any(work.source == "landing" and partition in work.partitions for work in self._works):
-            named |= {f.name for f in self._adopted(partition)}  # it begins from them
+            named |= {f.name for f in self._adopted(partition)}  # the reprocess starts from them
         unnamed = [found for name, found in data.items() if name not in named]
         if unnamed:
-            # Who reads `latest`, or merges, began from a version that was the newest then, also where no snapshot shows it.
+            # Readers of `latest` and merges started from the newest version of then, which no snapshot may show.
             for number, successor in pairwise(versions):
                 after = self._version(partition, successor)
                 if number not in needed and after and self._age(after.written_at) < self._table.settings.retention:
@@ -282,23 +296,23 @@ class _Look:
                 yield link.number, link.body.restored
 
     def _data(self, partition: str, number: int) -> set[str]:
-        """Objects with rows or vectors that a version needs."""
+        """The objects with rows or deletion vectors that a version needs."""
         link = self._version(partition, number) if number >= 0 else None
         return {name for bucket in (link.body.buckets if link else ()) for name in bucket.objects}
 
     def _version(self, partition: str, number: int) -> Link[Manifest] | None:
-        """None where another vacuum has trimmed it since it was listed."""
+        """A version; None if another vacuum has trimmed it since it was listed."""
         if (partition, number) not in self._versions:
             self._versions[partition, number] = self._table.objects.partition(partition).get(number)
         return self._versions[partition, number]
 
     def _adopted(self, partition: str) -> Iterable[DataFile]:
-        """Files that others wrote: only those that the table adopted are its to delete."""
+        """The adopted files. Of files that others wrote, these are the only ones that belong to the table."""
         touched = self._table.entries(-1, 0)[0].body.touched.get(partition)
         return touched.files if touched else ()
 
-    def _look_at_works(self) -> list[Work]:
-        """Reprocesses that are neither done nor given up; the others are garbage."""
+    def _unfinished_works(self) -> list[Work]:
+        """Reprocesses that are neither done nor abandoned; the work objects of others are garbage."""
         unfinished = []
         for name, found in self._objects[f"{HOME}/units"].items():
             work = None
@@ -306,15 +320,15 @@ class _Look:
                 try:
                     work = self._table.work(name)
                 except (RefusedError, DamagedTableError):
-                    continue  # of a later version, or damaged: kept until it is old
+                    continue  # from a newer lakeupsert, or damaged: kept until it is old
             heads = [self._table.objects.partition(p).head() for p in work.partitions] if work else []
             if work is None or all(head is not None and head.body.reprocessed == name for head in heads):
-                self._add(found, "a reprocess that is done, or was given up", None, None)
+                self._add(found, "a reprocess that is done, or was abandoned", None, None)
             else:
                 unfinished.append(work)
         return unfinished
 
-    def _look_at_packs(self, packs: dict[str, int]) -> None:
+    def _survey_packs(self, packs: dict[str, int]) -> None:
         rebuilt = [t for work in self._works for p in work.partitions.values() for t in p.batches.values()]
         named = {name for touched in rebuilt for f in touched.files for name in f.objects}
         needed = set(named)
@@ -331,8 +345,8 @@ class _Look:
             elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, start)
 
-    def _look_at_keys(self, number: int) -> None:
-        """Objects of the key index: who appends needs those of the ledger's head, and who loses that place looks again."""
+    def _survey_keys(self, number: int) -> None:
+        """Objects of the key index: `append` needs those that the ledger's head names, and reads it again after a lost race."""
         if not self._objects[KEYS]:
             return
         entries = self._table.headers(number)
@@ -340,12 +354,12 @@ class _Look:
         needed = {f.name for files in named_index(entries) or () for f in files}
         for name, found in self._objects[KEYS].items():
             if name in named - needed:
-                self._add(found, "a part of the key index that was written anew since", None, None)
+                self._add(found, "a part of the key index that was rewritten since", None, None)
             elif name not in named and self._is_older(found, ORPHANED_PACKS_KEPT):
                 self._add(found, "its writer did not commit it", None, TableObjects.start_of(name))
 
     def _needs(self, partition: str, batch: int) -> bool:
-        """Whether somebody may still merge what the batch brought for the partition."""
+        """Whether the partition's files of the batch may still be merged."""
         head = self._head(partition)
         if batch > self._covered or head is None or head.body.merged < batch:
             return True
@@ -357,7 +371,7 @@ class _Look:
             partition in s.lagging and s.partitions[partition].merged < batch <= s.batch for s in self._held.values()
         )
 
-    def _look_at_snapshots(self) -> None:
+    def _survey_snapshots(self) -> None:
         for number, link in self._snapshots.items():
             if number not in self._held and self._age(link.written_at) > VERSIONS_KEPT:
                 found = self._objects[f"{HOME}/snapshots"].get(self._table.objects.snapshots.name(number))

@@ -763,7 +763,7 @@ def be_told_to_end() -> Any:
 
 def test_sigterm_while_appending_finishes_the_batch(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     land(night(1))
-    monkeypatch.setattr("lakeupsert.api._host", lambda name, host=api._host: be_told_to_end() or host(name))
+    monkeypatch.setattr(api, "host_by_name", lambda name, host=api.host_by_name: be_told_to_end() or host(name))
     found = answer("append", "--host", "local", code=75)
     assert found["error"]["code"] == "terminated"
     assert found["result"]["batches"][0]["rows_appended"] == 6

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from lakeupsert import LakeupsertError, RefusedError, Table, TryAgainError, api
+from lakeupsert import LakeupsertError, RefusedError, Table, TryAgainError
 from lakeupsert.cli import main
 from lakeupsert.errors import Standing, parts
+from lakeupsert.operations import run
+from lakeupsert.pipeline import drain_queues
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
@@ -75,21 +78,21 @@ RUN = ("run", "--host", "local", "--workers", "1")
 def test_run_that_ends_amid_says_what_stands(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, end: Callable[..., Any], code: str
 ) -> None:
-    monkeypatch.setattr(api, "_host", end)
+    monkeypatch.setattr(run, "host_by_name", end)
     assert failed(*RUN) == (code, None, 0, False), "nothing is committed yet"
     monkeypatch.undo()
     monkeypatch.chdir(lake.root)
-    monkeypatch.setattr(api, "drain_in_processes", end)
+    monkeypatch.setattr(drain_queues, "drain_in_processes", end)
     assert failed(*RUN) == (code, 2, 0, False), "batch 2 is committed, and readers still see the first"
     monkeypatch.undo()
     monkeypatch.chdir(lake.root)
-    publish = Table.publish
+    publish = run.publish
 
-    def publish_and_end(table: Table) -> Any:
+    def publish_and_end(table: OpenTable) -> Any:
         publish(table)
         end()
 
-    monkeypatch.setattr(Table, "publish", publish_and_end)
+    monkeypatch.setattr(run, "publish", publish_and_end)
     assert failed(*RUN) == (code, None, 1, True), "an earlier call committed the batch, this one published it"
 
 
@@ -126,7 +129,7 @@ def test_file_over_the_limit_and_unknown_table(lake: Lake) -> None:
 
 def test_restore_rename_and_later_calls(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.run()
-    monkeypatch.setattr(api, "drain_in_processes", interrupt)
+    monkeypatch.setattr(drain_queues, "drain_in_processes", interrupt)
     found = failed("restore", "0", "--yes")
     assert found[:3] == ("interrupted", 3, 1), "the restore is a batch of its own"
     assert failed("restore", "0", "--yes")[:3] == ("interrupted", None, 1), "and it is committed once"
@@ -154,9 +157,11 @@ def test_of_several_tables_each_failure_is_its_own(lake: Lake, monkeypatch: pyte
     other.land("1.jsonl", [row("a", 0, 1)])
     both = lake.configure().read_text() + other.configure().read_text().replace("[tables.t]", "[tables.u]")
     Path("lakeupsert.toml").write_text(both)
-    drain = api.drain_in_processes
+    drain = drain_queues.drain_in_processes
     monkeypatch.setattr(
-        api, "drain_in_processes", lambda table, *a, **o: interrupt() if table.name == "u" else drain(table, *a, **o)
+        drain_queues,
+        "drain_in_processes",
+        lambda table, *a, **o: interrupt() if table.name == "u" else drain(table, *a, **o),
     )
     found = call(*RUN)
     assert (found["error"]["code"], found["error"]["committed"], found["error"]["readers_see"]) == (
@@ -168,7 +173,7 @@ def test_of_several_tables_each_failure_is_its_own(lake: Lake, monkeypatch: pyte
 
 
 def test_people_are_told_the_same(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "drain_in_processes", interrupt)
+    monkeypatch.setattr(drain_queues, "drain_in_processes", interrupt)
     told = CliRunner().invoke(main, RUN).stderr.splitlines()
     assert told[-2] == "Committed: batch 2 · Readers see: snapshot 0"
     assert told[-1].startswith("Next: ")

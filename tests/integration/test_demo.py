@@ -112,6 +112,7 @@ def test_demo_begins_again_over_its_own_output_only(folder: Path, tmp_path: Path
     assert (folder / "kept.txt").read_text() == "mine"
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "data.parquet").write_text("mine")
-    with pytest.raises(ConfigurationError, match="was not made by a demo"):
+    with pytest.raises(ConfigurationError, match="precious") as refused:
         main(["--nights", "1", "--host", "local", "--output", str(tmp_path / "precious")])
+    assert refused.value.code == "not-a-demo"
     assert [p.name for p in (tmp_path / "precious").iterdir()] == ["data.parquet"]

@@ -149,8 +149,8 @@ class ListsLate(LocalStore):
     ("kind", "told"),
     [
         (CheckThenPut, "exactly one must win"),
-        (LastWins, "its bytes be what is stored"),
-        (TakesWhatIsThere, "took a name that exists"),
+        (LastWins, "20 of 20 races of 8 threads to create one object, 1 won"),
+        (TakesWhatIsThere, "a name that exists"),
         (ListsLate, "listing"),
     ],
 )
@@ -187,7 +187,7 @@ def test_processed_path_that_is_a_file_is_a_problem(tmp_path: Path) -> None:
     table = new_table(tmp_path)
     (tmp_path / "processed").write_text("")
     (problem,) = found(table, "permissions", "problem")
-    assert f"{tmp_path / 'processed'} is no folder" in problem.found
+    assert f"{tmp_path / 'processed'} is not a folder" in problem.found
 
 
 def findings_without_privileges(root: Path) -> tuple[int, list[dict[str, str]]]:
@@ -393,9 +393,9 @@ def test_other_python_that_can_do_the_work_is_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "folders", "level", "told"),
     [
-        ("%Y-%m-%d", ["2020-01-31"], "ok", "2, all that there are"),
+        ("%Y-%m-%d", ["2020-01-31"], "ok", "all 2 landing files"),
         ("%Y-%m-%d", ["other"], "warning", "1 of 2 landing files"),
-        ("%m/%d/%Y", [], "problem", "such as 2020-01-01/a.jsonl"),
+        ("%m/%d/%Y", [], "problem", "2020-01-01/a.jsonl"),
     ],
 )
 def test_landing_files_without_a_date_are_counted(

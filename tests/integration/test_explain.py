@@ -227,7 +227,7 @@ def test_key_of_which_all_was_refused_says_where_it_is(lake: Lake) -> None:
     nights(lake, [row("a", 0, 2)])
     found = explained(lake)
     assert [t[2] for t in told(found)] == ["refused"]
-    assert found.why.startswith("What came is below what the table has forgotten, or a full extract had")
+    assert "below the floor" in found.why
 
 
 def test_batch_that_is_not_merged_is_pending(lake: Lake) -> None:
@@ -538,15 +538,15 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
             ["k=z", "l=0"],
             1,
             "key-not-found",
-            "knows no version of k=z l=0. Searched: 1 partition, 2 files, up to batch 1",
+            "k=z l=0. Searched: 1 partition, 2 files, up to batch 1",
         ),
         (["k=a", "l=0", "d=2020-01-09"], 1, "key-not-found", "there is no partition '2020-01-09'"),
         (["k=z"], 1, "key-not-found", "k=z. Searched: 1 partition, 1 files, up to batch 1"),
         (["k=a", "ll=0"], 2, "not-the-key", "'l'"),
         (["k=a", "l=0", "v=1"], 2, "not-the-key", "'v' is none of them"),
-        (["k=a", "l=x"], 2, "unfit-value", "'x' is no int32, the type of the column 'l'"),
-        (["k=\udcff", "l=0"], 2, "unfit-value", r"'\udcff' is no string, the type of the column 'k'"),
-        (["k=a", "l=0", "--partition", "x"], 2, "not-a-partition", "of the partition column"),
+        (["k=a", "l=x"], 2, "unfit-value", "'x'"),
+        (["k=\udcff", "l=0"], 2, "unfit-value", r"'\udcff'"),
+        (["k=a", "l=0", "--partition", "x"], 2, "not-a-partition", "'x'"),
         (["k=a", "l"], 2, "usage", "'l' is not COLUMN=VALUE"),
         (["k=a", "k=b", "l=0"], 2, "usage", "'k=b' is a second value"),
         ([], 2, "usage", "Missing argument"),
@@ -580,7 +580,7 @@ def test_version_that_readers_need_and_that_is_gone_is_told_with_what_mends_it(l
 
 def test_null_is_no_value_of_a_key(lake: Lake) -> None:
     nights(lake, [row("a", 0, 5)])
-    with pytest.raises(ConfigurationError, match="None is no string"):
+    with pytest.raises(ConfigurationError, match="None can't be converted to string"):
         lake.table.explain({"k": None, "l": 0})
     with pytest.raises(RefusedError):
         lake.table.explain({"k": "", "l": 0})

@@ -23,7 +23,7 @@ from azure.functions.queue import QueueMessageInConverter
 from azure.storage.queue import QueueClient
 
 from lakeupsert import LakeupsertError, Table, demo
-from lakeupsert.api import RunResult
+from lakeupsert.operations.run import RunResult
 from lakeupsert.pipeline import worker
 from lakeupsert.queue.azure import MAX_RECEIVES, POISON
 from lakeupsert.storage import open_store

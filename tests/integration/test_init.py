@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
@@ -309,7 +310,7 @@ def test_time_that_all_versions_share_does_not_order_them() -> None:
     for n in range(2):
         write(f"landing/{n}.csv", [order(i, 1, NIGHTS[0], at, i + n) for i in range(200)])
     result = call("landing")
-    assert "of 200 rows that come again for a key, 100% have an equal value" in result.stdout
+    assert re.search(r"of 200 rows .*, 100% have an equal value", result.stdout)
     assert "stamped on receipt" in result.stderr
     assert load("lakeupsert.toml").tables["landing"].order_by == ("received_at",)
 
@@ -413,7 +414,7 @@ def test_processed_zone_that_is_taken_is_told() -> None:
     land("landing/sales", "%Y-%m-%d", ".csv", nights())
     write("processed/sales/other.csv", nights()[0])
     (warning,) = answer("landing/sales")["warnings"]
-    assert "processed/sales already" in warning
+    assert "processed/sales" in warning
 
 
 def test_dry_run_prints_the_file_that_would_be_written() -> None:

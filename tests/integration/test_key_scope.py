@@ -365,7 +365,7 @@ def test_explain_tells_where_a_key_went(lake: Lake) -> None:
     assert first.versions[0].moved_to == "d=2020-01-02"
     assert second.shown is not None
     late, home = lake.table.explain({"k": "b", "l": 0}).partitions
-    assert late.why == "What came lost to a record in another partition."
+    assert late.why == "All records lost to a record in another partition."
     assert [v.outcome for v in late.versions] == ["superseded"]
     assert home.shown is not None
 

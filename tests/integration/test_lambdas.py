@@ -21,7 +21,8 @@ import pytest
 from moto.emrserverless.models import emrserverless_backends
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError, api
+from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
+from lakeupsert.operations import reprocess
 from lakeupsert.pipeline import worker
 from lakeupsert.queue import Message, QueueStats
 from lakeupsert.storage import s3
@@ -533,7 +534,7 @@ def test_reprocess_waits_for_the_workers_and_publishes(
 ) -> None:
     deliver(appended)
     before = {p: head.number for p, head in heads(appended).items()}
-    monkeypatch.setattr(api, "OTHERS_SECONDS", 0.05)
+    monkeypatch.setattr(reprocess, "OTHERS_SECONDS", 0.05)
     event = {**file("reprocess", "event"), "table": "t", "to": "2020-01-03", "source": source}
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(invoke("reprocess", event)))

@@ -18,6 +18,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations import plan as plan_module
+from lakeupsert.operations.habits import NIGHTS
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.testing.lake import Lake, row
 
@@ -194,7 +195,7 @@ def test_plan_reads_neither_data_files_nor_partitions_that_are_not_touched(lake:
     lake.points.seen.clear()
     lake.table.plan()
     assert not [call for call in lake.points.seen if call.startswith("open ")]
-    assert len([call for call in lake.points.seen if "/partitions/" in call]) <= plan_module.NIGHTS
+    assert len([call for call in lake.points.seen if "/partitions/" in call]) <= NIGHTS
     assert sum(lake.table.requests.values()) < 31
 
 
@@ -288,7 +289,7 @@ def test_entries_that_bring_no_batch_are_no_nights_to_learn_from(lake: Lake) -> 
         )
 
     before = learned()
-    for _ in range(plan_module.NIGHTS):
+    for _ in range(NIGHTS):
         lake.opened.objects.ledger.extend(fence)
     assert learned() == before
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.operations.plan import NIGHTS
+from lakeupsert.operations.habits import NIGHTS
 from lakeupsert.table.ledger import HEADERS_TOGETHER
 from lakeupsert.testing.lake import Lake, row
 

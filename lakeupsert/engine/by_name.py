@@ -1,0 +1,23 @@
+"""Hosts and engines by the names that users give them. Spark is imported only when it is asked for."""
+
+from typing import Literal
+
+from lakeupsert.engine.hosts import Host, LocalHost
+from lakeupsert.engine.merge import Engine
+
+HostName = Literal["spark", "local"]
+EngineName = Literal["arrow", "spark"]
+
+
+def host_by_name(name: HostName) -> Host:
+    if name == "local":
+        return LocalHost()
+    from lakeupsert.engine.spark_host import SparkHost
+
+    return SparkHost()
+
+
+def spark_engine() -> Engine:
+    from lakeupsert.engine.spark_window import SparkEngine
+
+    return SparkEngine()

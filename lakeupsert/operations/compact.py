@@ -1,0 +1,38 @@
+"""Rewrite partitions that have become slow to read.
+
+Reads     the published snapshot and the heads of its partitions
+Writes    what `reprocess` writes, from what is stored
+Repeat    safe: a partition that was rewritten is not slow any more
+"""
+
+from collections.abc import Callable, Sequence
+
+from lakeupsert.operations.reprocess import ReprocessOptions, ReprocessResult, reprocess_and_publish
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import publish
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.strategy import SplitRule, worth_compacting
+from lakeupsert.table.manifest import BucketEntry
+
+
+def compact(
+    table: OpenTable, *, full: bool, workers: int, stop: Stop, progress: Callable[[str], None]
+) -> ReprocessResult:
+    """Rewrite partitions whose deltas and superseded rows cost readers much, whose buckets are far smaller than `bucket`, or
+    that were adopted and not merged since. ``full``: all partitions that a rewrite improves."""
+    snapshot = table.last_snapshot()
+    table.ledger_head()  # an error if a newer snapshot is gone
+    shown = snapshot.body.partitions if snapshot else {}
+    heads = table.heads(shown)
+    if ahead := [p for p, head in heads.items() if head.number > shown[p].version]:
+        publish(table, also=ahead)  # an earlier compact wrote these versions and died before it published them
+    types = table.spec(snapshot.body.spec_version).base_schema.types if snapshot else ()
+
+    def is_costly(buckets: Sequence[BucketEntry]) -> bool:
+        rule = SplitRule.of(table.settings.bucket_bytes, types, buckets)
+        return len(rule.joined(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
+
+    costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
+    return reprocess_and_publish(
+        table, costly.__contains__, ReprocessOptions(workers=workers, stop=stop, progress=progress)
+    )

@@ -1,0 +1,221 @@
+"""Find the rows of one key in the files of a partition, for `explain`.
+
+Reads     the files that manifests and ledger entries name; Parquet's statistics say which row groups can hold the key
+Writes    nothing
+Repeat    safe
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import and_
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.rows.arrays import Column, Rows
+from lakeupsert.rows.columns import with_brought
+from lakeupsert.rows.convert import plain
+from lakeupsert.rows.datafiles import POSITION, aligned, opened, renamed, stream_file
+from lakeupsert.rows.floor import PARTITION, Forgetting, is_among, refused_by_merges, up_to
+from lakeupsert.rows.rank import latest
+from lakeupsert.rows.vectors import deleted_positions
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import HOME
+from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
+from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
+
+Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
+
+JsonValue = object
+"""A value as JSON has it."""
+AGE = pa.field("_lakeupsert_age", pa.int64())
+"""The number of the row's batch; of a stored row, of the last batch that was merged into it."""
+RANK = (pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()), AGE)
+"""The columns that rank a row, beside its ordering columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeyRow:
+    """A version: one row with every column that ranks it, and where it is. ``link`` is the batch that brought it, if known."""
+
+    values: Rows
+    source: Source
+    object: str
+    link: Link[LedgerEntry] | None = None
+    moved_to: str | None = None
+    lost_in_append: bool = False
+
+    def value(self, column: str) -> Any:  # a Python value of the column's type
+        return self.values[column][0].as_py()
+
+    @property
+    def age(self) -> int:
+        return int(self.value(AGE.name))
+
+    @property
+    def deletes(self) -> bool:
+        return bool(self.value(DELETE_FLAG))
+
+    def texts(self, columns: Sequence[str]) -> dict[str, JsonValue]:
+        return {column: plain(self.values[column].combine_chunks())[0] for column in columns}
+
+    @property
+    def file(self) -> str | None:
+        return self.link.body.sources[self.value(FILE)] if self.link and self.source == "appended" else None
+
+    def __str__(self) -> str:
+        what = f"record of {self.moved_to}" if self.moved_to else "delete" if self.deletes else "row"
+        if self.link is None:
+            return f"the stored {what}"
+        return f"the adopted {what}" if self.source == "adopted" else f"batch {self.link.number}'s {what} ({self.file})"
+
+
+@dataclass(frozen=True)
+class FilePlace:
+    """Where a file of the key's partition stands.
+
+    Attributes:
+        age: the batch that its rows have, or the last one that was merged into it.
+        link: the batch that brought it, if it is not a stored file; ``number``: its place among the files of that batch.
+        manifest: the version that holds a tombstone without a file.
+    """
+
+    partition: str
+    source: Source
+    age: int
+    link: Link[LedgerEntry] | None = None
+    number: int = 0
+    manifest: str = ""
+
+
+@dataclass
+class RowSearch:
+    """Finds rows of ``key``, which has one value for each column; counts the ``files`` that it reads."""
+
+    table: OpenTable
+    spec: TableSpec
+    key: Mapping[str, Column]
+    files: int = 0
+
+    def rows_in(self, file: DataFile, place: FilePlace) -> list[KeyRow]:
+        """The rows of the key in a file. Rows without rank columns are ranked by their file and their place in it."""
+        self.files += 1
+        rows = self._read(file, place)
+        n = rows.num_rows
+        values = (
+            np.full(n, place.source == "tombstone"),
+            np.full(n, place.number),
+            np.arange(n),
+            np.full(n, place.age),
+        )
+        for field, column in zip(RANK, values, strict=True):
+            if field.name not in rows.schema.names:
+                rows = rows.append_column(field, pa.array(column, field.type))
+        names = rows.schema.names
+        moved_to = rows[MOVED_TO].to_pylist() if MOVED_TO in names else [None] * n
+        is_lost = np.zeros(n, bool)
+        if POSITION in names:
+            is_lost = np.isin(rows[POSITION].to_numpy(), deleted_positions(self.table.store, file))
+        rows = aligned(rows, pa.schema([*self.spec.base_schema, *RANK]))
+        if self.spec.mode == "columns" and place.source == "adopted":
+            rows = with_brought(rows, self.spec, names)
+        return [
+            KeyRow(
+                rows.slice(i, 1), place.source, file.name or place.manifest, place.link, moved_to[i], bool(is_lost[i])
+            )
+            for i in range(n)
+        ]
+
+    def _read(self, file: DataFile, place: FilePlace) -> Rows:
+        """The rows of the key, with the columns that the file has. Those that lost in `append` are there, with `POSITION`."""
+        condition = reduce(and_, [ds.field(name) == self.key[name][0] for name in self.spec.stored_key])
+        if file.deleted and place.source == "appended":
+            whole = msgspec.structs.replace(file, deleted=None)
+            schema = self.spec.ranked_schema.append(pa.field(POSITION, pa.int64()))
+            blocks = stream_file(self.table.store, whole, schema, spec=self.spec)
+            return pa.concat_tables([block.filter(condition) for block in blocks])
+        if file.deleted or (isinstance(file, TombstoneFile) and file.inline):
+            schema = self.spec.tombstone_schema if isinstance(file, TombstoneFile) else self.spec.base_schema
+            found = [r.filter(condition) for r in stream_file(self.table.store, file, schema, spec=self.spec)]
+            return pa.concat_tables([schema.empty_table(), *found])
+        part = None if file.at is None else (file.at, file.bytes)
+        with opened(self.table.store, file.name, part, place.partition) as source:
+            parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files
+            fragment, names = parquet.make_fragment(source), self.spec.names_in(file.renames)
+            ours = (*(field.name for field in RANK), MOVED_TO)
+            wanted = [names.get(n, n) for n in (*self.spec.base_schema.names, *ours)]
+            there = set(fragment.physical_schema.names)
+            return renamed(fragment.to_table(columns=[n for n in wanted if n in there], filter=condition), names)
+
+    def with_stored(
+        self, rows: list[KeyRow], partition: str, version: Link[Manifest] | None, uncounted: set[KeyRow]
+    ) -> tuple[list[KeyRow], dict[KeyRow, KeyRow]]:
+        """Add the stored rows of ``version`` that are copies of none of ``rows``.
+
+        Returns all rows by rank, and the rows that ``version`` stores, each with its stored copy. Of equal rows, a stored one is
+        a copy of an ``uncounted`` one last. A key has one stored row or tombstone; only adopted partitions that were never
+        merged may hold it twice.
+        """
+        stored: list[KeyRow] = []
+        if version is not None:
+            age, home = version.body.merged, f"{HOME}/partitions/{partition} version {version.number}"
+            for bucket in version.body.buckets:
+                for file in bucket.data:
+                    source: Source = "base" if file in bucket.base else "delta"
+                    stored += self.rows_in(file, FilePlace(partition, source, age))
+                for tombstones in bucket.tombstones:
+                    stored += self.rows_in(tombstones, FilePlace(partition, "tombstone", age, manifest=home))
+        rows = self.ranked(rows)
+        standing: dict[KeyRow, KeyRow] = {}
+        for copy in stored:
+            by_order = copy.deletes or self.spec.mode == "columns"
+            same = (self.spec.tombstone_schema if by_order else self.spec.stored_schema).names
+            before = (row for row in rows if row not in standing and row.age <= copy.age and not row.lost_in_append)
+            equal = [row for row in before if row.deletes == copy.deletes and row.texts(same) == copy.texts(same)]
+            standing[min(equal, key=uncounted.__contains__, default=copy)] = copy
+        return self.ranked([*rows, *(row for row in standing if row not in rows)]), standing
+
+    def lacking(self, rows: Sequence[KeyRow], counted: Sequence[Link[LedgerEntry]]) -> set[KeyRow]:
+        """The rows that a later full extract deleted, because it lacks the key."""
+        full = [(link.number, link.body.full.order) for link in counted if link.body.full]
+        full = [(number, order) for number, order in full if not any(row.age == number for row in rows)]
+        return {
+            row
+            for row in rows
+            if any(row.age < number and up_to(row.values, order, self.spec).all() for number, order in full)
+        }
+
+    def refused(self, rows: Sequence[KeyRow], manifests: Sequence[Manifest]) -> set[KeyRow]:
+        """The rows that merges put into quarantine."""
+        keys = refused_by_merges(self.table.store, manifests, self.spec)
+        refused = set()
+        for row in rows:
+            if row.link is not None and row.source == "appended" and row.link.body.batch_id in keys:
+                in_partition = row.values.append_column(PARTITION, pa.array([manifests[0].partition]))
+                if is_among(in_partition, keys[row.link.body.batch_id], self.spec).any():
+                    refused.add(row)
+        return refused
+
+    def ranked(self, rows: list[KeyRow]) -> list[KeyRow]:
+        """The rows, greatest rank first."""
+        if not rows:
+            return []
+        table = pa.concat_tables([row.values for row in rows])
+        order, _ = latest(table, self.spec, (AGE.name, FILE, PLACE))
+        return [rows[i] for i in order.to_pylist()]
+
+
+def forgotten_before_extract(rows: Sequence[KeyRow], counted: Sequence[Link[LedgerEntry]]) -> set[KeyRow]:
+    """The deletes that were forgotten already when a full extract with the key arrived."""
+    batches = [link for link in counted if link.number]
+    forgets = Forgetting(tuple((link.body.received_at, link.body.retention) for link in batches))
+    ages = {row.age for row in rows}
+    extracts = [age for age, link in enumerate(batches, 1) if link.body.full and link.number in ages]
+    forgotten = {batches[number - 1].number for age in extracts for number in forgets.forgotten_ages(age)}
+    return {row for row in rows if row.deletes and row.age in forgotten}

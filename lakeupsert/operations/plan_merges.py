@@ -1,0 +1,233 @@
+"""What the merges of the next run will read and write, partition by partition.
+
+Reads     the newest snapshot; the manifests of partitions that are dirty, or whose merge depends on their files. Never a data
+          file
+Writes    nothing
+
+    batches of before -> step by step, as dedupe merges them -> then what arrives -> bytes, versions, objects
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from lakeupsert.operations.habits import Sizes, last_batches, last_nights, learn_sizes
+from lakeupsert.pipeline.commit import AppendResult
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.steps import next_step
+from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
+from lakeupsert.table.chain import Link
+from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
+from lakeupsert.table.snapshot import Shown, Snapshot
+
+_NOTHING_STORED = (BucketEntry(id=""),)
+
+
+@dataclass(frozen=True)
+class PlannedPartition:
+    """One partition that a run will merge.
+
+    Attributes:
+        rows: rows of it in new landing files.
+        dirty: earlier batches are to be merged, too.
+        bytes_read: of all files that the merges open; if these stay in place, only keys and ordering columns are read.
+        versions: how many manifests will be written.
+        objects: how many data files the merges read.
+        exists: it has a manifest.
+        strategy: of the last of these merges, rewrite or delta.
+    """
+
+    partition: str
+    rows: int
+    dirty: bool
+    bytes_read: int
+    bytes_written: int
+    versions: int
+    objects: int
+    exists: bool
+    strategy: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes that the merges of a run will read and write."""
+
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What one batch brings for one partition: accepted rows, and the bytes and number of its appended files."""
+
+    rows: int
+    bytes: float
+    files: int = 1
+
+
+def predict_merges(table: OpenTable, appended: AppendResult | None) -> Prediction | None:
+    """Predict what `dedupe` will read and write once the batch is committed, when rows by partition are no estimate any more.
+
+    For a partition that was not dirty before, it takes no request. Returns None if there is nothing to merge.
+    """
+    head = table.ledger_head()
+    if head is None:
+        return None
+    entry = appended.entry if appended else None
+    before = appended.number - 1 if appended else head.number
+    batches = [*(b.body for b in last_batches(table, before)), *([entry] if entry else [])]
+    sizes = learn_sizes(table.spec(head.body.spec_version), last_nights(table), batches, ())
+    touched = entry.touched if entry else {}
+    arrivals = {p: Arrival(sum(f.rows for f in t.files), t.bytes, len(t.files)) for p, t in touched.items()}
+    merges = plan_merges(table, replace(sizes, kept=1.0), arrivals, before, lambda partition: True)
+    if not merges:
+        return None
+    return Prediction(sum(m.bytes_read for m in merges), sum(m.bytes_written for m in merges))
+
+
+def plan_merges(
+    table: OpenTable,
+    sizes: Sizes,
+    arrivals: Mapping[str, Arrival],
+    up_to: int,
+    selected: Callable[[str], bool],
+) -> tuple[PlannedPartition, ...]:
+    """Plan each selected partition that a run would merge: what the ledger has up to ``up_to``, then what arrives."""
+    snapshot = table.last_snapshot()
+    shown = snapshot.body.partitions if snapshot else {}
+    behind = table.unpublished(snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
+    plans = []
+    for partition in filter(selected, sorted({*behind, *arrivals})):
+        if partition in behind:
+            merges = _merge_batches(table, sizes, partition, behind[partition], snapshot)
+        elif partition in shown:
+            merges = _Merges(_stored_buckets(table, partition, shown[partition]), exists=True)
+        else:
+            merges = _Merges(_NOTHING_STORED, exists=False)
+        dirty = merges.versions > 0
+        arrival = arrivals.get(partition)
+        if arrival is not None:
+            merges = _merge_arrival(table, sizes, merges, arrival)
+        if merges.versions:
+            plans.append(
+                PlannedPartition(
+                    partition=partition,
+                    rows=arrival.rows if arrival else 0,
+                    dirty=dirty,
+                    bytes_read=merges.bytes_read,
+                    bytes_written=merges.bytes_written,
+                    versions=merges.versions,
+                    objects=merges.objects,
+                    exists=merges.exists,
+                    strategy="delta" if any(b.deltas for b in merges.buckets) else "rewrite",
+                )
+            )
+    return tuple(plans)
+
+
+@dataclass(frozen=True)
+class _Merges:
+    """Some merges of a partition: the buckets after them, and what they read and write."""
+
+    buckets: tuple[BucketEntry, ...]
+    exists: bool
+    bytes_read: int = 0
+    bytes_written: int = 0
+    versions: int = 0
+    objects: int = 0
+
+
+def _merge_batches(
+    table: OpenTable, sizes: Sizes, partition: str, up_to: int, snapshot: Link[Snapshot] | None
+) -> _Merges:
+    """Merge the batches that the ledger has, step by step."""
+    head = table.newest(partition, snapshot)
+    merges = _Merges((head.body.buckets if head else ()) or _NOTHING_STORED, exists=head is not None)
+    while step := next_step(table, partition, up_to, snapshot.body if snapshot else None, head):
+        merges = replace(merges, buckets=step.buckets, versions=merges.versions + 1)
+        if step.tasks:  # a restore alone moves no bytes
+            rows = sum(f.rows for f in dict.fromkeys(f for t in step.tasks for b in t.batches for f in b))
+            kept = [next((t.kept for t in step.tasks if share(b, t)), ()) for b in step.buckets]
+            buckets, written = _merge_buckets(step.buckets, kept, rows, sizes)
+            merges = replace(
+                merges,
+                buckets=buckets,
+                bytes_read=merges.bytes_read + step.bytes,
+                bytes_written=merges.bytes_written + written,
+                objects=merges.objects + len(step.read),
+            )
+        head = _next_version(partition, step.up_to, merges.buckets)
+    return merges
+
+
+def _merge_arrival(table: OpenTable, sizes: Sizes, merges: _Merges, arrival: Arrival) -> _Merges:
+    """The same merges, and one more of what arrives."""
+    buckets, rows = merges.buckets, arrival.rows
+    stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
+    spec = table.head_spec()
+    types = spec.body.base_schema.types if spec else ()
+    rule = SplitRule.of(table.settings.bucket_bytes, types, buckets, rows)
+    parts = {b: 0.5**b.bits for b in buckets}
+    incoming = {b: Incoming(arrival.bytes * part, rows * part, arrival.files * part) for b, part in parts.items()}
+    if table.settings.mode == "columns":
+        incoming = {b: as_whole_rows(b, of_bucket) for b, of_bucket in incoming.items()}
+    kept = [in_place(table.strategy, b, of_bucket, rule)[0] for b, of_bucket in incoming.items()]
+    after, written = _merge_buckets(buckets, kept, rows * sizes.kept, sizes)
+    return replace(
+        merges,
+        buckets=after,
+        bytes_read=merges.bytes_read + sum(f.bytes for f in stored) + round(arrival.bytes),
+        bytes_written=merges.bytes_written + written,
+        versions=merges.versions + 1,
+        objects=merges.objects + arrival.files + sum(len(b.data) for b in buckets),
+    )
+
+
+def _stored_buckets(table: OpenTable, partition: str, shown: Shown) -> tuple[BucketEntry, ...]:
+    """What a clean partition has stored: as one base file, if that is enough to know how it will be merged."""
+    if table.strategy == "rewrite" or (table.strategy == "auto" and shown.bytes < SMALL_BYTES):
+        file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)
+        return (BucketEntry(id="", base=(file,) if file.rows else ()),)
+    return table.version(partition, shown.version).buckets
+
+
+def _merge_buckets(
+    buckets: Sequence[BucketEntry], kept: Sequence[Sequence[DataFile]], rows: float, sizes: Sizes
+) -> tuple[tuple[BucketEntry, ...], int]:
+    """The buckets after a merge of ``rows`` that keeps these files of each, and about how many bytes it writes. A split changes
+    neither."""
+    pairs = zip(buckets, kept, strict=True)
+    merges = [_merge_bucket(b, of_bucket, rows * 0.5**b.bits, sizes) for b, of_bucket in pairs]
+    return tuple(bucket for bucket, _ in merges), sum(written for _, written in merges)
+
+
+def _merge_bucket(bucket: BucketEntry, kept: Sequence[DataFile], rows: float, sizes: Sizes) -> tuple[BucketEntry, int]:
+    if not kept:
+        file = _rewrite(bucket, rows, sizes)
+        base = (file,) if file.rows else ()
+        return msgspec.structs.replace(bucket, settled=True, base=base, deltas=(), tombstones=()), file.bytes
+    folded = [f for f in bucket.deltas if f not in kept]
+    delta = DataFile(
+        name="",
+        rows=round(rows) + sum(f.rows for f in folded),
+        bytes=round(sizes.stored.at(rows)) + sum(f.bytes for f in folded),
+    )
+    return msgspec.structs.replace(bucket, deltas=(*(f for f in bucket.deltas if f in kept), delta)), delta.bytes
+
+
+def _rewrite(bucket: BucketEntry, rows: float, sizes: Sizes) -> DataFile:
+    """The base file that a rewrite of the bucket makes."""
+    stored = sum(f.live for f in bucket.data)
+    if not stored:
+        return DataFile(name="", rows=round(rows), bytes=round(sizes.stored.at(rows)))
+    gained = max(rows * sizes.growth, -stored)
+    stored_bytes = sum(f.bytes for f in (*bucket.data, *bucket.tombstones))
+    size = max(0.0, stored_bytes + gained * sizes.stored.slope)
+    return DataFile(name="", rows=round(stored + gained), bytes=round(size))
+
+
+def _next_version(partition: str, merged: int, buckets: tuple[BucketEntry, ...]) -> Link[Manifest]:
+    """The version that a step would commit, from which the next step begins."""
+    body = Manifest(partition=partition, merged=merged, spec_version=0, buckets=buckets)
+    return Link(number=0, write_id="", parent=None, written_at="", body=body, read_at=0.0)

@@ -1,0 +1,405 @@
+"""Choose the settings of a table from a sample of its rows, with the evidence for each.
+
+Reads     nothing: the sample is in memory
+Writes    nothing
+Repeat    safe
+
+    delete -> partition -> order -> key -> landing dates: each choice uses those before it
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import combinations
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_temporal, is_timestamp
+
+from lakeupsert.landing.files import format_of
+from lakeupsert.landing.formats.inference import inferred, without_nulls
+from lakeupsert.landing.sample import Sample
+from lakeupsert.pipeline.landing_dates import received_on
+from lakeupsert.rows.arrays import Column, Mask
+from lakeupsert.rows.convert import convert, true
+from lakeupsert.table.layout import HIVE_NULL
+from lakeupsert.table.types import is_key_type, named_type
+
+THIN = 100
+"""With fewer rows that can be compared with others of their partition, a unique key gets a warning."""
+FEW = 0.01
+"""The share of rows that a setting may send to quarantine: the default `quarantine_limit`."""
+CANDIDATES = 10
+"""How many columns are tried in pairs as a key."""
+
+_DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%Y%m%d", "%m-%d-%Y", "%d-%m-%Y")
+HIVE = re.compile(r"([^/=]+)=([^/]*)")
+_WORDS = {
+    what: frozenset(words.split())
+    for what, words in {
+        # words of columns' names
+        "key": "id key no nr num number code uuid guid sku line isbn ean",
+        "newer": "updated update modified changed change record version revision rev lsn scn offset ts timestamp epoch",
+        "older": "created creation birth",
+        "counter": "updated modified changed version revision rev lsn scn offset ts timestamp epoch",
+        "event": "transaction event order sale sales business trade booking partition",
+        "day": "day dt date",
+        "arrival": "updated update modified changed record loaded load ingested ingest received arrival extracted",
+        "other": "birth dob expiry expires expiration due valid until",
+        "operation": "op operation action cdc dml rowkind change",
+        "flag": "deleted delete removed",
+        # values
+        "insert": "i +i c r insert inserted create created",
+        "update": "u +u -u update updated upsert upserted",
+        "delete": "d -d delete deleted remove removed",
+        "true": "true 1 y yes t",
+        "false": "false 0 n no f",
+    }.items()
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The value proposed for a setting, None if it is left open or at its default, and why."""
+
+    value: Any  # by setting: a list of columns, a pattern, or a delete rule
+    evidence: tuple[str, ...]
+
+
+def folder_values(paths: Sequence[str]) -> Column:
+    """The partition values in the folders' names of these files, as dates, integers or text."""
+    texts = [unquote(folder_of(path).partition("=")[2]) for path in paths]
+    array = pa.array([None if text == HIVE_NULL else text for text in texts], pa.string())
+    return convert(array, without_nulls(inferred(array, [pa.int64(), pa.date32()])))[0]
+
+
+def folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+class SettingChoices:
+    """Chooses settings, one after another; each choice uses those before it."""
+
+    def __init__(self, rows: Sample, hive: str | None, names: Sequence[str]) -> None:
+        """``hive``: the column of the folders' names, in a Hive-partitioned table; ``names``: of all files."""
+        self.rows = rows
+        self.values = rows.values
+        self.hive = hive
+        self.names = names
+        self.warnings: list[str] = []
+        self.schema: dict[str, str] = {}
+        self.inserts: Mask = np.full(rows.count, True)
+        """The rows of which each key can have only one."""
+
+    def settings(self) -> dict[str, Choice]:
+        delete = self._delete()
+        self.operation = delete.value and delete.value["column"]
+        partition_by = self._partition()
+        self.partition: list[str] = partition_by.value or []
+        orders = self._orders()
+        self.key = key = self._key([name for name, is_sure in orders.items() if is_sure])
+        return {
+            "partition_by": partition_by,
+            "key": key,
+            "order_by": self._order(list(orders), key.value or []),
+            "landing_dates": self._landing_dates(),
+            "delete": delete,
+        }
+
+    def _leave_open(self, what: str, why: str, advice: str = "") -> Choice:
+        """A setting without a value, and a warning about it."""
+        self.warnings.append(f"{what}: {why}{advice}")
+        return Choice(None, (why,))
+
+    # -- delete
+
+    def _delete(self) -> Choice:
+        for name, values in self.values.items():
+            if is_nested(values.type) or not 0 < self.rows.distinct(name) <= 12:
+                continue
+            texts, _ = convert(values, pa.string())
+            counts = {c["values"]: c["counts"] for c in pc.value_counts(texts.drop_null()).to_pylist()}
+            seen = {text.lower() for text in counts}
+            is_flag = is_named(name, "flag") and seen <= _WORDS["true"] | _WORDS["false"]
+            if not is_flag and not seen <= _WORDS["insert"] | _WORDS["update"] | _WORDS["delete"]:
+                continue
+            is_sure = is_flag or is_named(name, "operation")
+            deletes = [text for text in counts if text.lower() in _WORDS["true" if is_flag else "delete"]]
+            shares = ", ".join(f"{text} {_percent(n / self.rows.count)}" for text, n in counts.items())
+            # Single letters may stand for anything, for example credit and debit.
+            if deletes and (is_sure or min(map(len, seen)) > 2 or seen >= {"i", "u", "d"}):
+                if is_boolean(values.type) and any(format_of(n, "auto") == "csv" for n in self.names):
+                    deletes = ["true", "True", "TRUE"]  # in text files, the text as written is compared
+                is_insert = true(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(_WORDS["insert"]))))
+                self.inserts = is_insert if is_insert.any() else self.inserts
+                return Choice({"column": name, "values": deletes}, (f"{name} says what a row does: {shares}",))
+            if deletes or is_sure:
+                why = "only the letters say so" if deletes else "none of them is a delete"
+                return self._leave_open("[delete] is left out", f"{name} may hold operations ({shares}), but {why}")
+        return Choice(None, ("no column looks like operations: rows delete nothing",))
+
+    # -- partition
+
+    def _partition(self) -> Choice:
+        if self.hive is not None:
+            return self._partition_of_folders(self.hive)
+        dates = [name for name in self.values if self._unfit(name, pa.date32()) <= FEW]
+        good = [n for n in dates if not is_named(n, "arrival", "other")]
+        ranked = sorted(
+            good, key=lambda n: (not is_named(n, "event"), not _words_of(n) <= _WORDS["day"], self.rows.distinct(n))
+        )
+        if not ranked:
+            found = f"only {_name_list(dates)}, which have the names of other dates" if dates else "no column of dates"
+            few = [
+                n
+                for n, v in self.values.items()
+                if (is_string(v.type) or is_integer(v.type))
+                and 1 < self.rows.distinct(n) <= min(1000, self.rows.count / 50)
+                and n != self.operation
+            ]
+            hint = f"columns of few values: {_name_list(few)}" if few else "no other column has few values"
+            advice = ". Name the column whose value a record never changes"
+            return self._leave_open("partition_by is left open", f"{found}; {hint}", advice)
+        name = ranked[0]
+        days, _ = convert(self.values[name], pa.date32())
+        evidence = [
+            f"{name}: {_count(pc.count_distinct(days).as_py(), 'value')} {_span(days)} in the sample",
+            *self._kept_as(name, "date"),
+        ]
+        if ranked[1:]:
+            evidence.append(f"also dates: {_name_list(ranked[1:])}")
+            if not is_named(name, "event"):
+                self.warnings.append(f"partition_by is {name}, but it could also be {_name_list(ranked[1:])}: check it")
+        return Choice([name], tuple(evidence))
+
+    def _partition_of_folders(self, name: str) -> Choice:
+        values = folder_values(self.names).unique()
+        if values.null_count:
+            self.warnings.append(f"{name} has a partition without a value ({HIVE_NULL}), which a table can't keep")
+        count = f"{_count(len(values), 'partition')} of {values.type}"
+        return Choice([name], (f"{name} is the column of the folders: {count} {_span(values)}",))
+
+    def _unfit(self, name: str, type_: pa.DataType) -> float:
+        """The share of rows without a value of this type: null, or impossible to convert."""
+        values = self.values[name]
+        if not (is_date(values.type) or is_timestamp(values.type) or is_string(values.type)):
+            return 1.0
+        # Bad values are slow to convert, and the first rows show what a column is.
+        if convert(values.slice(0, 1000), type_)[1].mean() > 0.5:
+            return 1.0
+        return float(convert(values, type_)[0].null_count / self.rows.count)
+
+    def _kept_as(self, name: str, kept: str) -> Iterator[str]:
+        """Evidence about a chosen column: whether it needs a type in `schema`, and whether rows lack a value of that type."""
+        type_, found = named_type(kept, name), self.values[name].type
+        if unfit := self._unfit(name, type_):
+            yield f"{_percent(unfit)} of the rows have no {type_} there"
+        if not is_date(found):
+            self.schema[name] = kept
+            yield f"it is {found} in the files and should be kept as {kept}"
+
+    # -- order
+
+    def _orders(self) -> dict[str, bool]:
+        """Columns that may say which row is newer, the likeliest first, and whether their names say so."""
+        doubts: dict[str, tuple[bool, bool, bool, int]] = {}
+        for place, (name, values) in enumerate(self.values.items()):
+            if name in self.partition or name == self.operation:
+                continue
+            newer, older = is_named(name, "newer"), is_named(name, "older", "other")
+            is_counter = is_integer(values.type) and is_named(name, "counter")
+            is_moment = is_timestamp(values.type) or (
+                is_string(values.type) and self._unfit(name, pa.timestamp("us")) <= FEW
+            )
+            is_day = is_date(values.type) and newer
+            if is_counter or is_moment or is_day:
+                doubts[name] = (older, not newer, not is_moment, place)
+        return {name: not doubts[name][1] for name in sorted(doubts, key=doubts.__getitem__)}
+
+    def _order(self, candidates: list[str], key: list[str]) -> Choice:
+        evidence: list[str] = []
+        for i, name in enumerate(candidates):
+            low, high = self.rows.range(name)
+            what = f"{name}: from {low} to {high}, {_percent(self.rows.nulls(name))} nulls"
+            again, ties = self._ties(key, name)
+            if not key:
+                what += "; without a key, it is not known how it orders the rows of a key"
+            elif not again:
+                what += "; no key is there twice in the sample, so it is not known how it orders the rows of a key"
+            else:
+                what += f"; of {_count(again, 'row')} that repeat a key, {_percent(ties)} have an equal value"
+            if ties <= 0.5:
+                more = [f"others: {_name_list(others)}"] if (others := candidates[i + 1 :]) else []
+                if is_string(self.values[name].type) and self.hive is None:
+                    more += self._kept_as(name, "timestamp_ntz")
+                if is_named(name, "older"):
+                    self.warnings.append(f"order_by is {name}, which sounds like a column that never changes: check it")
+                return Choice([name], (what, *more, *evidence))
+            evidence.append(what)
+        taken = set(map(str.lower, self.values))
+        stamp = next(n for n in ("record_timestamp", "received_at", "receipt_stamp") if n not in taken)
+        warning = (
+            "no column says which row is newer: rows are stamped on receipt, so of two rows of one key the one that arrives "
+            "later wins, and within a batch the one in the later file or later in the file"
+        )
+        self.warnings.append(warning)
+        return Choice([stamp], (*evidence, warning))
+
+    def _ties(self, key: list[str], name: str) -> tuple[int, float]:
+        """How many rows repeat a key, and the share of them with the ordering value of another row of the key."""
+        if not key:
+            return 0, 0.0
+        use = self.rows.fresh & self.rows.present(key)
+        ids = self.rows.group([*self.partition, *key])
+        again = int(use.sum()) - len(np.unique(ids[use]))
+        equal = int(use.sum()) - len(np.unique(self.rows.group([name], ids)[use]))
+        return again, equal / again if again else 0.0
+
+    # -- key
+
+    def _key(self, ordering: Sequence[str]) -> Choice:
+        where = "within " + " and ".join(f"one {what}" for what in (*([] if self.hive else ["file"]), *self.partition))
+        scope = self.rows.group(self.partition, None if self.hive else self.rows.file)
+        use = self.rows.fresh & self.inserts & self.rows.present(self.partition)
+        use &= np.bincount(scope[use], minlength=scope.max(initial=0) + 1)[scope] > 1  # a lone row is always unique
+        compared = int(use.sum())
+        candidates = [
+            n
+            for n, v in self.values.items()
+            if is_key_type(v.type)
+            and not is_boolean(v.type)
+            and n not in (*ordering, *self.partition, self.operation)
+            and self.rows.nulls(n) <= FEW
+        ]
+        if not compared or not candidates:
+            named = [n for n in candidates if is_named(n, "key")]
+            why = f"no two rows can be compared {where}" if candidates else "no column can be a key"
+            return self._leave_open(
+                "key is left open", why + (f"; by their names, {_name_list(named)} may be in it" if named else "")
+            )
+
+        def doubt(names: tuple[str, ...]) -> tuple[int, ...]:
+            return self._doubt(names, candidates)
+
+        shares = self._shares_of_distinct(candidates, use, scope)
+        unique = sorted((c for c, s in shares.items() if s == 1), key=doubt)
+        closest = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (-shares[c], doubt(c)))
+        others = ", ".join(f"{' + '.join(c)} {_percent(shares[c])}" for c in closest[:3])
+        rows = _count(compared, "row")
+        if not unique:
+            why = f"no column or pair is unique {where} ({rows} compared); closest: {others}"
+            return self._leave_open("key is left open", why)
+        key = unique[0]
+        evidence = [f"{' + '.join(key)}: unique {where}, {rows} compared", *self._repeats(key)]
+        if others:
+            evidence.append(f"not unique, with the share of distinct values: {others}")
+        if unique[1:]:
+            evidence.append(f"unique too: {', '.join(' + '.join(c) for c in unique[1:4])}")
+        if compared < THIN:
+            self.warnings.append(f"key {_name_list(key)} has thin evidence: only {rows} could be compared")
+        if doubt(key)[0]:
+            self.warnings.append(
+                f"key {_name_list(key)} is unique in the sample, but is not named like a key: check it"
+            )
+        return Choice(list(key), tuple(evidence))
+
+    def _shares_of_distinct(
+        self, candidates: Sequence[str], use: Mask, scope: NDArray[np.int64]
+    ) -> dict[tuple[str, ...], float]:
+        """The share of distinct values within each scope, of columns, and if none is a key also of pairs of columns."""
+
+        def share(names: Sequence[str]) -> float:
+            rows = use & self.rows.present(names)
+            return len(np.unique(self.rows.group(names, scope)[rows])) / max(1, int(rows.sum()))
+
+        shares: dict[tuple[str, ...], float] = {(n,): share([n]) for n in candidates}
+        if not any(s == 1 and is_named(n, "key") for (n,), s in shares.items()):
+            parts = sorted(
+                (c for c, s in shares.items() if s < 1), key=lambda c: (self._doubt(c, candidates)[0], -shares[c])
+            )
+            likeliest = sorted(parts[:CANDIDATES], key=lambda c: self._doubt(c, candidates))
+            shares |= {(a, b): share([a, b]) for (a,), (b,) in combinations(likeliest, 2)}
+        return shares
+
+    def _doubt(self, names: tuple[str, ...], candidates: Sequence[str]) -> tuple[int, ...]:
+        """The less, the likelier a key: by its names, its length, its types and its place, since keys are mostly first."""
+        unlike = sum(not is_named(n, "key") for n in names)
+        moments = sum(is_temporal(self.values[n].type) for n in names)
+        return unlike, len(names), moments, sum(candidates.index(n) for n in names)
+
+    def _repeats(self, key: Sequence[str]) -> Iterator[str]:
+        """Keys that are there again in other files are updates; in another partition, they are other rows."""
+        use = self.rows.fresh & self.rows.present([*key, *self.partition])
+        alone, parted = self.rows.group(key)[use], self.rows.group([*key, *self.partition])[use]
+        pairs, firsts = np.unique(parted, return_index=True)
+        if len(parted) > len(pairs):
+            yield f"{_count(len(parted) - len(pairs), 'row')} repeat a key: the newest row stays"
+        moved = int((np.unique(alone[firsts], return_counts=True)[1] > 1).sum())
+        if moved:
+            yield f"{_count(moved, 'key')} are in more than one partition, and keep a row in each"
+
+    # -- landing_dates
+
+    def _landing_dates(self) -> Choice:
+        if self.hive is not None:
+            return Choice(None, ("the folders of the landing zone are not known yet",))
+        folders = folder_of(self.names[0]).split("/")
+        prefixes = [(m[1].replace("%", "%%") + "=") if (m := HIVE.fullmatch(f)) else "" for f in folders]
+        fits: dict[str, list[date]] = {}
+        for dates in _DATES:
+            parts = dates.split("/")
+            if len(parts) <= len(folders):
+                pattern = "/".join(prefix + part for prefix, part in zip(prefixes, parts, strict=False))
+                fits[pattern] = [day for name in self.names if (day := received_on(name, pattern)) is not None]
+        # 01/02/2020 can be read in two ways: the one whose days are closer together is the likelier.
+        whole = [p for p, days in fits.items() if len(days) == len(self.names)]
+        whole.sort(key=lambda p: max(fits[p]) - min(fits[p]))
+        best = whole[0] if whole else max(fits, key=lambda p: len(fits[p]), default="")
+        days = fits.get(best)
+        if not days:
+            return Choice(None, ("the folders are not dates: every file is taken",))
+        if not whole:
+            why = f"{best} fits {len(days)} of {_count(len(self.names), 'file')}; the others would not be taken"
+            return self._leave_open("landing_dates is left out", why)
+        evidence = [f"{best} fits all {_count(len(days), 'file')}, {min(days)} to {max(days)}"]
+        if whole[1:]:
+            evidence.append(f"{whole[1]} fits as well")
+            self.warnings.append(f"landing_dates may be {best} or {whole[1]}, which both fit every folder: check it")
+        return Choice(best, tuple(evidence))
+
+
+def _words_of(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
+
+
+def is_named(name: str, *kinds: str) -> bool:
+    """Whether a word of the column's name is of one of these kinds."""
+    return any(_words_of(name) & _WORDS[kind] for kind in kinds)
+
+
+def _percent(share: float) -> str:
+    """A percentage, which is 0 or 100 only if it is exactly that."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"
+    return f"{min(max(share, 0.001), 0.999):.1%}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _span(values: Column) -> str:
+    ends = pc.min_max(values)
+    low, high = ends["min"].as_py(), ends["max"].as_py()
+    days = f" ({_count((high - low).days + 1, 'day')})" if is_date(values.type) else ""
+    return f"from {low} to {high}{days}"
+
+
+def _name_list(names: Sequence[str]) -> str:
+    more = len(names) - 5
+    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,431 @@
+"""Load landing files and adopted files into DuckDB, for `reconcile --deep`.
+
+Reads     landing files, adopted files, quarantine files (which say which rows were refused)
+Writes    rows into DuckDB; a temporary copy of one file of a remote store at a time
+Repeat    safe
+"""
+
+import base64
+import re
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from lakeupsert.config import Reading, is_remote
+from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.landing.files import content_hash, format_of
+from lakeupsert.landing.formats import avrofile, orcfile
+from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.operations.recompute_sql import (
+    BATCH,
+    DELETED,
+    HAS,
+    PARTITION_FUNCTIONS,
+    PLACE,
+    VOID,
+    compared_schema,
+    identifier,
+    import_duckdb,
+    key_columns,
+    landed_value,
+    literal,
+    rank,
+)
+from lakeupsert.operations.recompute_text import read_text
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.read.view import plain_path
+from lakeupsert.rows.arrays import Column, Indices, Rows
+from lakeupsert.rows.convert import decoded
+from lakeupsert.rows.datafiles import from_bytes, read_file
+from lakeupsert.rows.floor import Forgetting
+from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table.layout import partition_scalars
+from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry
+from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.spec import TableSpec
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+BLOCK_ROWS = 50_000
+"""Rows of a text file that are inserted at once."""
+COPIED_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is inserted of one file.
+
+    Attributes:
+        entry, file: the batch, and the file's name in it.
+        relation: a table, in SQL, with ``columns`` and the row's ``place``.
+        is_text: all columns are text.
+        partition: of an adopted file, whose partition columns are in the folder's name.
+        is_delete: of a file with types, whether a row's operation deletes, in SQL.
+    """
+
+    entry: LedgerEntry
+    file: str
+    relation: str
+    columns: Sequence[str]
+    place: str
+    is_text: bool = False
+    partition: str | None = None
+    is_delete: str | None = None
+
+
+@dataclass(frozen=True)
+class _Received:
+    """A batch of a partition: when it was received, and how long its deletes are known."""
+
+    number: int
+    stamp: int
+    retention: int | None
+
+
+class LandedRows:
+    """DuckDB's tables: `landed`, the rows of batches, and `published`, those that readers see."""
+
+    def __init__(
+        self, table: OpenTable, spec: TableSpec, db: "DuckDBPyConnection", below_floor: Mapping[str, Rows]
+    ) -> None:
+        """``below_floor``: keys that merges refused, by batch id."""
+        self.files = 0
+        self.rows = 0
+        self._below_floor = below_floor
+        self._number = 0
+        self._received: dict[str, list[_Received]] = defaultdict(list)
+        self._table = table
+        self._spec = spec
+        self._key = key_columns(spec)
+        self._db = db
+
+    def first_gone(self, entry: LedgerEntry, partitions: Sequence[str]) -> str | None:
+        """The first file of the batch that is gone or changed, or None. Replayed rows count as gone: no landing file has them."""
+        if entry.replayed:
+            return f"the quarantined rows of {entry.replayed[0].name}"
+        if entry.kind == "create":
+            files = [f for p in partitions for f in entry.touched[p].files]
+            heads = ((f, self._table.store.head(f.name)) for f in files)
+            return next((f.name for f, found in heads if found is None or found.size != f.bytes), None)
+        return next((f.path for f in entry.files if f.sha256 and not self._is_there(f)), None)
+
+    def _is_there(self, file: LandingFile) -> bool:
+        found = self._table.landing.head(file.path)
+        if found is not None and (found.size, found.etag) == (file.size, file.etag):
+            return True
+        try:
+            return found is not None and content_hash(self._table.landing, file.path) == file.sha256
+        except NotFoundError:
+            return False
+
+    def create_tables(self) -> None:
+        """Create `landed` and `published`, both empty."""
+        columns = [f"{identifier(name)} {type_}" for name, type_ in self._types(self._spec).items()]
+        self._db.execute(f"CREATE TABLE published ({', '.join(columns)})")
+        ours = [f"{DELETED} BOOLEAN", f"{BATCH} BIGINT", f"{HAS} VARCHAR[]"]
+        self._db.execute(f"CREATE TABLE landed ({', '.join([*columns, *ours])})")
+
+    def load(self, number: int, entry: LedgerEntry, partitions: Sequence[str]) -> None:
+        """Append the accepted rows of a batch, in these partitions; if it is a full extract, delete the keys that it lacks."""
+        if not partitions:
+            return
+        self._number = number
+        wanted = [{c: v.as_py() for c, v in partition_scalars(self._spec, p).items()} for p in partitions]
+        self._db.register("wanted", pa.Table.from_pylist(wanted))
+        if entry.kind == "create":
+            for partition in partitions:
+                for file in entry.touched[partition].files:
+                    self.files += 1
+                    with _on_disk(self._table.store, file.name) as path:
+                        self._insert(self._adopted(entry, path, file.name, partition))
+            return
+        refused, unreadable = self._quarantined(entry)
+        for landed in entry.files:
+            if landed.path in unreadable:
+                continue
+            self.files += 1
+            with _on_disk(self._table.landing, landed.path) as path:
+                self._load_landed(entry, landed, path, refused.get(landed.path, []))
+        if entry.batch_id in self._below_floor:
+            self._db.register("below", self._below_floor[entry.batch_id])
+            same = " AND ".join(f"below.{identifier(c)} = landed.{identifier(c)}" for c in self._key)
+            self._db.execute(f"DELETE FROM landed USING below WHERE {BATCH} = {self._number} AND {same}")
+        for partition in partitions:
+            self._received[partition].append(_Received(number, entry.received_at, entry.retention))
+        if entry.full:
+            self._delete_lacking(entry.full, partitions)
+
+    def _delete_lacking(self, full: FullExtract, partitions: Sequence[str]) -> None:
+        """Delete the rows of keys that a full extract lacks, and of those that it has the forgotten deletes."""
+        self._db.register("extract", from_bytes(base64.b64decode(full.order)))
+        beats, equal = [], "true"
+        for o in self._spec.ordering:
+            one, other = f"landed.{identifier(o.column)}", f"extract.{identifier(o.column)}"
+            nulls = f"{one if o.nulls_first else other} IS NULL AND {other if o.nulls_first else one} IS NOT NULL"
+            beats.append(f"({equal} AND (coalesce({one} {'<' if o.ascending else '>'} {other}, false) OR ({nulls})))")
+            equal += f" AND {one} IS NOT DISTINCT FROM {other}"
+        same = " AND ".join(f"n.{identifier(c)} = landed.{identifier(c)}" for c in self._key)
+        self._db.execute(
+            f"DELETE FROM landed USING extract WHERE {BATCH} < {self._number} AND {self._is_wanted()} "
+            f"AND NOT ({' OR '.join(beats)}) "
+            f"AND NOT EXISTS (SELECT 1 FROM landed n WHERE n.{BATCH} = {self._number} AND {same})"
+        )
+        if forgotten := [row for partition in partitions for row in self._forgotten(partition)]:
+            self._db.register("forgotten", pa.Table.from_pylist(forgotten))
+            key = ", ".join(map(identifier, self._key))
+            self._db.execute(
+                VOID.format(
+                    key=key,
+                    order=rank(self._spec),
+                    is_forgotten=f"{DELETED} AND {self._is_in('forgotten', BATCH)}",
+                    batch=BATCH,
+                    number=self._number,
+                )
+            )
+
+    def _forgotten(self, partition: str) -> list[dict[str, object]]:
+        """The batches whose deletes the partition had forgotten when the last batch arrived: its values, and their numbers."""
+        batches = self._received[partition]
+        forgets = Forgetting(tuple((batch.stamp, batch.retention) for batch in batches))
+        values = {c: v.as_py() for c, v in partition_scalars(self._spec, partition).items()}
+        return [{**values, BATCH: batches[age - 1].number} for age in forgets.forgotten_ages(len(batches))]
+
+    def _is_wanted(self) -> str:
+        return self._is_in("wanted")
+
+    def _is_in(self, table: str, *more: str) -> str:
+        """Whether ``table`` has a row with the partition columns, and the integers ``more``, of a row of `landed`, in SQL."""
+        types = {**self._types(self._spec), **dict.fromkeys(more, "BIGINT")}
+        names = [*self._spec.partition_by, *more]
+        columns = ", ".join(f"landed.{identifier(c)}" for c in names)
+        values = ", ".join(f"CAST({identifier(c)} AS {types[c]})" for c in names)
+        return f"({columns}) IN (SELECT {values} FROM {table})"
+
+    def _load_landed(self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int]) -> None:
+        reading = entry.reading or self._table.settings.reading
+        kind = format_of(landed.path, reading.format)
+        if kind == "parquet":
+            self._insert(self._parquet(entry, path, landed.path, refused, reading))
+        elif kind in ("avro", "orc"):
+            self._load_blocks(entry, landed, path, refused, reading)
+        else:
+            self._load_text(entry, landed, path, refused, reading)
+
+    def _load_text(
+        self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
+    ) -> None:
+        new_names = self._new_names(entry)
+        rows = read_text(path, landed.path, frozenset(refused), reading)
+        while block := [{reading.called(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
+            names = list(dict.fromkeys(name for row in block for name in row))
+            columns = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
+            has = pa.array([[new_names.get(name.lower(), name.lower()) for name in row] for row in block])
+            self._db.register("block", pa.table({**columns, PLACE: pa.array(range(len(block))), HAS: has}))
+            self._insert(_Source(entry, landed.path, "block", names, PLACE, is_text=True))
+
+    def _load_blocks(
+        self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
+    ) -> None:
+        """Load an Avro or ORC file."""
+        file = LandingInput(landed.path, landed.size, landed.etag, place=0)
+        with pa.OSFile(path) as source:
+            if format_of(landed.path, reading.format) == "avro":
+                schema = avrofile.schema_of(source, file, reading)
+                source.seek(0)
+                opened = avrofile.open_blocks(source, file, reading, frozenset())
+            else:
+                schema, opened = orcfile.schema_of(source, file), orcfile.open_blocks(source, file, frozenset())
+            for block in opened.blocks:
+                columns = {reading.called(f.name): block.convert(f.name, f.type)[0] for f in schema}
+                rows = pa.table({**columns, PLACE: pa.array(block.places, pa.int64())})
+                self._db.register("block", rows.filter(pa.array(~np.isin(block.places, refused))))
+                operation = self._operation_in(columns)
+                is_delete = self._has_delete_value(columns[operation], block.places, PLACE) if operation else None
+                self._insert(_Source(entry, landed.path, "block", list(columns), PLACE, is_delete=is_delete))
+
+    def _quarantined(self, entry: LedgerEntry) -> tuple[dict[str, list[int]], set[str]]:
+        """The places of refused rows, by landing file, and the files that were refused as a whole."""
+        places: dict[str, list[int]] = {}
+        unreadable = set()
+        for file in entry.quarantine:
+            rows = read_file(self._table.store, DataFile(name=file.name, rows=file.rows, bytes=0), QUARANTINE_SCHEMA)
+            for code, path, place in zip(
+                *(rows[c].to_pylist() for c in ("reason_code", "file", "position")), strict=True
+            ):
+                if code == "unreadable_file":
+                    unreadable.add(path)
+                else:
+                    places.setdefault(path, []).append(place)
+        return places, unreadable
+
+    def _adopted(self, entry: LedgerEntry, path: str, file: str, partition: str) -> _Source:
+        relation = _read_parquet(path)
+        return _Source(entry, file, relation, self._columns_of(relation), "file_row_number", partition=partition)
+
+    def _parquet(self, entry: LedgerEntry, path: str, file: str, refused: Sequence[int], reading: Reading) -> _Source:
+        relation = _read_parquet(path)
+        own_names = names = self._columns_of(relation)
+        if reading.aliases:
+            called = {name: reading.called(name) for name in names}
+            columns = ", ".join(f"{identifier(name)} AS {identifier(new)}" for name, new in called.items())
+            relation, names = f"(SELECT {columns} FROM {relation})", list(called.values())
+        if refused:
+            self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
+            relation = f"(SELECT * FROM {relation} WHERE file_row_number NOT IN (SELECT place FROM refused))"
+        is_delete = None
+        own = {reading.called(name): name for name in reversed(own_names)}
+        if column := self._operation_in(own):
+            with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:  # as `append` reads it
+                operations = opened.read([own[column]]).column(0)
+                is_delete = self._has_delete_value(operations, None, "file_row_number")
+        return _Source(entry, file, relation, names, "file_row_number", is_delete=is_delete)
+
+    def _columns_of(self, relation: str) -> list[str]:
+        return [row[0] for row in self._db.execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()]
+
+    def _insert(self, source: _Source) -> None:
+        if source.is_text:
+            has = HAS
+        else:
+            new_names = self._new_names(source.entry)
+            names = sorted(set(map(str.lower, source.columns)))
+            has = f"CAST([{', '.join(literal(new_names.get(name, name)) for name in names)}] AS VARCHAR[])"
+        inserted = self._db.execute(
+            f"INSERT INTO landed SELECT * EXCLUDE ({PLACE}) FROM "
+            f"(SELECT {', '.join(self._values(source))}, {self._deletes(source)} AS {DELETED}, {self._number} AS {BATCH}, "
+            f"{has} AS {HAS}, {source.place} AS {PLACE} FROM {source.relation}) landed "
+            f"WHERE {self._is_wanted()} ORDER BY {PLACE}"
+        )
+        self.rows += inserted.fetchone()[0]
+
+    def _values(self, source: _Source) -> Iterator[str]:
+        """The value of each column that readers see, in SQL."""
+        spec = self._table.spec(source.entry.spec_version)
+        old_names = self._spec.names_in(len(spec.renames))
+        old_types = self._types(spec)
+        present = set(map(str.lower, source.columns))  # DuckDB ignores case, too
+        for new_name, type_ in self._types(self._spec).items():
+            name = old_names.get(new_name, new_name)
+            derived = None
+            if source.partition is not None:
+                if name in self._spec.partition_by:
+                    derived = literal(partition_scalars(self._spec, source.partition)[name].as_py())
+            else:
+                derived = self._derived(source, name, old_types)
+            if derived is not None:
+                value = derived
+            elif name.lower() not in present or name not in old_types:
+                value = "NULL"
+            else:
+                value = landed_value(name, old_types, is_text=source.is_text)
+            # A value of a column that was widened since, for example a FLOAT, gets the type that it had.
+            old_type = old_types.get(name, type_)
+            yield f"TRY_CAST(TRY_CAST({value} AS {old_type}) AS {type_}) AS {identifier(new_name)}"
+
+    def _deletes(self, source: _Source) -> str:
+        """Whether a row is a delete, in SQL."""
+        rule = self._spec.delete
+        if rule is None or source.partition is not None:
+            return "false"
+        if rule.file_prefix and source.file.rpartition("/")[2].startswith(rule.file_prefix):
+            return "true"
+        if rule.column is None or not rule.values or rule.column.lower() not in map(str.lower, source.columns):
+            return "false"
+        values = ", ".join(map(literal, rule.values))
+        return source.is_delete or f"coalesce({identifier(rule.column)} IN ({values}), false)"
+
+    def _operation_in(self, names: Iterable[str]) -> str | None:
+        """The name of the operation column among ``names``, which may differ in case."""
+        column = self._spec.delete.column if self._spec.delete else None
+        return next((name for name in names if column and name.lower() == column.lower()), None)
+
+    def _has_delete_value(self, column: Column, places: Indices | None, place: str) -> str:
+        """Whether the row at ``place`` has a value in ``column`` that deletes, in SQL. ``places``: of the column's values; None
+        counts from 0.
+
+        Arrow converts values to text, as docs/SEMANTICS.md says: DuckDB's text of floats, decimals and times differs, and DuckDB
+        does not know a column's unit and zone.
+        """
+        rule = self._spec.delete
+        if rule is None or pa.types.is_nested(column.type):  # nested values have no text, so `append` refused them
+            return "false"
+        texts = pc.cast(decoded(column), options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
+        found = pc.indices_nonzero(pc.is_in(texts, pa.array(rule.values, pa.string()))).to_numpy()
+        self._db.register(
+            "deletes", pa.table({"place": pa.array(found if places is None else places[found], pa.int64())})
+        )
+        return f"{place} IN (SELECT place FROM deletes)"
+
+    def _new_names(self, entry: LedgerEntry) -> dict[str, str]:
+        """The lower-case names of columns that were renamed since a batch, by those in the batch; empty for dropped columns."""
+        renamed = self._spec.renamed_since(len(self._table.spec(entry.spec_version).renames))
+        return {old.lower(): (new or "").lower() for old, new in renamed.items()}
+
+    def _derived(self, source: _Source, name: str, types: dict[str, str]) -> str | None:
+        """The value of a column that is not read from the rows, in SQL; None for other columns."""
+        spec, entry = self._spec, source.entry
+        partition = next((one for one in spec.partition_from if one.column == name), None)
+        if partition is not None:
+            column = partition.source or ""
+            type_ = types[column]
+            moment = f"TRY_CAST({landed_value(column, types, is_text=source.is_text)} AS {type_})"
+            if type_ in ("TIMESTAMP_NS", "TIMESTAMPTZ_NS"):  # DuckDB rounds them towards 1970
+                nanos = f"epoch_ns(CAST({moment} AS TIMESTAMP_NS))"
+                moment = f"make_timestamp(({nanos} - ({nanos} % 1000000000 + 1000000000) % 1000000000) // 1000)"
+            return PARTITION_FUNCTIONS[partition.function or ""].format(moment)
+        if name not in spec.order_by or entry.kind != "batch":
+            return None
+        if spec.stamped:
+            return literal((datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=entry.received_at)).isoformat())
+        found = re.search(spec.order_in_name, source.file.rpartition("/")[2]) if spec.order_in_name else None
+        return literal(found[1]) if found else None
+
+    def _types(self, spec: TableSpec) -> dict[str, str]:
+        """DuckDB's type of each column that readers see."""
+        types = {}
+        for column in compared_schema(spec):
+            type_ = self._type(column)
+            if type_ is None or "INTERVAL" in type_:  # a duration within a list or a struct
+                raise ConfigurationError(
+                    "unfit-for-duckdb",
+                    f"Column {column.name!r} is {column.type}, which DuckDB does not support. Nothing was recomputed.",
+                    next="run `lakeupsert reconcile` without --deep",
+                )
+            types[column.name] = type_
+        return types
+
+    def _type(self, column: pa.Field) -> str | None:
+        try:
+            self._db.register("empty", pa.schema([column]).empty_table())
+            return str(self._db.execute("DESCRIBE SELECT * FROM empty").fetchall()[0][1])
+        except import_duckdb().Error:
+            return None
+
+
+def _read_parquet(path: str) -> str:
+    return f"read_parquet({literal(path)}, file_row_number = true, hive_partitioning = false)"
+
+
+@contextmanager
+def _on_disk(store: ObjectStore, name: str) -> Iterator[str]:
+    """The path of an object: its own, or (of a remote store) that of a copy, which is deleted after the block."""
+    if not is_remote(store.uri(name)):
+        yield plain_path(store.uri(name))
+        return
+    with tempfile.NamedTemporaryFile(prefix="lakeupsert-") as copy, store.open(name) as source:
+        shutil.copyfileobj(source, copy, COPIED_BYTES)
+        copy.flush()
+        yield copy.name

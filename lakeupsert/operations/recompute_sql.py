@@ -1,0 +1,155 @@
+"""The SQL of `reconcile --deep`, and DuckDB, which runs it.
+
+Reads     nothing
+Writes    to a temporary folder what does not fit into DuckDB's memory
+Repeat    safe
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.read.arrow import reader_schema
+from lakeupsert.table.spec import Ordering, TableSpec
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+DELETED, NTH, PLACE, BATCH, HAS = (f"_lakeupsert_{name}" for name in ("delete", "nth", "place", "batch", "has"))
+"""HAS is for mode columns: the lower-case names of the columns that a row brings."""
+
+PARTITION_FUNCTIONS = {
+    "year": "year({})",
+    "month": "strftime({}, '%Y-%m')",
+    "date": "CAST({} AS DATE)",
+    "hour": "strftime({}, '%Y-%m-%d-%H')",
+}
+
+# Files are loaded in ledger order, and their rows in the order of the file, so rowid is the last part of the rank.
+# A key that is published twice has a row with nth = 2, which matches nothing and so counts as extra.
+COMPARED = """
+SELECT {partition}, count(*) FILTER (p.{nth} IS NULL), count(*) FILTER (e.{nth} IS NULL),
+       count(*) FILTER (p.{nth} = e.{nth} AND row({expected}) IS DISTINCT FROM row({published}))
+FROM ({winners}) e FULL JOIN (SELECT *, row_number() OVER (PARTITION BY {key}) AS {nth} FROM published) p USING ({key}, {nth})
+GROUP BY {partition}
+"""
+
+# For keys that a full extract has: the deletes that were forgotten when it arrived, and what these beat.
+VOID = """
+DELETE FROM landed WHERE rowid IN (
+    SELECT place FROM (
+        SELECT place, {batch}, nth, min(CASE WHEN forgotten THEN nth END) OVER of_key AS first,
+               bool_or({batch} = {number}) OVER of_key AS has
+        FROM (SELECT *, rowid AS place, {is_forgotten} AS forgotten,
+                     row_number() OVER (PARTITION BY {key} ORDER BY {order}) AS nth
+              FROM landed)
+        WINDOW of_key AS (PARTITION BY {key})
+    ) WHERE has AND nth >= first AND {batch} < {number}
+)
+"""
+
+
+def import_duckdb() -> ModuleType:
+    """Import DuckDB, or raise ConfigurationError if it is not installed."""
+    try:
+        import duckdb
+    except ModuleNotFoundError as e:
+        raise ConfigurationError(
+            "extra-missing",
+            "`reconcile --deep` recomputes rows with DuckDB, which is not installed. Nothing was done.",
+            next="pip install 'lakeupsert[reconcile]'",
+        ) from e
+    return cast(ModuleType, duckdb)
+
+
+@contextmanager
+def connect() -> Iterator["DuckDBPyConnection"]:
+    """Connect to a database in memory, which uses a temporary folder for what does not fit."""
+    with tempfile.TemporaryDirectory(prefix="lakeupsert-") as scratch:
+        settings = {"temp_directory": scratch, "autoinstall_known_extensions": "false"}
+        with import_duckdb().connect(config=settings) as db:
+            db.execute("SET TimeZone = 'UTC'")
+            yield db
+
+
+def landed_value(name: str, types: Mapping[str, str], *, is_text: bool) -> str:
+    """The value of a column as it landed, in SQL."""
+    return _from_text(f"CAST({identifier(name)} AS VARCHAR)", types[name]) if is_text else identifier(name)
+
+
+def _from_text(value: str, type_: str) -> str:
+    """Converts text to a type for which CAST alone would give another value, in SQL."""
+    if type_ == "TIMESTAMP":  # CAST silently drops a time zone
+        return f"TRY_CAST({value} AS TIMESTAMPTZ)"
+    if type_ == "BLOB":  # CAST interprets \x41
+        return f"encode({value})"
+    if type_.startswith(("STRUCT", "MAP")) or type_.endswith("]"):
+        return f"TRY_CAST({value} AS JSON)"
+    return value
+
+
+def winners(spec: TableSpec, key: str) -> str:
+    """The winning row of each ``key`` among those that landed, in SQL."""
+    if spec.mode == "rows":
+        unique = ", ".join(map(identifier, spec.key)) if spec.key_scope == "table" else key
+        return (
+            f"SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY {unique} ORDER BY {rank(spec)}) AS {NTH} FROM landed) "
+            f"WHERE {NTH} = 1 AND NOT {DELETED}"
+        )
+    columns, ranks = [f"1 AS {NTH}"], []
+    for number, (ordering, ids) in enumerate(spec.columns_of):
+        nth = f"{NTH}_{number}"
+        by_rank = ", ".join([*_order_terms(ordering), "rowid DESC"])
+        ranks.append(f"row_number() OVER (PARTITION BY {key} ORDER BY {by_rank}) AS {nth}")
+        orders = [o.column for o in ordering]
+        ordered = " OR ".join(f"{identifier(name)} IS NOT NULL" for name in orders) if spec.groups else "true"
+        for name in ids:
+            brings = "true" if name in orders else f"list_contains({HAS}, {literal(name.lower())})"
+            if spec.nulls == "keep" and name not in orders:
+                brings += f" AND {identifier(name)} IS NOT NULL"
+            # In a struct, because arg_min ignores nulls.
+            value = f"struct_pack(v := CASE WHEN NOT {DELETED} THEN {identifier(name)} END)"
+            brought = f"arg_min({value}, {nth}) FILTER ({DELETED} OR (({ordered}) AND {brings}))"
+            columns.append(f"({brought}).v AS {identifier(name)}")
+    return (
+        f"SELECT {key}, {', '.join(columns)} FROM (SELECT *, {', '.join(ranks)} FROM landed) "
+        f"GROUP BY {key} HAVING NOT arg_min({DELETED}, {NTH}_0)"
+    )
+
+
+def key_columns(spec: TableSpec) -> list[str]:
+    """The columns that identify a row in the table."""
+    return list(dict.fromkeys((*spec.partition_by, *spec.key)))
+
+
+def rank(spec: TableSpec) -> str:
+    """ORDER BY terms for the rows of a key, greatest rank first."""
+    ties = [DELETED, *spec.content] if spec.ties == "content" else []
+    return ", ".join(
+        [*_order_terms(spec.ordering), *(f"{identifier(column)} DESC NULLS LAST" for column in ties), "rowid DESC"]
+    )
+
+
+def _order_terms(ordering: Sequence[Ordering]) -> Iterator[str]:
+    for o in ordering:
+        yield f"{identifier(o.column)} {'ASC' if o.ascending else 'DESC'} NULLS {'FIRST' if o.nulls_first else 'LAST'}"
+
+
+def compared_schema(spec: TableSpec) -> pa.Schema:
+    """The columns that readers see. Durations are integers, as DuckDB reads them from Parquet: INTERVAL ends at microseconds."""
+    columns = reader_schema(spec)
+    return pa.schema([f.with_type(pa.int64()) if pa.types.is_duration(f.type) else f for f in columns])
+
+
+def identifier(column: str) -> str:
+    return '"' + column.replace('"', '""') + '"'
+
+
+def literal(value: object) -> str:
+    """A literal of DuckDB's SQL."""
+    return "'" + str(value).replace("'", "''") + "'"

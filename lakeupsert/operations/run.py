@@ -1,0 +1,130 @@
+"""A night: append what is new, merge what is dirty, publish.
+
+Reads     what `plan`, `append`, `dedupe` and `publish` read
+Writes    what `append`, `dedupe` and `publish` write; without `superseded_retention` it vacuums, too
+Repeat    safe: each step looks at the table, not at what this call did, so after a crash the next run finishes
+
+    (plan, limits) -> send missing messages -> append -> dedupe -> publish -> (vacuum)
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
+from lakeupsert.operations.plan import Plan, plan, refuse_above
+from lakeupsert.operations.plan_merges import Prediction, predict_merges
+from lakeupsert.operations.vacuum import vacuum
+from lakeupsert.pipeline.append import append
+from lakeupsert.pipeline.commit import AppendResult
+from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
+from lakeupsert.pipeline.messages import send_missing
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.table.ledger import Scope
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a night runs.
+
+    Attributes:
+        host, batch_id, full, may_shrink: for `append`.
+        workers, engine, stop: for `dedupe`.
+        max_bytes, max_cost: refuse a run whose plan is above these, before it writes anything; None is no limit.
+        prices: a file of prices for the plan; None for the shipped ones.
+        warn: takes the warnings of an append that commits no batch.
+    """
+
+    host: HostName = "spark"
+    workers: int = 1
+    engine: EngineName | None = None
+    batch_id: str | None = None
+    full: Scope | None = None
+    may_shrink: bool = False
+    max_bytes: int | None = None
+    max_cost: float | None = None
+    prices: str | Path | None = None
+    stop: Stop = field(default_factory=Stop)
+    progress: Callable[[str], None] = lambda text: None
+    warn: Callable[[str], None] = log.warning
+
+    @property
+    def is_limited(self) -> bool:
+        return self.max_bytes is not None or self.max_cost is not None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The three steps of a night; ``append`` is None if nothing was new.
+
+    ``predicted``: what `dedupe` was expected to read and write once the batch was committed; None if there was nothing to
+    merge, or a manifest that it reads is damaged. ``planned``: the plan that the limits were compared with; None without
+    limits.
+    """
+
+    append: AppendResult | None
+    dedupe: list[PartitionResult]
+    publish: PublishResult
+    predicted: Prediction | None = None
+    planned: Plan | None = None
+
+
+def run(table: OpenTable, options: RunOptions) -> RunResult:
+    """Run a night.
+
+    Raises:
+        RefusedError: before anything is written, the plan is above a limit; or, after the other steps, `append` refused what
+            landed.
+        ConfigurationError: after the other steps, from `append`.
+    """
+    progress = options.progress
+    planned = None
+    if options.is_limited:
+        progress("planning")
+        planned = plan(table, lambda partition: True, options.prices)
+        refuse_above(planned, options.max_bytes, options.max_cost)
+    send_missing(table)
+    appended, refused = None, None
+    try:
+        appended = append(
+            table,
+            host_by_name(options.host),
+            batch_id=options.batch_id,
+            full=options.full,
+            may_shrink=options.may_shrink,
+            progress=progress,
+            warn=options.warn,
+        )
+    except (ConfigurationError, RefusedError) as e:
+        refused = e  # what was committed before is finished all the same
+    expected = None
+    with suppress(DamagedTableError):  # the merge of that partition fails because of it, and the others go on
+        expected = predict_merges(table, appended)
+    try:
+        merged = drain_queues(
+            table,
+            DrainOptions(
+                workers=options.workers,
+                engine=options.engine,
+                stop=options.stop,
+                progress=lambda left: progress(f"{left} partitions to merge"),
+            ),
+        )
+        progress("publishing")
+        published = publish(table)
+    except LakeupsertError as e:
+        e.data_changed |= appended is not None or (refused is not None and refused.data_changed)
+        raise
+    if not table.settings.retention:
+        vacuum(table, dry=False, progress=progress)  # for readers that list folders
+    if refused is not None:
+        raise refused
+    return RunResult(appended, merged, published, expected, planned)

@@ -1,0 +1,136 @@
+"""Phase two for a whole call: which queues are drained, by which engine, in how many processes.
+
+Reads     the queues of the table; the chains, as `pipeline.dedupe` does
+Writes    what `pipeline.dedupe` and `pipeline.publish` write
+Repeat    safe
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lakeupsert import clock
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.by_name import EngineName, spark_engine
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.memory import limit_bytes
+from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publish import publish
+from lakeupsert.pipeline.stop import Stop
+from lakeupsert.pipeline.worker import drain, drain_received
+from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
+from lakeupsert.queue import AzureQueue, SqsQueue
+
+log = logging.getLogger(__name__)
+
+PUBLISH_SECONDS = 5.0
+"""How much time a function must have left to publish. Longer: the last worker leaves more nights to `reconcile`, which runs
+minutes later. Shorter: the function is killed while it publishes (harmless, but it raises an alarm)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainOptions:
+    """Who works on the queues, and until when.
+
+    Attributes:
+        workers: processes of engine arrow.
+        engine: None for the one of the settings.
+        until_empty: return when the queue is empty; otherwise wait for messages until ``stop`` or ``max_seconds``.
+        both_queues: if the table has a queue for large partitions, Spark drains it after the other one.
+        progress: called with the number of messages that are left.
+        alive: called every few seconds.
+    """
+
+    workers: int = 1
+    engine: EngineName | None = None
+    until_empty: bool = True
+    both_queues: bool = True
+    max_seconds: float | None = None
+    stop: Stop = field(default_factory=Stop)
+    progress: Callable[[int], None] | None = None
+    alive: Callable[[], object] = lambda: None
+
+
+def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
+    """Merge the partitions that the queues name. If the table does not exist yet, wait for it as for messages.
+
+    Of a table with two queues, a worker that waits for messages (and one without ``both_queues``) drains one: engine spark
+    that of large partitions, engine arrow the other.
+    """
+    begun = clock.elapsed()
+    limit = options.max_seconds
+    while table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
+        options.alive()
+        if options.until_empty or (limit is not None and clock.elapsed() - begun >= limit) or options.stop.wait(1.0):
+            return []
+    if limit is not None:
+        options = replace(options, max_seconds=max(0.0, limit - (clock.elapsed() - begun)))
+    both = options.until_empty and options.both_queues
+    large = table.at_large_queue() if table.large_queue is not None else None
+    if (options.engine or table.settings.engine) == "spark":
+        if large is not None and not both:
+            return _drain_by_spark(large, options)
+        results = _drain_by_spark(table, options)
+    else:
+        results = drain_in_processes(
+            table,
+            options.workers,
+            until_empty=options.until_empty,
+            stop=options.stop,
+            max_seconds=options.max_seconds,
+            progress=options.progress,
+            alive=options.alive,
+        )
+    # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
+    if both and large is not None and (any(r.status == "large" for r in results) or large.queue.stats().visible):
+        results += _drain_by_spark(large, options)
+    return results
+
+
+def _drain_by_spark(table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
+    return drain(
+        table,
+        spark_engine(),
+        until_empty=options.until_empty,
+        stop=options.stop,
+        max_seconds=options.max_seconds,
+        progress=options.progress,
+        alive=options.alive,
+    )
+
+
+def merge_received(
+    table: OpenTable,
+    records: Sequence[Mapping[str, Any]],  # JSON of AWS or Azure
+    *,
+    workers: int,
+    memory_bytes: int,
+    seconds_left: Callable[[], float],
+) -> list[Mapping[str, Any]]:
+    """Merge the partitions of messages that a cloud function received, then publish; returns the records to give back.
+
+    All other messages were acked, requeued or buried. Engine arrow runs in ``workers`` threads, which share ``memory_bytes``
+    (or the limit of this process, if that is less), as long as ``seconds_left`` is above 0. It publishes if no partition is
+    left to merge, there is time and no object is damaged; otherwise `reconcile` publishes.
+    """
+    queue = table.queue
+    assert isinstance(queue, SqsQueue | AzureQueue), f"nobody receives for {queue}"
+    memory = min(memory_bytes, limit_bytes()) - PROCESS_BYTES
+    with queue.received(records) as leases:
+        back = drain_received(
+            table,
+            lambda threads: ArrowEngine(memory // threads),
+            list(leases),
+            workers=workers,
+            seconds_left=seconds_left,
+        )
+    if seconds_left() >= PUBLISH_SECONDS:
+        try:
+            # Not the queue's counts: they lag, the last worker would still count itself, and nobody would publish.
+            if table.is_through():
+                publish(table)
+        except DamagedTableError as e:  # the merges are good all the same, and reconcile reports the damage
+            log.warning("not published: %s", e)
+    return [leases[lease] for lease in back]
