@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
     from lakeupsert.operations.explain import ExplainedPartition, Explanation, Version

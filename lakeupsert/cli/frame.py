@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -465,3 +466,51 @@ def _discard(stream: TextIO) -> None:
     """Let the rest go nowhere, also what Python flushes when it ends."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def each(call: Call, one: "Callable[[Table], Answer]", at_once: bool = False) -> Answer:
+    """The command for each table: in the order of the file, or at once where each goes on until it is stopped.
+
+    A table that fails does not keep the others from their turn; the first failure is the call's.
+    """
+    with call.open_tables() as tables:
+        if len(tables) == 1:
+            return one(tables[0])
+
+        def guarded(table: "Table") -> Answer:
+            try:
+                answer = one(table)
+            except (Exception, KeyboardInterrupt, Terminated) as e:
+                answer = Answer(None, error=as_ours(e, call))
+            if answer.error is not None:
+                call.account(answer.error, table)
+            return answer
+
+        answers: dict[str, Answer] = {}
+        if at_once:
+            with ThreadPoolExecutor(len(tables)) as pool, call.stoppable() as stop:
+                futures = {pool.submit(guarded, table): table.name for table in tables}
+                try:
+                    for future in as_completed(futures):
+                        if future.result().error:
+                            break  # who started us should know, and start us again
+                finally:
+                    stop.set()
+            answers = {name: future.result() for future, name in futures.items()}
+        else:
+            for table in tables:
+                if not call.stop.is_set():
+                    answers[table.name] = answer = guarded(table)
+                    if answer.error is not None and answer.error.code in ("interrupted", "terminated"):
+                        break
+    failed = [(name, a.error) for name, a in answers.items() if a.error]
+    return Answer(
+        {"tables": {name: a.result for name, a in answers.items()}},
+        "\n\n".join(a.text for a in answers.values() if a.text),
+        (
+            *(f"{name}: {w}" for name, a in answers.items() for w in a.warnings),
+            *(f"{name}: {e.message} Next: {e.next}" for name, e in failed[1:]),
+        ),
+        tuple(f"{name}: {w}" for name, a in answers.items() for w in a.told),
+        failed[0][1] if failed else None,
+    )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.output import block, columns, count, toml_value
+from lakeupsert.cli.program import main
 from lakeupsert.config import FILE_NAME, is_remote, toml_key
 from lakeupsert.errors import ConfigurationError
 

@@ -1,14 +1,14 @@
-"""`lakeupsert plan`: what the next run will do."""
+"""`lakeupsert plan`, and `run --dry-run`: what the next run will do."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.commands import main
-from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.planned import limits, planned
-from lakeupsert.cli.shared import each, partition_options, selection
+from lakeupsert.cli.frame import Answer, Call, common, each
+from lakeupsert.cli.options import limit_options, partition_options, selection
+from lakeupsert.cli.planned import planned
+from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @partition_options
-@limits
+@limit_options
 @common
 @click.pass_obj
 def plan(

@@ -1,63 +1,17 @@
-"""What a plan says, for `plan` and for `run --dry-run`, and the options that both take."""
+"""What a plan says, for `plan` and for `run --dry-run`."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, Function
-from lakeupsert.config import size_of
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.errors import RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.operations.plan import Plan
-
-
-def _bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
-    if text is None:
-        return None
-    size = size_of(text)
-    if size is None:
-        raise click.BadParameter(f"{text!r} is no size such as 50GB.")
-    return size
-
-
-def _money(context: click.Context, parameter: click.Parameter, given: float | None) -> float | None:
-    if given is not None and math.isnan(given):  # no cost is above it, so it would limit nothing
-        raise click.BadParameter(f"{given} is no amount.")
-    return given
-
-
-def limits(command: Function) -> Function:
-    """`--max-bytes`, `--max-cost` and `--prices`."""
-    for option in (
-        click.option(
-            "--prices",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            metavar="FILE",
-            help="Reckon with the prices of this TOML file.",
-        ),
-        click.option(
-            "--max-cost",
-            type=click.FloatRange(min=0),
-            callback=_money,
-            metavar="MONEY",
-            help="Refuse a run that is planned to cost more, before it writes anything.",
-        ),
-        click.option(
-            "--max-bytes",
-            callback=_bytes,
-            metavar="SIZE",
-            help="Refuse a run that is planned to read and write more in all, such as 50GB, before it writes anything.",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def planned(

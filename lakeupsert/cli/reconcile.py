@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import partition_options, selection, trouble, waiting
+from lakeupsert.cli.options import partition_options, selection
+from lakeupsert.cli.outcome import trouble, waiting
+from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:

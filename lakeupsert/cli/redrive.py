@@ -3,9 +3,9 @@
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import selection
+from lakeupsert.cli.options import selection
+from lakeupsert.cli.program import main
 
 
 @main.command()

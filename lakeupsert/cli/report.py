@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from lakeupsert import clock
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.report.numbers import size
 

@@ -1,13 +1,14 @@
-"""`lakeupsert reprocess`: partitions written anew, from what is stored or from landing."""
+"""`lakeupsert reprocess`: partitions rewritten, from what is stored or from landing."""
 
 from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import host_option, main, workers_option
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import failed, need_spark, partition_options, selection, unmerged, waiting
+from lakeupsert.cli.options import host_option, need_spark, partition_options, selection, workers_option
+from lakeupsert.cli.outcome import failed, unmerged, waiting
+from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
@@ -63,31 +64,10 @@ def reprocess(
                 stop=stop,
                 progress=progress,
             )
-        return _told(call, table, done)
+        return done_answer(call, table, done)
 
 
-@main.command()
-@click.option("--full", is_flag=True, help="Leave no delta and no superseded row, for readers that list folders.")
-@workers_option
-@common
-@click.pass_obj
-def compact(call: Call, full: bool, workers: int) -> Answer:
-    """Write anew what is costly to read: partitions with many deltas or superseded rows, and adopted ones.
-
-    Nights need none of it, since they pay for themselves; after it they are shorter, and so are reads. Nights and readers
-    may go on beside it. Readers that list folders need `--full`, and `vacuum` after it.
-
-    \b
-    Example:
-      lakeupsert compact
-    """
-    with call.open_table() as table:
-        with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.compact(full=full, workers=workers, stop=stop, progress=progress)
-        return _told(call, table, done)
-
-
-def _told(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
+def done_answer(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
     plan, published = done.plan, done.publish
     result = {
         "source": plan.source,

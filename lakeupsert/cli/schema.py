@@ -8,9 +8,9 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.aliasfile import edit_for
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import trouble
+from lakeupsert.cli.outcome import trouble
+from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table

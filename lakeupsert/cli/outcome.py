@@ -1,70 +1,18 @@
-"""What several commands do: go through the tables, merge and publish, select partitions, find what is wrong."""
+"""What several commands say of merges and snapshots, and what is wrong with them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
-
-from lakeupsert import sparkenv
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, Function, Terminated, as_ours
+from lakeupsert.cli.frame import Answer, Call
 from lakeupsert.errors import LakeupsertError, RefusedError, parts
 
 if TYPE_CHECKING:
-    from lakeupsert.api import EngineName, HostName, Table
+    from lakeupsert.api import EngineName, Table
     from lakeupsert.pipeline.append import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
-
-
-def each(call: Call, one: "Callable[[Table], Answer]", at_once: bool = False) -> Answer:
-    """The command for each table: in the order of the file, or at once where each goes on until it is stopped.
-
-    A table that fails does not keep the others from their turn; the first failure is the call's.
-    """
-    with call.open_tables() as tables:
-        if len(tables) == 1:
-            return one(tables[0])
-
-        def guarded(table: "Table") -> Answer:
-            try:
-                answer = one(table)
-            except (Exception, KeyboardInterrupt, Terminated) as e:
-                answer = Answer(None, error=as_ours(e, call))
-            if answer.error is not None:
-                call.account(answer.error, table)
-            return answer
-
-        answers: dict[str, Answer] = {}
-        if at_once:
-            with ThreadPoolExecutor(len(tables)) as pool, call.stoppable() as stop:
-                futures = {pool.submit(guarded, table): table.name for table in tables}
-                try:
-                    for future in as_completed(futures):
-                        if future.result().error:
-                            break  # who started us should know, and start us again
-                finally:
-                    stop.set()
-            answers = {name: future.result() for future, name in futures.items()}
-        else:
-            for table in tables:
-                if not call.stop.is_set():
-                    answers[table.name] = answer = guarded(table)
-                    if answer.error is not None and answer.error.code in ("interrupted", "terminated"):
-                        break
-    failed = [(name, a.error) for name, a in answers.items() if a.error]
-    return Answer(
-        {"tables": {name: a.result for name, a in answers.items()}},
-        "\n\n".join(a.text for a in answers.values() if a.text),
-        (
-            *(f"{name}: {w}" for name, a in answers.items() for w in a.warnings),
-            *(f"{name}: {e.message} Next: {e.next}" for name, e in failed[1:]),
-        ),
-        tuple(f"{name}: {w}" for name, a in answers.items() for w in a.told),
-        failed[0][1] if failed else None,
-    )
 
 
 def merge(
@@ -98,57 +46,6 @@ def merge(
         waiting(published) if published else (),
         error=trouble(call, table, results, published),
     )
-
-
-def need_spark(
-    table: "Table", *, host: "HostName" = "local", engine: "EngineName | None" = "arrow", large: bool = False
-) -> None:
-    if host == "spark" or (engine or table.settings.engine) == "spark" or (large and table.settings.large):
-        sparkenv.prepare()
-
-
-def partition_options(command: Function) -> Function:
-    """`--from`, `--to` and `--partition`; what `selection` takes."""
-    for option in (
-        click.option(
-            "--partition",
-            "partitions",
-            metavar="V",
-            multiple=True,
-            help="One partition: 2020-01-01, or its folder; repeatable.",
-        ),
-        click.option("--to", "last", metavar="V", help="Last partition value, inclusive; of several, the date."),
-        click.option(
-            "--from",
-            "first",
-            metavar="V",
-            help="First partition value, inclusive; of several, the date.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-def selection(table: "Table", first: str | None, last: str | None, partitions: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a partition is one of these, or has a value from ``first`` to ``last``, compared as its type compares."""
-    if partitions and (first or last):
-        raise click.UsageError("Give --partition, or --from and --to.")
-    from lakeupsert.table.layout import parse_partition, parse_value, partition_scalars, ranged_column  # brings Arrow
-
-    spec = table.view().spec
-    column = ranged_column(spec)
-
-    def value(partition: str) -> Any:
-        return partition_scalars(spec, partition)[column].as_py()
-
-    if partitions:
-        wanted = {parse_partition(spec, p) for p in partitions}
-        return wanted.__contains__
-    low = parse_value(spec, column, first).as_py() if first else None
-    high = parse_value(spec, column, last).as_py() if last else None
-    if low is not None and high is not None and low > high:
-        raise click.UsageError(f"--from {first} is after --to {last}.")
-    return lambda p: (low is None or value(p) >= low) and (high is None or value(p) <= high)
 
 
 def append_warnings(

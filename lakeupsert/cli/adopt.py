@@ -1,0 +1,67 @@
+"""`lakeupsert adopt`."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
+from lakeupsert.config import place
+from lakeupsert.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    pass
+
+
+@main.command()
+@click.argument("path", required=False)
+@common
+@click.pass_obj
+def adopt(call: Call, path: str | None) -> Answer:
+    """Make a table of an existing Hive-partitioned Parquet folder.
+
+    No file is rewritten: their footers are read, and they become the table's first batch. PATH is `processed` of a table
+    of the configuration; it may be left out.
+
+    \b
+    Example:
+      lakeupsert adopt lake/sales
+    """
+    if path is not None and call.table is None:
+        config = call.config()
+        named = [name for name, table in config.tables.items() if place(path) == place(table.processed)]
+        if not named:
+            raise ConfigurationError(
+                "no-table-there",
+                f"No table of {config.path} has {path} as `processed`.",
+                next=f"write a configuration with `lakeupsert init {path}`, or correct `processed`",
+            )
+        call.table = named[0]
+    with call.open_table() as table, call.progress(table.name) as progress:
+        found = table.adopt(progress)
+        facts = [
+            (
+                "adopted",
+                f"{output.count(found.files, 'file')}, {output.count(found.rows, 'row')}, {output.size(found.bytes)}",
+            ),
+            ("partitions", f"{found.partitions:,}"),
+            ("published", f"snapshot {found.snapshot}"),
+        ]
+        warnings = found.warnings
+        if found.left:
+            warnings += (
+                f"{output.count(len(found.left), 'object')} are no part of the table, such as {found.left[0]}",
+            )
+        return Answer(
+            {
+                "files": found.files,
+                "partitions": found.partitions,
+                "rows": found.rows,
+                "bytes": found.bytes,
+                "snapshot": found.snapshot,
+                "left": list(found.left),
+            },
+            output.block(f"Table {table.name}", facts),
+            warnings,
+        )

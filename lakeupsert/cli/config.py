@@ -1,0 +1,35 @@
+"""`lakeupsert config`: the effective settings."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.example import EXAMPLE
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
+
+if TYPE_CHECKING:
+    pass
+
+
+@main.command()
+@click.option("--example", is_flag=True, help="Print a commented file to begin from, instead.")
+@common
+@click.pass_obj
+def config(call: Call, example: bool) -> Answer:
+    """Print the effective settings, and where each came from.
+
+    Of all tables of the file, or the one of --table.
+
+    \b
+    Example:
+      lakeupsert config --example > lakeupsert.toml
+    """
+    if example:
+        return Answer({"example": EXAMPLE}, EXAMPLE.rstrip("\n"))
+    found = call.config()
+    if call.table is not None or len(found.tables) == 1:
+        call.table, _ = found.table(call.table)
+    names = list(found.tables) if call.table is None else [call.table]
+    return Answer(output.config_result(found, names), output.config_text(found, names))

@@ -1,0 +1,51 @@
+"""`lakeupsert export`: rows to a file or folder."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import snapshot_option, where_option
+from lakeupsert.cli.program import main
+
+if TYPE_CHECKING:
+    pass
+
+
+@main.command()
+@click.option(
+    "--output",
+    "target",
+    required=True,
+    metavar="X",
+    help="A file ending in .parquet, .csv or .jsonl, or a path ending in / for a Hive folder.",
+)
+@snapshot_option
+@where_option
+@click.option("--history", is_flag=True, help="All versions of the rows, with valid_from and valid_to.")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@common
+@click.pass_obj
+def export(call: Call, target: str, snapshot: str, where: str | None, history: bool, overwrite: bool) -> Answer:
+    """Write the rows of a snapshot to a file or folder.
+
+    They are ordered by partition and key. The file appears when it is whole.
+
+    \b
+    Example:
+      lakeupsert export --output january.csv --where "transaction_date < '2020-02-01'"
+    """
+    with call.open_table() as table, call.progress(table.name) as progress:
+        chosen = snapshot if snapshot == "latest" else table.view(snapshot).number
+        progress(f"writing {target}")
+        rows = table.export(
+            target,
+            snapshot="published" if chosen is None else chosen,
+            where=where,
+            overwrite=overwrite,
+            history=history,
+        )
+        of = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
+        text = f"{output.count(rows, 'row')} to {target} ({of})"
+        return Answer({"snapshot": chosen, "output": target, "rows": rows}, text)

@@ -1,0 +1,62 @@
+"""`lakeupsert files`: the files that a reader opens."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import snapshot_option, where_option
+from lakeupsert.cli.program import main
+from lakeupsert.errors import RefusedError
+
+if TYPE_CHECKING:
+    pass
+
+
+@main.command()
+@snapshot_option
+@where_option
+@common
+@click.pass_obj
+def files(call: Call, snapshot: str, where: str | None) -> Answer:
+    """List the files that a reader of a snapshot opens.
+
+    One path a line.
+
+    \b
+    Example:
+      lakeupsert files --where "transaction_date = '2020-01-01'" | xargs ls -l
+    """
+    from lakeupsert.read.view import no_files  # brings Arrow
+
+    with call.open_table() as table:
+        if snapshot == "latest":
+            raise no_files()
+        view = table.view(snapshot)
+        names = ("partition", "path", "rows", "superseded", "bytes")
+        listed = list(view.files(where))
+        found = [{name: getattr(file, name) for name in names} for file in listed]
+        result = {"snapshot": view.number, "files": found}
+        superseded = sum(bool(file["superseded"]) for file in found)
+        if superseded:
+            return Answer(result, "", error=_superseded(table.name, superseded, len(found)))
+        older = sum(bool(view.spec.renamed_since(file.file.renames)) for file in listed)
+        warnings = (
+            (
+                f"{older:,} of {len(found):,} files have columns that were renamed or dropped since under their old names; "
+                "`lakeupsert reprocess` writes them anew",
+            )
+            if older
+            else ()
+        )
+        return Answer(result, "\n".join(str(file["path"]) for file in found), warnings)
+
+
+def _superseded(table: str, files: int, of: int) -> RefusedError:
+    return RefusedError(
+        "superseded-rows",
+        f"{files:,} of {of:,} files of table {table!r} hold rows that newer ones supersede. Who opens the files alone, "
+        "without their deletion vectors, reads both; so they are not listed here (--json lists them).",
+        next="read it with to_arrow or to_spark, or `lakeupsert export`; or run `lakeupsert compact --full`, and set strategy = "
+        '"rewrite" where readers open files themselves',
+    )

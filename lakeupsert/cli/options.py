@@ -1,0 +1,181 @@
+"""Options that several commands take, and what is made of them."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lakeupsert import sparkenv
+from lakeupsert.cli.frame import Function
+from lakeupsert.config import size_of
+
+if TYPE_CHECKING:
+    from lakeupsert.api import EngineName, HostName, Table
+    from lakeupsert.table.ledger import Scope
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+host_option = click.option(
+    "--host",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="Where landing files are read and split: in Spark tasks, or in this process.",
+)
+
+
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=_cores,
+    metavar="N",
+    help="Processes that merge partitions, with engine arrow; by default as many as there are cores.",
+)
+
+
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["arrow", "spark"]),
+    help="What merges: Arrow in worker processes, or Spark. By default what the configuration says.",
+)
+
+
+batch_id_option = click.option(
+    "--batch-id", metavar="ID", help="Your name for the batch; files that come again under it are recognised."
+)
+
+
+def full_extract_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--full` and `--may-shrink`."""
+    for option in (
+        click.option(
+            "--may-shrink", is_flag=True, help="Even where a full extract has 40 % fewer rows than are stored."
+        ),
+        click.option(
+            "--full",
+            type=click.Choice(["table", "partitions"]),
+            help="The landing files are a full extract, of the table or of the partitions that their rows are in: keys that they "
+            "lack are deleted.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def check_full(full: "Scope | None", *, may_shrink: bool) -> None:
+    if may_shrink and full is None:
+        raise click.UsageError("--may-shrink is about a full extract: give --full, too.")
+
+
+def partition_options(command: Function) -> Function:
+    """`--from`, `--to` and `--partition`; what `selection` takes."""
+    for option in (
+        click.option(
+            "--partition",
+            "partitions",
+            metavar="V",
+            multiple=True,
+            help="One partition: 2020-01-01, or its folder; repeatable.",
+        ),
+        click.option("--to", "last", metavar="V", help="Last partition value, inclusive; of several, the date."),
+        click.option(
+            "--from",
+            "first",
+            metavar="V",
+            help="First partition value, inclusive; of several, the date.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def selection(table: "Table", first: str | None, last: str | None, partitions: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a partition is one of these, or has a value from ``first`` to ``last``, compared as its type compares."""
+    if partitions and (first or last):
+        raise click.UsageError("Give --partition, or --from and --to.")
+    from lakeupsert.table.layout import parse_partition, parse_value, partition_scalars, ranged_column  # brings Arrow
+
+    spec = table.view().spec
+    column = ranged_column(spec)
+
+    def value(partition: str) -> Any:
+        return partition_scalars(spec, partition)[column].as_py()
+
+    if partitions:
+        wanted = {parse_partition(spec, p) for p in partitions}
+        return wanted.__contains__
+    low = parse_value(spec, column, first).as_py() if first else None
+    high = parse_value(spec, column, last).as_py() if last else None
+    if low is not None and high is not None and low > high:
+        raise click.UsageError(f"--from {first} is after --to {last}.")
+    return lambda p: (low is None or value(p) >= low) and (high is None or value(p) <= high)
+
+
+where_option = click.option(
+    "--where", metavar="SQL", help='Only what holds rows of this condition, such as "store = 7".'
+)
+
+
+snapshot_option = click.option(
+    "--snapshot",
+    metavar="ID|TIME|TAG|latest",
+    default="published",
+    show_default=True,
+    help="A snapshot's number, its tag, or a time: the newest one published until then. For `export` also latest: "
+    "all that was appended, merged for this reader.",
+)
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    size = size_of(text)
+    if size is None:
+        raise click.BadParameter(f"{text!r} is no size such as 50GB.")
+    return size
+
+
+def _money(context: click.Context, parameter: click.Parameter, given: float | None) -> float | None:
+    if given is not None and math.isnan(given):  # no cost is above it, so it would limit nothing
+        raise click.BadParameter(f"{given} is no amount.")
+    return given
+
+
+def limit_options(command: Function) -> Function:
+    """`--max-bytes`, `--max-cost` and `--prices`."""
+    for option in (
+        click.option(
+            "--prices",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Reckon with the prices of this TOML file.",
+        ),
+        click.option(
+            "--max-cost",
+            type=click.FloatRange(min=0),
+            callback=_money,
+            metavar="MONEY",
+            help="Refuse a run that is planned to cost more, before it writes anything.",
+        ),
+        click.option(
+            "--max-bytes",
+            callback=_bytes,
+            metavar="SIZE",
+            help="Refuse a run that is planned to read and write more in all, such as 50GB, before it writes anything.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def need_spark(
+    table: "Table", *, host: "HostName" = "local", engine: "EngineName | None" = "arrow", large: bool = False
+) -> None:
+    if host == "spark" or (engine or table.settings.engine) == "spark" or (large and table.settings.large):
+        sparkenv.prepare()

@@ -1,0 +1,28 @@
+"""`main`: the program, which all commands belong to."""
+
+import click
+
+from lakeupsert import __version__
+from lakeupsert.cli.frame import Program, common
+
+COMMANDS = (
+    *("init", "adopt", "config", "doctor", "demo"),
+    *("run", "plan", "append", "dedupe", "worker", "publish"),
+    *("status", "history", "report", "explain", "reconcile", "redrive"),
+    *("files", "export"),
+    *("schema", "restore", "reprocess", "compact", "vacuum"),
+)
+"""A module for each, in the order of `lakeupsert --help`: begin, nights, look, read, keep well."""
+
+
+@click.group(cls=Program)
+@click.version_option(__version__, message="lakeupsert %(version)s")
+@common
+def main() -> None:
+    """Upserts for plain Parquet data lakes: newest record wins, per partition and key.
+
+    \b
+    Example:
+      lakeupsert config --example > lakeupsert.toml
+      lakeupsert run
+    """

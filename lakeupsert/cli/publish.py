@@ -1,0 +1,36 @@
+"""`lakeupsert publish`: show readers what is whole."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.outcome import trouble, waiting
+from lakeupsert.cli.program import main
+
+if TYPE_CHECKING:
+    pass
+
+
+@main.command()
+@click.option("--tag", metavar="NAME", help="Name what is published then; a snapshot is kept as long as it has a tag.")
+@click.option("--untag", metavar="NAME", help="Take that name away.")
+@common
+@click.pass_obj
+def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
+    """Show readers the newest batch that is whole in every partition.
+
+    \b
+    Example:
+      lakeupsert publish --tag before-migration
+    """
+    with call.open_table() as table:
+        published = table.publish()
+        if untag is not None:
+            table.tag(untag, None)
+        if tag is not None:
+            table.tag(tag)
+        text = output.block(f"Table {table.name}", output.publish_facts(published))
+        error = trouble(call, table, [], published)
+        return Answer(output.publish_result(published), text, waiting(published), error=error)

@@ -1,0 +1,102 @@
+"""`lakeupsert run`: a night."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert import clock
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common, each
+from lakeupsert.cli.options import (
+    batch_id_option,
+    check_full,
+    engine_option,
+    full_extract_options,
+    host_option,
+    limit_options,
+    need_spark,
+    workers_option,
+)
+from lakeupsert.cli.outcome import append_warnings, trouble, waiting
+from lakeupsert.cli.planned import planned, unknown_time
+from lakeupsert.cli.program import main
+
+if TYPE_CHECKING:
+    from lakeupsert.api import EngineName, HostName, Table
+    from lakeupsert.table.ledger import Scope
+
+
+@main.command()
+@host_option
+@workers_option
+@engine_option
+@batch_id_option
+@full_extract_options
+@click.option("--dry-run", is_flag=True, help="Only tell what it would do, as `lakeupsert plan` does.")
+@limit_options
+@common
+@click.pass_obj
+def run(
+    call: Call,
+    host: "HostName",
+    workers: int,
+    engine: "EngineName | None",
+    batch_id: str | None,
+    full: "Scope | None",
+    may_shrink: bool,
+    dry_run: bool,
+    prices: Path | None,
+    max_bytes: int | None,
+    max_cost: float | None,
+) -> Answer:
+    """Append what is new, merge what is dirty, publish.
+
+    Each step looks at the table's state, so a run also finishes what an earlier one left. Takes all tables of the file.
+
+    \b
+    Example:
+      lakeupsert run --host local --workers 4
+    """
+
+    check_full(full, may_shrink=may_shrink)
+
+    def one(table: "Table") -> Answer:
+        if dry_run:
+            return planned(call, table, prices, max_bytes, max_cost)
+        need_spark(table, host=host, engine=engine, large=True)
+        begun = clock.elapsed()
+        said: list[str] = []
+        with call.progress(table.name) as progress, call.stoppable() as stop:
+            ran = table.run(
+                host=host,
+                workers=workers,
+                engine=engine,
+                batch_id=batch_id,
+                full=full,
+                may_shrink=may_shrink,
+                max_bytes=max_bytes,
+                max_cost=max_cost,
+                prices=prices,
+                stop=stop,
+                progress=progress,
+                warn=said.append,
+            )
+        requests = table.requests
+        facts = [
+            *output.append_facts(ran.append, table.settings),
+            *output.dedupe_facts(ran.dedupe),
+            *output.predicted_facts(ran),
+            *output.publish_facts(ran.publish),
+            output.took_fact(clock.elapsed() - begun, requests),
+        ]
+        warnings, told = append_warnings(table, ran.append, said)
+        return Answer(
+            output.run_result(ran, requests),
+            output.block(f"Table {table.name}", facts),
+            (*warnings, *unknown_time(ran.planned, max_cost), *waiting(ran.publish)),
+            told,
+            trouble(call, table, ran.dedupe, ran.publish),
+        )
+
+    return each(call, one)

@@ -1,0 +1,74 @@
+"""`lakeupsert worker`: merge what is queued, as it comes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert import clock
+from lakeupsert.cli.frame import Answer, Call, common, each
+from lakeupsert.cli.options import engine_option, need_spark, workers_option
+from lakeupsert.cli.outcome import merge
+from lakeupsert.cli.program import main
+from lakeupsert.pipeline.stop import GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from lakeupsert.api import EngineName, Table
+
+
+@main.command()
+@workers_option
+@click.option("--until-empty", is_flag=True, help="End when the queue is empty, instead of waiting for more.")
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Begin nothing that would end later than after so many seconds, if it took as long as the longest so far.",
+)
+@click.option(
+    "--grace-seconds",
+    type=click.FloatRange(min=0),
+    default=GRACE_SECONDS,
+    show_default=True,
+    metavar="S",
+    help="After SIGTERM give back what is not finished in so many seconds.",
+)
+@click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="A file to touch every few seconds, for a probe of who runs the worker.",
+)
+@engine_option
+@common
+@click.pass_obj
+def worker(
+    call: Call,
+    workers: int,
+    until_empty: bool,
+    max_seconds: float | None,
+    grace_seconds: float,
+    health_file: Path | None,
+    engine: "EngineName | None",
+) -> Answer:
+    """Merge queued partitions as they come.
+
+    On SIGTERM it finishes those at hand. Before it ends by itself it tries to publish. Takes all tables of the file. Of a
+    table with [large], engine spark works on the large partitions' queue, and arrow on the other.
+
+    \b
+    Example:
+      lakeupsert worker --workers 2 --until-empty
+    """
+    begun = clock.elapsed()
+    call.stop.grace_seconds = grace_seconds
+    if health_file is not None and not health_file.parent.is_dir():
+        raise click.UsageError(f"--health-file: there is no folder {health_file.parent}.")
+    alive = health_file.touch if health_file is not None else lambda: None
+
+    def one(table: "Table") -> Answer:
+        need_spark(table, engine=engine)
+        left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
+        return merge(call, table, workers, engine, until_empty, both_queues=False, max_seconds=left, alive=alive)
+
+    return each(call, one, at_once=not until_empty)
