@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def adopt(call: Call, path: str | None) -> Answer:
     """Make a table of an existing Hive-partitioned Parquet folder.
 
-    No file is rewritten: their footers are read, and they become the table's first batch. PATH is `processed` of a table
-    of the configuration; it may be left out.
+    Reads the footers of the files, which become the table's first batch. No file is rewritten. PATH is the `processed`
+    setting of a table; leave it out if the configuration has one table.
 
     \b
     Example:

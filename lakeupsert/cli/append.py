@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 @main.command()
 @host_option
-@click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to take.")
-@click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to take.")
+@click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to append.")
+@click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to append.")
 @batch_id_option
 @full_extract_options
 @click.option(
     "--again",
     is_flag=True,
-    help="Take the landing files of withdrawn batches, which a restore left out, and no others.",
+    help="Append the landing files of batches that a restore withdrew, and no others.",
 )
 @click.option(
     "--replay-quarantine",
     is_flag=True,
-    help="Try the quarantined rows again, and no landing files; after a cause of refusal was mended.",
+    help="Try the quarantined rows again, after you fixed why they were refused. Appends no landing files.",
 )
 @common
 @click.pass_obj
@@ -48,7 +48,8 @@ def append(
 ) -> Answer:
     """Append all new landing files as one batch.
 
-    The partitions that it touches are queued for `dedupe` and `worker`.
+    Puts a message for each touched partition into the queue. Readers see the batch once `dedupe` or a `worker` has merged
+    it and `publish` has run.
 
     \b
     Example:

@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--full", is_flag=True, help="Leave no delta and no superseded row, for readers that list folders.")
+@click.option(
+    "--full", is_flag=True, help="Leave no delta and no superseded row (needed by readers that list folders)."
+)
 @workers_option
 @common
 @click.pass_obj
 def compact(call: Call, full: bool, workers: int) -> Answer:
-    """Write anew what is costly to read: partitions with many deltas or superseded rows, and adopted ones.
+    """Rewrite partitions that have become slow to read.
 
-    Nights need none of it, since they pay for themselves; after it they are shorter, and so are reads. Nights and readers
-    may go on beside it. Readers that list folders need `--full`, and `vacuum` after it.
+    These have many deltas or superseded rows, or were adopted. Nights do not need it; it makes them and reads faster. Nights
+    and readers may run at the same time. For readers that list folders, run it with `--full`, then `vacuum`.
 
     \b
     Example:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--example", is_flag=True, help="Print a commented file to begin from, instead.")
+@click.option("--example", is_flag=True, help="Print a commented example configuration instead.")
 @common
 @click.pass_obj
 def config(call: Call, example: bool) -> Answer:
-    """Print the effective settings, and where each came from.
+    """Print the effective settings and where each came from.
 
-    Of all tables of the file, or the one of --table.
+    Prints all tables of the configuration unless you give --table.
 
     \b
     Example:

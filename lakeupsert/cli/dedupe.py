@@ -27,9 +27,9 @@ def dedupe(
     workers: int,
     engine: "EngineName | None",
 ) -> Answer:
-    """Merge the queued partitions once, then try to publish.
+    """Merge the queued partitions, then publish.
 
-    With partitions given, messages for those of them that the ledger is ahead of are sent first.
+    With --partition, or --from and --to, it first sends messages for those of these partitions that are not merged yet.
 
     \b
     Example:

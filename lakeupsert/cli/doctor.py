@@ -22,8 +22,8 @@ LEVELS = ("ok", "warning", "problem")
 def doctor(call: Call) -> Answer:
     """Check a table and its machine before a night does.
 
-    Looks at permissions, the store's races, clocks, the queue, Spark and Java, landing dates, disk space and settings.
-    Changes nothing but for objects of its own in the processed zone, which it removes again.
+    Checks permissions, races of the store, clocks, the queue, Spark and Java, landing dates, disk space and settings. Writes
+    only test objects of its own to the processed zone, and removes them.
 
     \b
     Example:

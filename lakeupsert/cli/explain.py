@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
-@click.option("--partition", metavar="V", help="Look there only: 2020-01-01, or the partition's folder.")
+@click.option("--partition", metavar="V", help="Search only this partition, by its value (2020-01-01) or its folder.")
 @common
 @click.pass_obj
 def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:

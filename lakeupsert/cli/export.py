@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     "target",
     required=True,
     metavar="X",
-    help="A file ending in .parquet, .csv or .jsonl, or a path ending in / for a Hive folder.",
+    help="A file (.parquet, .csv or .jsonl), or a path ending in / for a Hive folder.",
 )
 @snapshot_option
 @where_option
-@click.option("--history", is_flag=True, help="All versions of the rows, with valid_from and valid_to.")
-@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@click.option("--history", is_flag=True, help="Write all versions of the rows, with valid_from and valid_to.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file or folder.")
 @common
 @click.pass_obj
 def export(call: Call, target: str, snapshot: str, where: str | None, history: bool, overwrite: bool) -> Answer:
     """Write the rows of a snapshot to a file or folder.
 
-    They are ordered by partition and key. The file appears when it is whole.
+    Rows are ordered by partition and key. The file appears only when it is complete.
 
     \b
     Example:

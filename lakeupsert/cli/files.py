@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def files(call: Call, snapshot: str, where: str | None) -> Answer:
-    """List the files that a reader of a snapshot opens.
-
-    One path a line.
+    """List the files that a reader of a snapshot opens, one path a line.
 
     \b
     Example:

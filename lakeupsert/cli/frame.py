@@ -225,14 +225,20 @@ def common(command: Function) -> Function:
 
     for option in (
         json_option,
-        click.option("--table", metavar="NAME", expose_value=False, callback=keep, help="Which table of the file."),
+        click.option(
+            "--table",
+            metavar="NAME",
+            expose_value=False,
+            callback=keep,
+            help="Table name. Optional if the configuration has one table.",
+        ),
         click.option(
             "--config",
             "config_path",
             metavar="FILE",
             expose_value=False,
             callback=keep,
-            help="The configuration; by default the first lakeupsert.toml upward from here.",
+            help="Configuration file. Default: the nearest lakeupsert.toml in this folder or above.",
         ),
     ):
         command = option(command)

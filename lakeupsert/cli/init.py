@@ -32,10 +32,10 @@ SHOWN = 40
 @common
 @click.pass_obj
 def init(call: Call, path: str, dry_run: bool) -> Answer:
-    """Look at the files below PATH and write a configuration for them.
+    """Write a configuration for the files below PATH.
 
-    PATH is a landing zone, or a Hive-partitioned Parquet folder that is to become a table. A sample of the files is looked
-    at; the file has the evidence for each setting as comments. A file that is there is never overwritten.
+    PATH is a landing zone, or a Hive-partitioned Parquet folder that will become a table. Reads a sample of the files; comments
+    in the configuration give the evidence for each setting. Never overwrites a file.
 
     \b
     Example:

@@ -35,19 +35,21 @@ workers_option = click.option(
     type=click.IntRange(min=1),
     default=_cores,
     metavar="N",
-    help="Processes that merge partitions, with engine arrow; by default as many as there are cores.",
+    help="Number of processes that merge partitions (engine arrow). Default: the number of cores.",
 )
 
 
 engine_option = click.option(
     "--engine",
     type=click.Choice(["arrow", "spark"]),
-    help="What merges: Arrow in worker processes, or Spark. By default what the configuration says.",
+    help="Merge with Arrow in worker processes, or with Spark. Default: the setting `engine`.",
 )
 
 
 batch_id_option = click.option(
-    "--batch-id", metavar="ID", help="Your name for the batch; files that come again under it are recognised."
+    "--batch-id",
+    metavar="ID",
+    help="Your own name for the batch. A repeated call with the same name and files does nothing.",
 )
 
 
@@ -55,7 +57,7 @@ def full_extract_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--full` and `--may-shrink`."""
     for option in (
         click.option(
-            "--may-shrink", is_flag=True, help="Even where a full extract has 40 % fewer rows than are stored."
+            "--may-shrink", is_flag=True, help="Accept a full extract with over 40 % fewer rows than are stored."
         ),
         click.option(
             "--full",
@@ -81,14 +83,19 @@ def partition_options(command: Function) -> Function:
             "partitions",
             metavar="V",
             multiple=True,
-            help="One partition: 2020-01-01, or its folder; repeatable.",
+            help="A partition, by its value (2020-01-01) or its folder. Repeatable.",
         ),
-        click.option("--to", "last", metavar="V", help="Last partition value, inclusive; of several, the date."),
+        click.option(
+            "--to",
+            "last",
+            metavar="V",
+            help="Last partition value, inclusive. With several partition columns: the date.",
+        ),
         click.option(
             "--from",
             "first",
             metavar="V",
-            help="First partition value, inclusive; of several, the date.",
+            help="First partition value, inclusive. With several partition columns: the date.",
         ),
     ):
         command = option(command)
@@ -117,9 +124,7 @@ def selection(table: "Table", first: str | None, last: str | None, partitions: S
     return lambda p: (low is None or value(p) >= low) and (high is None or value(p) <= high)
 
 
-where_option = click.option(
-    "--where", metavar="SQL", help='Only what holds rows of this condition, such as "store = 7".'
-)
+where_option = click.option("--where", metavar="SQL", help='Filter, for example "store = 7".')
 
 
 snapshot_option = click.option(
@@ -154,14 +159,14 @@ def limit_options(command: Function) -> Function:
             "--prices",
             type=click.Path(exists=True, dir_okay=False, path_type=Path),
             metavar="FILE",
-            help="Reckon with the prices of this TOML file.",
+            help="Use the prices in this TOML file.",
         ),
         click.option(
             "--max-cost",
             type=click.FloatRange(min=0),
             callback=_money,
             metavar="MONEY",
-            help="Refuse a run that is planned to cost more, before it writes anything.",
+            help="Fail before writing anything if the planned cost is higher.",
         ),
         click.option(
             "--max-bytes",

@@ -28,10 +28,10 @@ def plan(
     max_bytes: int | None,
     max_cost: float | None,
 ) -> Answer:
-    """Tell what the next run will do, and write nothing.
+    """Show what the next run will do. Writes nothing.
 
-    New files, partitions to merge, bytes, requests, seconds and money. Partitions given limit what is counted. Takes all
-    tables of the file.
+    Shows new files, partitions to merge, bytes, requests, seconds and cost. Plans all tables of the configuration unless
+    you give --table.
 
     \b
     Example:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--tag", metavar="NAME", help="Name what is published then; a snapshot is kept as long as it has a tag.")
-@click.option("--untag", metavar="NAME", help="Take that name away.")
+@click.option("--tag", metavar="NAME", help="Tag the published snapshot. A tagged snapshot is never expired.")
+@click.option("--untag", metavar="NAME", help="Remove this tag.")
 @common
 @click.pass_obj
 def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
-    """Show readers the newest batch that is whole in every partition.
+    """Show readers the newest batch that is merged in every partition.
 
     \b
     Example:

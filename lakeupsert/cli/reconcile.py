@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.option(
-    "--deep", is_flag=True, help="Also compute the rows anew from what landed, with DuckDB, and compare them."
+    "--deep", is_flag=True, help="Also recompute the rows from the landing files with DuckDB, and compare all columns."
 )
 @partition_options
 @common
 @click.pass_obj
 def reconcile(call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...]) -> Answer:
-    """Prove that no row was lost, doubled or changed; send lost messages again, publish what is whole.
+    """Prove that no row was lost, doubled or changed.
 
-    Counts rows and adds up digests of keys and ordering columns, of the ledger, the manifests and the files.
+    Counts rows and compares digests of keys and ordering columns across ledger, manifests and data files. Also sends lost
+    messages again and publishes what is complete.
 
     \b
     Example:

@@ -14,15 +14,15 @@ from lakeupsert.cli.program import main
     "partitions",
     metavar="V",
     multiple=True,
-    help="Only that partition's: 2020-01-01, or its folder; repeatable.",
+    help="Only this partition, by its value (2020-01-01) or its folder. Repeatable.",
 )
 @common
 @click.pass_obj
 def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
-    """Give dead letters back to the queue, once what made them fail is mended.
+    """Return dead letters to the queue, once you fixed why they failed.
 
-    It lists them, with the reason of each. Those of partitions that were merged meanwhile are deleted. Workers that are
-    waiting take up the others at once; `lakeupsert dedupe` does where there are none.
+    Lists each dead letter with its reason. Deletes those whose partition was merged in the meantime. Waiting workers take
+    the others at once; without a worker, run `lakeupsert dedupe`.
 
     \b
     Example:

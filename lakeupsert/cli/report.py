@@ -12,23 +12,21 @@ from lakeupsert.report.numbers import size
 
 
 @main.command()
-@click.option(
-    "--output", required=True, metavar="X", help="The page, a file ending in .html; one that is there is replaced."
-)
+@click.option("--output", required=True, metavar="X", help="The HTML file to write. An existing one is replaced.")
 @click.option(
     "--nights",
     type=click.IntRange(min=1),
     default=30,
     show_default=True,
     metavar="N",
-    help="How many batches it shows.",
+    help="Number of batches to show.",
 )
 @common
 @click.pass_obj
 def report(call: Call, output: str, nights: int) -> Answer:
     """Write one HTML page about the table and its last batches.
 
-    It loads nothing and runs no script: mail it, print it, open it anywhere.
+    The page loads nothing and runs no script: mail it, print it, open it anywhere.
 
     \b
     Example:

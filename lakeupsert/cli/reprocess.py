@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     type=click.Choice(["stored", "landing"]),
     default="stored",
     show_default=True,
-    help="Write again what is stored, or what the landing files of all batches bring.",
+    help="Rewrite from the stored files, or from the landing files of all batches.",
 )
 @host_option
 @workers_option
-@click.option("--dry-run", is_flag=True, help="Only tell what would be read and written.")
+@click.option("--dry-run", is_flag=True, help="Show what would be read and written, and write nothing.")
 @common
 @click.pass_obj
 def reprocess(
@@ -40,10 +40,10 @@ def reprocess(
     workers: int,
     dry_run: bool,
 ) -> Answer:
-    """Write partitions anew, while nights go on; no row changes, unless a file was damaged.
+    """Rewrite partitions while nights go on. No row changes, unless a file was damaged.
 
-    Each keeps the batch up to which it is merged. With --source landing its rows come from the landing files that the
-    ledger names, in the ranks that they had, less batches that a restore withdrew; what is stored is not read.
+    Each partition keeps the batch that it is merged up to. With --source landing, its rows come from the landing files of
+    all its batches, without those that a restore withdrew; stored files are not read.
 
     \b
     Example:

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("to", metavar="ID|TIME|TAG")
-@click.option("--yes", is_flag=True, help="Do it; without, it only tells what would change.")
+@click.option("--yes", is_flag=True, help="Do it. Without --yes, only show what would change.")
 @workers_option
 @common
 @click.pass_obj
 def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
-    """Go back to a snapshot: what came later is withdrawn, and readers see the table as it was.
+    """Restore the table to an earlier snapshot.
 
-    Nothing is deleted: it is one more batch, and a restore to a newer snapshot takes it back. Landing files of withdrawn
-    batches are taken again by `lakeupsert append --again` only.
+    Later batches are withdrawn; their files are kept, and restoring a newer snapshot brings the batches back. `lakeupsert
+    append --again` appends the landing files of withdrawn batches again.
 
     \b
     Example:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @engine_option
 @batch_id_option
 @full_extract_options
-@click.option("--dry-run", is_flag=True, help="Only tell what it would do, as `lakeupsert plan` does.")
+@click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`, and write nothing.")
 @limit_options
 @common
 @click.pass_obj
@@ -50,9 +50,10 @@ def run(
     max_bytes: int | None,
     max_cost: float | None,
 ) -> Answer:
-    """Append what is new, merge what is dirty, publish.
+    """Run a night: append new landing files, merge, publish.
 
-    Each step looks at the table's state, so a run also finishes what an earlier one left. Takes all tables of the file.
+    Every step looks at the state of the table, so a run also finishes what an earlier one left. Runs all tables of the
+    configuration unless you give --table.
 
     \b
     Example:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.operations.schema import Column, SchemaChange
 
-_dry_run = click.option("--dry-run", is_flag=True, help="Only tell what the columns would be.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Show the resulting columns and change nothing.")
 
 
 @main.group(invoke_without_command=True)
@@ -43,7 +43,7 @@ def schema(context: click.Context) -> Answer | None:
 @click.argument("old")
 @click.argument("new")
 @click.option(
-    "--alias", is_flag=True, help="Write an alias to the configuration file: landing files may keep the old name."
+    "--alias", is_flag=True, help="Add an alias to the configuration, so that landing files may keep the old name."
 )
 @_dry_run
 @common

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--watch", "watching", is_flag=True, help="Show it on the terminal, again every second, until Ctrl-C.")
+@click.option("--watch", "watching", is_flag=True, help="Refresh every second until Ctrl-C. Needs a terminal.")
 @common
 @click.pass_obj
 def status(call: Call, watching: bool) -> Answer:
-    """Tell what readers see and what is still to do. Takes all tables of the file.
+    """Show what readers see and what is still to do.
+
+    Reports all tables of the configuration unless you give --table.
 
     \b
     Example:

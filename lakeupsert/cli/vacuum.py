@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.option("--yes", is_flag=True, help="Do it; without, it only tells what would go.")
+@click.option("--yes", is_flag=True, help="Do it. Without --yes, only show what would be deleted.")
 @common
 @click.pass_obj
 def vacuum(call: Call, yes: bool) -> Answer:
-    """Expire old snapshots, and delete what nobody needs any more.
+    """Expire old snapshots and delete files that nothing needs.
 
-    The newest `keep_snapshots` snapshots and those with a tag are kept. Beside running nights it is safe, at any time.
+    Keeps the newest `keep_snapshots` snapshots and all tagged ones. Safe at any time, also during a night.
 
     \b
     Example:

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @main.command()
 @workers_option
-@click.option("--until-empty", is_flag=True, help="End when the queue is empty, instead of waiting for more.")
+@click.option("--until-empty", is_flag=True, help="Stop when the queue is empty instead of waiting for messages.")
 @click.option(
     "--max-seconds",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Begin nothing that would end later than after so many seconds, if it took as long as the longest so far.",
+    help="Stop taking new work when it would not finish within this many seconds.",
 )
 @click.option(
     "--grace-seconds",
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     default=GRACE_SECONDS,
     show_default=True,
     metavar="S",
-    help="After SIGTERM give back what is not finished in so many seconds.",
+    help="After SIGTERM, return unfinished messages to the queue after this many seconds.",
 )
 @click.option(
     "--health-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="PATH",
-    help="A file to touch every few seconds, for a probe of who runs the worker.",
+    help="Touch this file every few seconds (for a liveness probe).",
 )
 @engine_option
 @common
@@ -51,10 +51,11 @@ def worker(
     health_file: Path | None,
     engine: "EngineName | None",
 ) -> Answer:
-    """Merge queued partitions as they come.
+    """Merge partitions as their messages arrive.
 
-    On SIGTERM it finishes those at hand. Before it ends by itself it tries to publish. Takes all tables of the file. Of a
-    table with [large], engine spark works on the large partitions' queue, and arrow on the other.
+    On SIGTERM it finishes the partitions at hand. Before it ends by itself it publishes. Works on all tables of the
+    configuration unless you give --table. For a table with a [large] section, engine spark takes the queue of large partitions
+    and engine arrow takes the other one.
 
     \b
     Example:
