@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def adopt(call: Call, path: str | None) -> Answer:
     """Make a table of an existing Hive-partitioned Parquet folder.
 
-    Reads the footers of the files, which become the table's first batch. No file is rewritten. PATH is the `processed`
-    setting of a table; leave it out if the configuration has one table.
+    Reads only the footers of the files. The files become the table's first batch; none is rewritten. PATH is the `processed`
+    setting of a table; leave it out if the configuration has one table, or give --table.
 
     \b
     Example:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.option(
-    "--full", is_flag=True, help="Leave no delta and no superseded row (needed by readers that list folders)."
+    "--full", is_flag=True, help="Leave no deltas and no superseded rows (needed by readers that list folders)."
 )
 @workers_option
 @common
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 def compact(call: Call, full: bool, workers: int) -> Answer:
     """Rewrite partitions that have become slow to read.
 
-    These have many deltas or superseded rows, or were adopted. Nights do not need it; it makes them and reads faster. Nights
-    and readers may run at the same time. For readers that list folders, run it with `--full`, then `vacuum`.
+    These have many deltas or superseded rows, or were adopted. Nights do not need it, but they and readers are faster
+    afterwards. Both may run at the same time. For readers that list folders, run it with `--full`, then run `vacuum`.
 
     \b
     Example:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def config(call: Call, example: bool) -> Answer:
-    """Print the effective settings and where each came from.
+    """Print the effective settings and where each comes from.
 
     Prints all tables of the configuration unless you give --table.
 

@@ -27,9 +27,9 @@ def dedupe(
     workers: int,
     engine: "EngineName | None",
 ) -> Answer:
-    """Merge the queued partitions, then publish.
+    """Merge the queued partitions once, then publish.
 
-    With --partition, or --from and --to, it first sends messages for those of these partitions that are not merged yet.
+    With --partition, or --from and --to, first sends a message for each of these partitions that is not fully merged.
 
     \b
     Example:

@@ -22,8 +22,8 @@ LEVELS = ("ok", "warning", "problem")
 def doctor(call: Call) -> Answer:
     """Check a table and its machine before a night does.
 
-    Checks permissions, races of the store, clocks, the queue, Spark and Java, landing dates, disk space and settings. Writes
-    only test objects of its own to the processed zone, and removes them.
+    Checks permissions, conditional writes of the store, clocks, the queue, Spark and Java, landing dates, disk space and
+    settings. Writes only test objects of its own to the processed zone, and removes them.
 
     \b
     Example:

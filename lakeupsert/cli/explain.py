@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
-    """Show every stored version of a key and why the current one wins.
+    """Show all stored versions of a key and why the current one wins.
 
-    Give a value for each key column. With some of them only, the keys that match are listed. The partition column may be
-    given too; without it every partition is searched, which takes a while if there are many.
+    Give a value for every key column; with only some of them, it lists the keys that match. You may also give the partition
+    column. Without it, every partition is searched, which takes a while if there are many.
 
     \b
     Example:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def files(call: Call, snapshot: str, where: str | None) -> Answer:
-    """List the files that a reader of a snapshot opens, one path a line.
+    """List the files that a reader of a snapshot opens.
+
+    Prints one path per line.
 
     \b
     Example:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
+from click.shell_completion import shell_complete
 
 from lakeupsert import clock
 from lakeupsert.config import Config, load
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
+COMPLETION = "_LAKEUPSERT_COMPLETE"
+"""The variable in which a shell asks for its completion script, or to complete a command line."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -165,12 +168,17 @@ class Program(click.Group):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        **extra: Any,
+        **extra: object,
     ) -> NoReturn:
-        """Run ``args``, by default the process's own. What else click and its test runner may pass changes nothing."""
+        """Run ``args``, by default the arguments of the process, or complete them for a shell that asks.
+
+        The other parameters are those of click and its test runner; they change nothing.
+        """
         _open_streams()
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         call = Call(as_json="--json" in args)
+        if instruction := os.environ.get(COMPLETION):
+            sys.exit(shell_complete(self, {"obj": call}, "lakeupsert", COMPLETION, instruction))
         started_at, begun = clock.now().isoformat(), clock.elapsed()
         with _handler(signal.SIGTERM, call.on_sigterm), _logged():
             try:

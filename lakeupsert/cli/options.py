@@ -49,7 +49,7 @@ engine_option = click.option(
 batch_id_option = click.option(
     "--batch-id",
     metavar="ID",
-    help="Your own name for the batch. A repeated call with the same name and files does nothing.",
+    help="Your own name for the batch. A repeated call with the same name and files appends nothing.",
 )
 
 
@@ -62,8 +62,8 @@ def full_extract_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--full",
             type=click.Choice(["table", "partitions"]),
-            help="The landing files are a full extract, of the table or of the partitions that their rows are in: keys that they "
-            "lack are deleted.",
+            help="Treat the landing files as a full extract of the table, or of the partitions that their rows are in: keys "
+            "missing from the files are deleted.",
         ),
     ):
         command = option(command)
@@ -89,13 +89,13 @@ def partition_options(command: Function) -> Function:
             "--to",
             "last",
             metavar="V",
-            help="Last partition value, inclusive. With several partition columns: the date.",
+            help="Last partition value, inclusive. With several partition columns, the date.",
         ),
         click.option(
             "--from",
             "first",
             metavar="V",
-            help="First partition value, inclusive. With several partition columns: the date.",
+            help="First partition value, inclusive. With several partition columns, the date.",
         ),
     ):
         command = option(command)
@@ -132,8 +132,8 @@ snapshot_option = click.option(
     metavar="ID|TIME|TAG|latest",
     default="published",
     show_default=True,
-    help="A snapshot's number, its tag, or a time: the newest one published until then. For `export` also latest: "
-    "all that was appended, merged for this reader.",
+    help="A snapshot's number or tag, or a time (the newest snapshot published by then). `export` also takes latest: all "
+    "appended rows, merged for this export.",
 )
 
 
@@ -172,7 +172,7 @@ def limit_options(command: Function) -> Function:
             "--max-bytes",
             callback=_bytes,
             metavar="SIZE",
-            help="Refuse a run that is planned to read and write more in all, such as 50GB, before it writes anything.",
+            help="Fail before writing anything if the plan reads and writes more than this in total, for example 50GB.",
         ),
     ):
         command = option(command)

@@ -30,8 +30,8 @@ def plan(
 ) -> Answer:
     """Show what the next run will do. Writes nothing.
 
-    Shows new files, partitions to merge, bytes, requests, seconds and cost. Plans all tables of the configuration unless
-    you give --table.
+    Shows new files, partitions to merge, bytes, requests, seconds and cost. --partition, or --from and --to, limit the plan
+    to these partitions. Plans all tables of the configuration unless you give --table.
 
     \b
     Example:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @common
 @click.pass_obj
 def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
-    """Show readers the newest batch that is merged in every partition.
+    """Show readers the newest batch merged in every partition.
 
     \b
     Example:

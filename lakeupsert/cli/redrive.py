@@ -19,10 +19,10 @@ from lakeupsert.cli.program import main
 @common
 @click.pass_obj
 def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
-    """Return dead letters to the queue, once you fixed why they failed.
+    """Return dead letters to the queue after you fixed the cause.
 
     Lists each dead letter with its reason. Deletes those whose partition was merged in the meantime. Waiting workers take
-    the others at once; without a worker, run `lakeupsert dedupe`.
+    the others at once. If no worker is running, run `lakeupsert dedupe`.
 
     \b
     Example:

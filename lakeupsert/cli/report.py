@@ -12,7 +12,9 @@ from lakeupsert.report.numbers import size
 
 
 @main.command()
-@click.option("--output", required=True, metavar="X", help="The HTML file to write. An existing one is replaced.")
+@click.option(
+    "--output", required=True, metavar="X", help="The HTML file to write (.html). An existing file is replaced."
+)
 @click.option(
     "--nights",
     type=click.IntRange(min=1),

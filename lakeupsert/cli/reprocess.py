@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @host_option
 @workers_option
-@click.option("--dry-run", is_flag=True, help="Show what would be read and written, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be read and written. Writes nothing.")
 @common
 @click.pass_obj
 def reprocess(
@@ -40,10 +40,10 @@ def reprocess(
     workers: int,
     dry_run: bool,
 ) -> Answer:
-    """Rewrite partitions while nights go on. No row changes, unless a file was damaged.
+    """Rewrite partitions while nights go on. No row changes unless a file was damaged.
 
-    Each partition keeps the batch that it is merged up to. With --source landing, its rows come from the landing files of
-    all its batches, without those that a restore withdrew; stored files are not read.
+    Each partition stays at the batch that it is merged up to. With --source landing, its rows come from the landing files of
+    all its batches, ranked as they were then, without batches that a restore withdrew. Stored files are not read.
 
     \b
     Example:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
     """Restore the table to an earlier snapshot.
 
-    Later batches are withdrawn; their files are kept, and restoring a newer snapshot brings the batches back. `lakeupsert
-    append --again` appends the landing files of withdrawn batches again.
+    Readers see the table as it was. Later batches are withdrawn, but no file is deleted: the restore is one more entry in
+    the ledger, and restoring a newer snapshot brings the batches back. Only `lakeupsert append --again` appends the landing
+    files of withdrawn batches again.
 
     \b
     Example:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @engine_option
 @batch_id_option
 @full_extract_options
-@click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`, and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`. Writes nothing.")
 @limit_options
 @common
 @click.pass_obj
@@ -52,7 +52,7 @@ def run(
 ) -> Answer:
     """Run a night: append new landing files, merge, publish.
 
-    Every step looks at the state of the table, so a run also finishes what an earlier one left. Runs all tables of the
+    Every step looks at the state of the table, so a run also finishes what an earlier run left. Runs all tables of the
     configuration unless you give --table.
 
     \b

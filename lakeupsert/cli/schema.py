@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from lakeupsert.api import Table
     from lakeupsert.operations.schema import Column, SchemaChange
 
-_dry_run = click.option("--dry-run", is_flag=True, help="Show the resulting columns and change nothing.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Show the resulting columns. Changes nothing.")
 
 
 @main.group(invoke_without_command=True)
 @common
 @click.pass_context
 def schema(context: click.Context) -> Answer | None:
-    """List the columns of a table with the ids that they keep for life, or rename or drop one.
+    """List the columns of a table, or rename or drop one.
 
-    Columns that come, and types that grow, need no command: landing files bring them.
+    A column keeps its id for life. New columns and wider types need no command: landing files bring them.
 
     \b
     Example:
@@ -51,7 +51,7 @@ def schema(context: click.Context) -> Answer | None:
 def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer:
     """Rename a column in every row of the table. No file is rewritten.
 
-    Landing files that still have the old name make a new column of it, unless you give --alias.
+    Landing files that still use the old name create a new column with that name, unless you give --alias.
 
     \b
     Example:
@@ -90,9 +90,9 @@ def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer
 @common
 @click.pass_obj
 def drop(call: Call, name: str, dry_run: bool) -> Answer:
-    """Take a column away. No file is rewritten: older snapshots still show it, and its values stay in old files.
+    """Drop a column. No file is rewritten: older snapshots still show it, and its values stay in old files.
 
-    Landing files that go on to bring it make a new column of it, without the values of before.
+    Landing files that still contain it create a new column with that name, without the old values.
 
     \b
     Example:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def vacuum(call: Call, yes: bool) -> Answer:
     """Expire old snapshots and delete files that nothing needs.
 
-    Keeps the newest `keep_snapshots` snapshots and all tagged ones. Safe at any time, also during a night.
+    Keeps the newest `keep_snapshots` snapshots and all tagged ones. Safe at any time, even during a night.
 
     \b
     Example:

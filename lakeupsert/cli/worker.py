@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--max-seconds",
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Stop taking new work when it would not finish within this many seconds.",
+    help="Stop taking new work when it would not finish within this many seconds, if it took as long as the longest so far.",
 )
 @click.option(
     "--grace-seconds",
@@ -53,9 +53,9 @@ def worker(
 ) -> Answer:
     """Merge partitions as their messages arrive.
 
-    On SIGTERM it finishes the partitions at hand. Before it ends by itself it publishes. Works on all tables of the
-    configuration unless you give --table. For a table with a [large] section, engine spark takes the queue of large partitions
-    and engine arrow takes the other one.
+    On SIGTERM it finishes the partitions it is merging. Before it ends by itself, it publishes what is complete. Works on all
+    tables of the configuration unless you give --table. For a table with a [large] section, engine spark takes the queue of
+    large partitions and engine arrow takes the other queue.
 
     \b
     Example:

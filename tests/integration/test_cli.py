@@ -18,7 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lakeupsert import Table, api, sparkenv
+from lakeupsert import Table, __version__, api, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.testing.processes import wait_until
@@ -833,6 +833,34 @@ def test_command_has_help_with_an_example_and_the_common_options(command: str) -
 def test_program_without_arguments_prints_its_help() -> None:
     text = done()
     assert all(f"\n  {command} " in text for command in COMMANDS)
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert done("--version") == f"lakeupsert {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "complete"),
+    [
+        ("bash", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "1"}),
+        ("zsh", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "1"}),
+        ("fish", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "reco"}),
+    ],
+)
+def test_shell_gets_its_script_and_completes_commands(shell: str, complete: dict[str, str]) -> None:
+    script = CliRunner().invoke(main, env={"_LAKEUPSERT_COMPLETE": f"{shell}_source"})
+    assert script.exit_code == 0
+    assert f"_LAKEUPSERT_COMPLETE={shell}_complete" in script.stdout
+    found = CliRunner().invoke(main, env={"_LAKEUPSERT_COMPLETE": f"{shell}_complete", **complete})
+    assert found.exit_code == 0
+    assert re.findall(r"\breco\w*", found.stdout) == ["reconcile"]
+
+
+def test_shell_completes_options_and_their_values() -> None:
+    env = {"_LAKEUPSERT_COMPLETE": "bash_complete", "COMP_WORDS": "lakeupsert run --engine ", "COMP_CWORD": "3"}
+    assert CliRunner().invoke(main, env=env).stdout.split() == ["plain,arrow", "plain,spark"]
+    env |= {"COMP_WORDS": "lakeupsert schema rename --al", "COMP_CWORD": "3"}
+    assert CliRunner().invoke(main, env=env).stdout.split() == ["plain,--alias"]
 
 
 def test_help_brings_neither_arrow_nor_spark() -> None:
