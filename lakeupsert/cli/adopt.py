@@ -1,7 +1,5 @@
 """`lakeupsert adopt`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli import output
@@ -9,9 +7,6 @@ from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.program import main
 from lakeupsert.config import place
 from lakeupsert.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

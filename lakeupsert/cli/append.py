@@ -8,7 +8,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import batch_id_option, check_full, full_extract_options, host_option, need_spark
-from lakeupsert.cli.outcome import append_warnings
+from lakeupsert.cli.problems import append_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 

@@ -1,16 +1,11 @@
 """`lakeupsert compact`: rewrite partitions that have become slow to read."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import workers_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.reprocess import done_answer
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

@@ -1,16 +1,11 @@
 """`lakeupsert config`: the effective settings."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.example import EXAMPLE
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.program import main
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

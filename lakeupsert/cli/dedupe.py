@@ -1,16 +1,18 @@
 """`lakeupsert dedupe`: merge what is queued, once."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
+from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import engine_option, need_spark, partition_options, selection, workers_option
-from lakeupsert.cli.outcome import merge
+from lakeupsert.cli.problems import trouble, waiting
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
-    from lakeupsert.api import EngineName
+    from lakeupsert.api import EngineName, Table
 
 
 @main.command()
@@ -40,3 +42,36 @@ def dedupe(
         if partitions or first or last:
             table.send_missing(selection(table, first, last, partitions))
         return merge(call, table, workers, engine, until_empty=True)
+
+
+def merge(
+    call: Call,
+    table: "Table",
+    workers: int,
+    engine: "EngineName | None",
+    until_empty: bool,
+    both_queues: bool = True,
+    max_seconds: float | None = None,
+    alive: Callable[[], object] = lambda: None,
+) -> Answer:
+    with call.progress(table.name) as progress, call.stoppable() as stop:
+        results = table.dedupe(
+            workers=workers,
+            engine=engine,
+            until_empty=until_empty,
+            both_queues=both_queues,
+            max_seconds=max_seconds,
+            stop=stop,
+            alive=alive,
+            progress=lambda left: progress(f"{output.count(left, 'partition')} to merge"),
+        )
+        published = None if stop.is_set() else table.publish()
+    facts = output.dedupe_facts(results)
+    if published is not None:
+        facts += output.publish_facts(published)
+    return Answer(
+        output.dedupe_result(results),
+        output.block(f"Table {table.name}", facts),
+        waiting(published) if published else (),
+        error=trouble(call, table, results, published),
+    )

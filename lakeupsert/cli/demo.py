@@ -2,16 +2,12 @@
 
 import sys
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli.frame import Answer, Call, json_option
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command(context_settings={"ignore_unknown_options": True})

@@ -1,16 +1,11 @@
 """`lakeupsert export`: rows to a file or folder."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import snapshot_option, where_option
 from lakeupsert.cli.program import main
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

@@ -1,16 +1,11 @@
 """`lakeupsert files`: the files that a reader opens."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import snapshot_option, where_option
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

@@ -1,17 +1,21 @@
 """`lakeupsert plan`, and `run --dry-run`: what the next run will do."""
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common, each
 from lakeupsert.cli.options import limit_options, partition_options, selection
-from lakeupsert.cli.planned import planned
 from lakeupsert.cli.program import main
+from lakeupsert.errors import RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
+    from lakeupsert.operations.plan import Plan
 
 
 @main.command()
@@ -44,3 +48,95 @@ def plan(
         return planned(call, table, prices, max_bytes, max_cost)
 
     return each(call, one)
+
+
+def planned(
+    call: Call,
+    table: "Table",
+    prices: Path | None,
+    max_bytes: int | None,
+    max_cost: float | None,
+    selected: Callable[[str], bool] = lambda partition: True,
+) -> Answer:
+    """The plan of the next run; with an error where that run would be refused."""
+    from lakeupsert.operations.plan import refuse_above  # brings Arrow
+
+    with call.progress(table.name) as progress:
+        progress("looking at what is new")
+        plan = table.plan(selected=selected, prices=prices)
+    error = None
+    try:
+        refuse_above(plan, max_bytes, max_cost)
+    except RefusedError as e:
+        error = e
+    warnings = plan.notes
+    if plan.estimated:
+        warnings += (
+            "the new text files are too large to be read whole: partitions, rows and bytes are estimated from a part of "
+            "them, and partitions that few rows name may be missing",
+        )
+    warnings += unknown_time(plan, max_cost)
+    return Answer(_result(plan), output.block(f"Table {table.name}", _facts(plan)), warnings, error=error)
+
+
+def unknown_time(plan: "Plan | None", max_cost: float | None) -> tuple[str, ...]:
+    """A warning where a limit was held against a cost that is not all of it."""
+    if plan is None or max_cost is None or plan.cost.compute is not None:
+        return ()
+    return ("no night before tells how long it takes, so --max-cost was held against requests and bytes alone",)
+
+
+def _result(plan: "Plan") -> dict[str, Any]:
+    names = ("partition", "rows", "dirty", "strategy", "bytes_read", "bytes_written")
+    return {
+        "files": plan.files,
+        "landing_bytes": plan.landing_bytes,
+        "rows": plan.rows,
+        "estimated": plan.estimated,
+        "partitions": [{name: getattr(p, name) for name in names} for p in plan.partitions],
+        "dirty": plan.dirty,
+        "append": {"bytes_read": plan.append_read, "bytes_written": plan.append_written},
+        "dedupe": {"bytes_read": plan.dedupe_read, "bytes_written": plan.dedupe_written},
+        "bytes": plan.bytes,
+        "requests": plan.requests,
+        "landing_requests": plan.landing_requests,
+        "seconds": None if plan.seconds is None else round(plan.seconds, 3),
+        "cost": {**dataclasses.asdict(plan.cost), "total": plan.cost.total},
+        "nights": plan.nights,
+    }
+
+
+def _facts(plan: "Plan") -> list[output.Fact]:
+    about = "about " if plan.estimated else ""
+    new = f"{output.count(plan.files, 'new file')}, {output.size(plan.landing_bytes)}, {about}{output.count(plan.rows, 'row')}"
+    facts = [("landing", new if plan.files else "no new file")]
+    if not plan.partitions:
+        return [*facts, ("merges", "nothing")]
+    named = output.named([p.partition for p in plan.partitions])
+    already = f", {plan.dirty:,} of them dirty already" if plan.dirty else ""
+    each = ", ".join(f"{n:,} {call}" for call, n in plan.requests.items() if n)
+    left = sum(p.strategy == "delta" for p in plan.partitions)
+    deltas = f"; {left:,} of them keep their base" if left else ""
+    cost = plan.cost
+    compute = "the time unknown" if cost.compute is None else f"{cost.compute:.4f} for the time"
+    return [
+        *facts,
+        ("merges", f"{about}{output.count(len(plan.partitions), 'partition')}{already}: {named}"),
+        ("append", f"reads {output.size(plan.append_read)}, writes {output.size(plan.append_written)}"),
+        ("dedupe", f"reads {output.size(plan.dedupe_read)}, writes {output.size(plan.dedupe_written)}{deltas}"),
+        (
+            "requests",
+            f"{sum(plan.requests.values()):,} ({each}), and {sum(plan.landing_requests.values()):,} to landing",
+        ),
+        (
+            "takes",
+            "unknown: no history yet"
+            if plan.seconds is None
+            else f"about {plan.seconds:,.1f} s, as the last {output.count(plan.nights, 'night')} did",
+        ),
+        (
+            "costs",
+            f"{cost.total:.4f} {cost.currency}: {cost.requests:.4f} for requests, {cost.transfer:.4f} for bytes, {compute} "
+            f"(prices of {cost.as_of})",
+        ),
+    ]

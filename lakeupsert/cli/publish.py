@@ -1,16 +1,11 @@
 """`lakeupsert publish`: show readers what is whole."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.outcome import trouble, waiting
+from lakeupsert.cli.problems import trouble, waiting
 from lakeupsert.cli.program import main
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

@@ -7,7 +7,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import partition_options, selection
-from lakeupsert.cli.outcome import trouble, waiting
+from lakeupsert.cli.problems import trouble, waiting
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 

@@ -7,7 +7,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import host_option, need_spark, partition_options, selection, workers_option
-from lakeupsert.cli.outcome import failed, unmerged, waiting
+from lakeupsert.cli.problems import failed, unmerged, waiting
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 

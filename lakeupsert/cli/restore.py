@@ -1,17 +1,12 @@
 """`lakeupsert restore`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli import output
+from lakeupsert.cli.dedupe import merge
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import workers_option
-from lakeupsert.cli.outcome import merge
 from lakeupsert.cli.program import main
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

@@ -18,8 +18,8 @@ from lakeupsert.cli.options import (
     need_spark,
     workers_option,
 )
-from lakeupsert.cli.outcome import append_warnings, trouble, waiting
-from lakeupsert.cli.planned import planned, unknown_time
+from lakeupsert.cli.plan import planned, unknown_time
+from lakeupsert.cli.problems import append_warnings, trouble, waiting
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:

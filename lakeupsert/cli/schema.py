@@ -9,7 +9,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.aliasfile import edit_for
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.outcome import trouble
+from lakeupsert.cli.problems import trouble
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:

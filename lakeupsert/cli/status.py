@@ -6,7 +6,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common, each
-from lakeupsert.cli.outcome import failed, lagging, skipped
+from lakeupsert.cli.problems import failed, lagging, skipped
 from lakeupsert.cli.program import main
 from lakeupsert.cli.watch import watch
 from lakeupsert.errors import RefusedError

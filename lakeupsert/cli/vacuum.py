@@ -1,15 +1,10 @@
 """`lakeupsert vacuum`."""
 
-from typing import TYPE_CHECKING
-
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.program import main
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command()

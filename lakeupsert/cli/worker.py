@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert import clock
+from lakeupsert.cli.dedupe import merge
 from lakeupsert.cli.frame import Answer, Call, common, each
 from lakeupsert.cli.options import engine_option, need_spark, workers_option
-from lakeupsert.cli.outcome import merge
 from lakeupsert.cli.program import main
 from lakeupsert.pipeline.stop import GRACE_SECONDS
 

@@ -1,51 +1,18 @@
 """What several commands say of merges and snapshots, and what is wrong with them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call
+from lakeupsert.cli.frame import Call
 from lakeupsert.errors import LakeupsertError, RefusedError, parts
 
 if TYPE_CHECKING:
-    from lakeupsert.api import EngineName, Table
+    from lakeupsert.api import Table
     from lakeupsert.pipeline.append import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
-
-
-def merge(
-    call: Call,
-    table: "Table",
-    workers: int,
-    engine: "EngineName | None",
-    until_empty: bool,
-    both_queues: bool = True,
-    max_seconds: float | None = None,
-    alive: Callable[[], object] = lambda: None,
-) -> Answer:
-    with call.progress(table.name) as progress, call.stoppable() as stop:
-        results = table.dedupe(
-            workers=workers,
-            engine=engine,
-            until_empty=until_empty,
-            both_queues=both_queues,
-            max_seconds=max_seconds,
-            stop=stop,
-            alive=alive,
-            progress=lambda left: progress(f"{output.count(left, 'partition')} to merge"),
-        )
-        published = None if stop.is_set() else table.publish()
-    facts = output.dedupe_facts(results)
-    if published is not None:
-        facts += output.publish_facts(published)
-    return Answer(
-        output.dedupe_result(results),
-        output.block(f"Table {table.name}", facts),
-        waiting(published) if published else (),
-        error=trouble(call, table, results, published),
-    )
 
 
 def append_warnings(
