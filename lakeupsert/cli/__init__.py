@@ -7,7 +7,7 @@ try:
 
     for _command in COMMANDS:
         import_module(f"lakeupsert.cli.{_command}")  # registers the command with `main`
-except KeyboardInterrupt:  # nothing has begun that an answer could report
+except KeyboardInterrupt:  # nothing has started that an answer could report
     raise SystemExit(130) from None
 
 __all__ = ["main"]

@@ -1,4 +1,4 @@
-"""`lakeupsert adopt`."""
+"""`lakeupsert adopt`: make a table of an existing folder."""
 
 import click
 
@@ -25,14 +25,14 @@ def adopt(call: Call, path: str | None) -> Answer:
     """
     if path is not None and call.table is None:
         config = call.config()
-        named = [name for name, table in config.tables.items() if place(path) == place(table.processed)]
-        if not named:
+        names = [name for name, table in config.tables.items() if place(path) == place(table.processed)]
+        if not names:
             raise ConfigurationError(
                 "no-table-there",
-                f"No table of {config.path} has {path} as `processed`.",
+                f"No table in {config.path} has `processed` = {path}.",
                 next=f"write a configuration with `lakeupsert init {path}`, or correct `processed`",
             )
-        call.table = named[0]
+        call.table = names[0]
     with call.open_table() as table, call.progress(table.name) as progress:
         found = table.adopt(progress)
         facts = [
@@ -46,7 +46,7 @@ def adopt(call: Call, path: str | None) -> Answer:
         warnings = found.warnings
         if found.left:
             warnings += (
-                f"{output.count(len(found.left), 'object')} are no part of the table, such as {found.left[0]}",
+                f"not part of the table: {output.count(len(found.left), 'object')}, for example {found.left[0]}",
             )
         return Answer(
             {

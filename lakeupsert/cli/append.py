@@ -1,4 +1,4 @@
-"""`lakeupsert append`: landing files as one batch."""
+"""`lakeupsert append`: append landing files as one batch."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -7,8 +7,8 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import batch_id_option, check_full, full_extract_options, host_option, need_spark
-from lakeupsert.cli.problems import append_warnings
+from lakeupsert.cli.options import batch_id_option, check_full, full_extract_options, host_option, prepare_spark
+from lakeupsert.cli.problems import append_warnings, quarantine_warning
 from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 
@@ -64,14 +64,14 @@ def append(
         if any(received) and not table.settings.landing_dates:
             raise ConfigurationError(
                 "no-landing-dates",
-                f"Table {table.name!r} has no `landing_dates`, so no landing file has a date to select it by.",
-                next=f'set `landing_dates` in [tables.{table.name}], such as "%Y-%m-%d", or leave out --received-from '
+                f"Table {table.name!r} has no `landing_dates`, so landing files can't be selected by date.",
+                next=f'set `landing_dates` in [tables.{table.name}], for example "%Y-%m-%d", or omit --received-from '
                 "and --received-to",
             )
         if not replay_quarantine:
-            need_spark(table, host=host)
-        said: list[str] = []
-        with call.progress(table.name) as progress, call.stoppable():  # it ends with the batch, all of it
+            prepare_spark(table, host=host)
+        early_warnings: list[str] = []
+        with call.progress(table.name) as progress, call.stoppable():  # on SIGTERM it still finishes the whole batch
             appended = table.append(
                 host=host,
                 batch_id=batch_id,
@@ -81,11 +81,15 @@ def append(
                 may_shrink=may_shrink,
                 replay_quarantine=replay_quarantine,
                 progress=progress,
-                warn=said.append,
+                warn=early_warnings.append,
             )
-        warnings, told = append_warnings(table, appended, said)
         facts = output.append_facts(appended, table.settings)
         if replay_quarantine and appended is None:
-            facts = [("replayed", "nothing: no quarantined row passes now")]
+            facts = [("replayed", "nothing: no quarantined row is valid now")]
         text = output.block(f"Table {table.name}", facts)
-        return Answer(output.append_result(appended), text, warnings, told)
+        return Answer(
+            output.append_result(appended),
+            text,
+            append_warnings(appended, early_warnings),
+            quarantine_warning(appended, table.settings),
+        )

@@ -5,7 +5,7 @@ import click
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import workers_option
 from lakeupsert.cli.program import main
-from lakeupsert.cli.reprocess import done_answer
+from lakeupsert.cli.reprocess import rewrite_answer
 
 
 @main.command()
@@ -27,5 +27,5 @@ def compact(call: Call, full: bool, workers: int) -> Answer:
     """
     with call.open_table() as table:
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.compact(full=full, workers=workers, stop=stop, progress=progress)
-        return done_answer(call, table, done)
+            rewrite = table.compact(full=full, workers=workers, stop=stop, progress=progress)
+        return rewrite_answer(call, table, rewrite)

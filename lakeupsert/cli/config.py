@@ -1,4 +1,4 @@
-"""`lakeupsert config`: the effective settings."""
+"""`lakeupsert config`: print the effective settings."""
 
 import click
 

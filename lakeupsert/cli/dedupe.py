@@ -1,4 +1,4 @@
-"""`lakeupsert dedupe`: merge what is queued, once."""
+"""`lakeupsert dedupe`: merge the queued partitions, once."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -7,8 +7,8 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import engine_option, need_spark, partition_options, selection, workers_option
-from lakeupsert.cli.problems import trouble, waiting
+from lakeupsert.cli.options import engine_option, partition_options, prepare_spark, selection, workers_option
+from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
@@ -38,22 +38,24 @@ def dedupe(
       lakeupsert dedupe --from 2020-01-01 --to 2020-01-31
     """
     with call.open_table() as table:
-        need_spark(table, engine=engine, large=True)
+        prepare_spark(table, engine=engine, large=True)
         if partitions or first or last:
             table.send_missing(selection(table, first, last, partitions))
-        return merge(call, table, workers, engine, until_empty=True)
+        return merge_answer(call, table, workers, engine, until_empty=True)
 
 
-def merge(
+def merge_answer(
     call: Call,
     table: "Table",
     workers: int,
     engine: "EngineName | None",
+    *,
     until_empty: bool,
     both_queues: bool = True,
     max_seconds: float | None = None,
     alive: Callable[[], object] = lambda: None,
 ) -> Answer:
+    """Merge queued partitions and publish. The parameters are those of `Table.dedupe`."""
     with call.progress(table.name) as progress, call.stoppable() as stop:
         results = table.dedupe(
             workers=workers,
@@ -72,6 +74,6 @@ def merge(
     return Answer(
         output.dedupe_result(results),
         output.block(f"Table {table.name}", facts),
-        waiting(published) if published else (),
-        error=trouble(call, table, results, published),
+        publish_warnings(published) if published else (),
+        error=merge_error(call, table, results, published),
     )

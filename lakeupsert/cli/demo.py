@@ -1,4 +1,4 @@
-"""`lakeupsert demo`: the demonstration."""
+"""`lakeupsert demo`: run the demonstration."""
 
 import sys
 from contextlib import redirect_stdout
@@ -23,7 +23,7 @@ def demo(call: Call, arguments: tuple[str, ...]) -> Answer:
     Example:
       lakeupsert demo --nights 30
     """
-    from lakeupsert.demo import main as demonstrate  # brings Arrow and the data
+    from lakeupsert.demo import main as demonstrate  # imports Arrow
 
     try:
         with redirect_stdout(sys.stderr if call.as_json else sys.stdout):
@@ -31,12 +31,12 @@ def demo(call: Call, arguments: tuple[str, ...]) -> Answer:
     except SystemExit as e:  # it parses its own arguments
         if not e.code:
             raise
-        raise click.UsageError("The demonstration does not take these arguments.") from e
+        raise click.UsageError("The demonstration does not accept these arguments.") from e
     error = None
     if code:
         error = RefusedError(
             "demo-failed",
-            "The demonstration did not end exact; what it printed tells where.",
-            next="report what it printed as a bug of lakeupsert",
+            "The demonstration did not end with an exact table; its output shows where.",
+            next="report this output as a bug in lakeupsert",
         )
     return Answer({"exact": not code}, error=error)

@@ -1,4 +1,4 @@
-"""`lakeupsert doctor`: the findings as lines for people and for programs."""
+"""`lakeupsert doctor`: check a table and its machine, and print the findings."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ def doctor(call: Call) -> Answer:
       lakeupsert doctor
     """
     with call.open_table() as table, call.progress(table.name) as progress:
-        progress("looking at the table and this machine")
+        progress("checking the table and this machine")
         findings = table.doctor()
         problems = [finding for finding in findings if finding.level == "problem"]
         error = None

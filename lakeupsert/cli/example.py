@@ -1,4 +1,4 @@
-"""What `lakeupsert config --example` prints: a configuration to begin from. A test reads it back."""
+"""What `lakeupsert config --example` prints: a configuration to start from. A test loads it."""
 
 EXAMPLE = """\
 # lakeupsert.toml: found upward from the working directory, or given with --config.

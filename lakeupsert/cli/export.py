@@ -1,4 +1,4 @@
-"""`lakeupsert export`: rows to a file or folder."""
+"""`lakeupsert export`: write rows to a file or folder."""
 
 import click
 
@@ -41,6 +41,6 @@ def export(call: Call, target: str, snapshot: str, where: str | None, history: b
             overwrite=overwrite,
             history=history,
         )
-        of = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
-        text = f"{output.count(rows, 'row')} to {target} ({of})"
+        source = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
+        text = f"{output.count(rows, 'row')} to {target} ({source})"
         return Answer({"snapshot": chosen, "output": target, "rows": rows}, text)

@@ -1,4 +1,4 @@
-"""`lakeupsert files`: the files that a reader opens."""
+"""`lakeupsert files`: list the files that a reader opens."""
 
 import click
 
@@ -22,7 +22,7 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
     Example:
       lakeupsert files --where "transaction_date = '2020-01-01'" | xargs ls -l
     """
-    from lakeupsert.read.view import no_files  # brings Arrow
+    from lakeupsert.read.view import no_files  # imports Arrow
 
     with call.open_table() as table:
         if snapshot == "latest":
@@ -34,12 +34,12 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
         result = {"snapshot": view.number, "files": found}
         superseded = sum(bool(file["superseded"]) for file in found)
         if superseded:
-            return Answer(result, "", error=_superseded(table.name, superseded, len(found)))
+            return Answer(result, "", error=_superseded_rows(table.name, superseded, len(found)))
         older = sum(bool(view.spec.renamed_since(file.file.renames)) for file in listed)
         warnings = (
             (
-                f"{older:,} of {len(found):,} files have columns that were renamed or dropped since under their old names; "
-                "`lakeupsert reprocess` writes them anew",
+                f"{older:,} of {len(found):,} files still contain renamed or dropped columns under their old names; "
+                "`lakeupsert reprocess` rewrites these files",
             )
             if older
             else ()
@@ -47,11 +47,11 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
         return Answer(result, "\n".join(str(file["path"]) for file in found), warnings)
 
 
-def _superseded(table: str, files: int, of: int) -> RefusedError:
+def _superseded_rows(table: str, files: int, total: int) -> RefusedError:
     return RefusedError(
         "superseded-rows",
-        f"{files:,} of {of:,} files of table {table!r} hold rows that newer ones supersede. Who opens the files alone, "
-        "without their deletion vectors, reads both; so they are not listed here (--json lists them).",
-        next="read it with to_arrow or to_spark, or `lakeupsert export`; or run `lakeupsert compact --full`, and set strategy = "
-        '"rewrite" where readers open files themselves',
+        f"{files:,} of {total:,} files of table {table!r} contain superseded rows. A reader that opens only the files, "
+        "without their deletion vectors, would see them, so the files are not listed (--json lists them).",
+        next="read the table with to_arrow or to_spark, or `lakeupsert export`; or run `lakeupsert compact --full`, and set "
+        'strategy = "rewrite" if readers open the files themselves',
     )

@@ -1,4 +1,4 @@
-"""`lakeupsert history`: the snapshots."""
+"""`lakeupsert history`: list the snapshots."""
 
 import click
 
@@ -20,8 +20,8 @@ def history(call: Call) -> Answer:
     with call.open_table() as table:
         snapshots, tags, lost = table.snapshots(), table.tags(), table.lost_snapshots()
         warnings = (
-            f"{output.count(len(lost), 'snapshot')} that nobody expired can't be found: "
-            f"{', '.join(map(str, lost))}. Something other than lakeupsert deleted them. Newer ones do not need them.",
+            f"{output.count(len(lost), 'snapshot')} missing without having been expired: {', '.join(map(str, lost))}. "
+            "Something other than lakeupsert deleted them. Newer snapshots do not need them.",
         )
         text = output.history_text(snapshots, tags)
         return Answer(output.history_result(snapshots, tags), text, warnings if lost else ())

@@ -1,10 +1,10 @@
-"""Options that several commands take, and what is made of them."""
+"""Options that several commands take, and the parsing of their values."""
 
 import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -53,7 +53,7 @@ batch_id_option = click.option(
 )
 
 
-def full_extract_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def full_extract_options(command: Function) -> Function:
     """`--full` and `--may-shrink`."""
     for option in (
         click.option(
@@ -72,11 +72,11 @@ def full_extract_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_full(full: "Scope | None", *, may_shrink: bool) -> None:
     if may_shrink and full is None:
-        raise click.UsageError("--may-shrink is about a full extract: give --full, too.")
+        raise click.UsageError("--may-shrink needs --full.")
 
 
 def partition_options(command: Function) -> Function:
-    """`--from`, `--to` and `--partition`; what `selection` takes."""
+    """`--from`, `--to` and `--partition`, the arguments of `selection`."""
     for option in (
         click.option(
             "--partition",
@@ -103,16 +103,13 @@ def partition_options(command: Function) -> Function:
 
 
 def selection(table: "Table", first: str | None, last: str | None, partitions: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a partition is one of these, or has a value from ``first`` to ``last``, compared as its type compares."""
+    """A filter of partitions: those given, or those with a value from ``first`` to ``last``, compared by their type."""
     if partitions and (first or last):
-        raise click.UsageError("Give --partition, or --from and --to.")
-    from lakeupsert.table.layout import parse_partition, parse_value, partition_scalars, ranged_column  # brings Arrow
+        raise click.UsageError("Give either --partition, or --from and --to.")
+    from lakeupsert.table.layout import parse_partition, parse_value, partition_scalars, ranged_column  # imports Arrow
 
     spec = table.view().spec
     column = ranged_column(spec)
-
-    def value(partition: str) -> Any:
-        return partition_scalars(spec, partition)[column].as_py()
 
     if partitions:
         wanted = {parse_partition(spec, p) for p in partitions}
@@ -121,7 +118,12 @@ def selection(table: "Table", first: str | None, last: str | None, partitions: S
     high = parse_value(spec, column, last).as_py() if last else None
     if low is not None and high is not None and low > high:
         raise click.UsageError(f"--from {first} is after --to {last}.")
-    return lambda p: (low is None or value(p) >= low) and (high is None or value(p) <= high)
+
+    def is_in_range(partition: str) -> bool:
+        value = partition_scalars(spec, partition)[column].as_py()
+        return (low is None or value >= low) and (high is None or value <= high)
+
+    return is_in_range
 
 
 where_option = click.option("--where", metavar="SQL", help='Filter, for example "store = 7".')
@@ -137,19 +139,19 @@ snapshot_option = click.option(
 )
 
 
-def _bytes(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
     if text is None:
         return None
     size = size_of(text)
     if size is None:
-        raise click.BadParameter(f"{text!r} is no size such as 50GB.")
+        raise click.BadParameter(f"{text!r} is not a size, for example 50GB.")
     return size
 
 
-def _money(context: click.Context, parameter: click.Parameter, given: float | None) -> float | None:
-    if given is not None and math.isnan(given):  # no cost is above it, so it would limit nothing
-        raise click.BadParameter(f"{given} is no amount.")
-    return given
+def _check_amount(context: click.Context, parameter: click.Parameter, amount: float | None) -> float | None:
+    if amount is not None and math.isnan(amount):  # no cost is higher than NaN, so it would limit nothing
+        raise click.BadParameter(f"{amount} is not an amount.")
+    return amount
 
 
 def limit_options(command: Function) -> Function:
@@ -164,13 +166,13 @@ def limit_options(command: Function) -> Function:
         click.option(
             "--max-cost",
             type=click.FloatRange(min=0),
-            callback=_money,
+            callback=_check_amount,
             metavar="MONEY",
             help="Fail before writing anything if the planned cost is higher.",
         ),
         click.option(
             "--max-bytes",
-            callback=_bytes,
+            callback=_parse_size,
             metavar="SIZE",
             help="Fail before writing anything if the plan reads and writes more than this in total, for example 50GB.",
         ),
@@ -179,8 +181,9 @@ def limit_options(command: Function) -> Function:
     return command
 
 
-def need_spark(
+def prepare_spark(
     table: "Table", *, host: "HostName" = "local", engine: "EngineName | None" = "arrow", large: bool = False
 ) -> None:
+    """Set up the environment for Spark if this call will use it. ``large``: the call merges large partitions too."""
     if host == "spark" or (engine or table.settings.engine) == "spark" or (large and table.settings.large):
         sparkenv.prepare()

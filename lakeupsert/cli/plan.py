@@ -1,14 +1,14 @@
-"""`lakeupsert plan`, and `run --dry-run`: what the next run will do."""
+"""`lakeupsert plan`, and `run --dry-run`: show what the next run will do."""
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common, each
+from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import limit_options, partition_options, selection
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
@@ -42,15 +42,15 @@ def plan(
       lakeupsert plan --max-bytes 50GB
     """
 
-    def one(table: "Table") -> Answer:
+    def plan_table(table: "Table") -> Answer:
         if partitions or first or last:
-            return planned(call, table, prices, max_bytes, max_cost, selection(table, first, last, partitions))
-        return planned(call, table, prices, max_bytes, max_cost)
+            return plan_answer(call, table, prices, max_bytes, max_cost, selection(table, first, last, partitions))
+        return plan_answer(call, table, prices, max_bytes, max_cost)
 
-    return each(call, one)
+    return for_each_table(call, plan_table)
 
 
-def planned(
+def plan_answer(
     call: Call,
     table: "Table",
     prices: Path | None,
@@ -58,11 +58,11 @@ def planned(
     max_cost: float | None,
     selected: Callable[[str], bool] = lambda partition: True,
 ) -> Answer:
-    """The plan of the next run; with an error where that run would be refused."""
-    from lakeupsert.operations.plan import refuse_above  # brings Arrow
+    """The plan of the next run, with an error if that run would be refused."""
+    from lakeupsert.operations.plan import refuse_above  # imports Arrow
 
     with call.progress(table.name) as progress:
-        progress("looking at what is new")
+        progress("looking for new files")
         plan = table.plan(selected=selected, prices=prices)
     error = None
     try:
@@ -72,21 +72,21 @@ def planned(
     warnings = plan.notes
     if plan.estimated:
         warnings += (
-            "the new text files are too large to be read whole: partitions, rows and bytes are estimated from a part of "
-            "them, and partitions that few rows name may be missing",
+            "the new text files are too large to read completely: partitions, rows and bytes are estimated from a sample, "
+            "which may miss partitions with few rows",
         )
-    warnings += unknown_time(plan, max_cost)
+    warnings += unknown_time_warning(plan, max_cost)
     return Answer(_result(plan), output.block(f"Table {table.name}", _facts(plan)), warnings, error=error)
 
 
-def unknown_time(plan: "Plan | None", max_cost: float | None) -> tuple[str, ...]:
-    """A warning where a limit was held against a cost that is not all of it."""
+def unknown_time_warning(plan: "Plan | None", max_cost: float | None) -> tuple[str, ...]:
+    """A warning if a limit was compared with only a part of the cost."""
     if plan is None or max_cost is None or plan.cost.compute is not None:
         return ()
-    return ("no night before tells how long it takes, so --max-cost was held against requests and bytes alone",)
+    return ("no earlier night shows how long it takes, so --max-cost was compared with requests and bytes only",)
 
 
-def _result(plan: "Plan") -> dict[str, Any]:
+def _result(plan: "Plan") -> dict[str, object]:
     names = ("partition", "rows", "dirty", "strategy", "bytes_read", "bytes_written")
     return {
         "files": plan.files,
@@ -108,31 +108,31 @@ def _result(plan: "Plan") -> dict[str, Any]:
 
 def _facts(plan: "Plan") -> list[output.Fact]:
     about = "about " if plan.estimated else ""
-    new = f"{output.count(plan.files, 'new file')}, {output.size(plan.landing_bytes)}, {about}{output.count(plan.rows, 'row')}"
-    facts = [("landing", new if plan.files else "no new file")]
+    found = f"{output.count(plan.files, 'new file')}, {output.size(plan.landing_bytes)}, {about}{output.count(plan.rows, 'row')}"
+    facts = [("landing", found if plan.files else "no new file")]
     if not plan.partitions:
         return [*facts, ("merges", "nothing")]
-    named = output.named([p.partition for p in plan.partitions])
-    already = f", {plan.dirty:,} of them dirty already" if plan.dirty else ""
-    each = ", ".join(f"{n:,} {call}" for call, n in plan.requests.items() if n)
-    left = sum(p.strategy == "delta" for p in plan.partitions)
-    deltas = f"; {left:,} of them keep their base" if left else ""
+    names = output.short_list([p.partition for p in plan.partitions])
+    dirty = f", {plan.dirty:,} of them already dirty" if plan.dirty else ""
+    requests = ", ".join(f"{n:,} {call}" for call, n in plan.requests.items() if n)
+    with_delta = sum(p.strategy == "delta" for p in plan.partitions)
+    deltas = f"; {with_delta:,} of them keep their base files" if with_delta else ""
     cost = plan.cost
-    compute = "the time unknown" if cost.compute is None else f"{cost.compute:.4f} for the time"
+    compute = "time unknown" if cost.compute is None else f"{cost.compute:.4f} for time"
     return [
         *facts,
-        ("merges", f"{about}{output.count(len(plan.partitions), 'partition')}{already}: {named}"),
+        ("merges", f"{about}{output.count(len(plan.partitions), 'partition')}{dirty}: {names}"),
         ("append", f"reads {output.size(plan.append_read)}, writes {output.size(plan.append_written)}"),
         ("dedupe", f"reads {output.size(plan.dedupe_read)}, writes {output.size(plan.dedupe_written)}{deltas}"),
         (
             "requests",
-            f"{sum(plan.requests.values()):,} ({each}), and {sum(plan.landing_requests.values()):,} to landing",
+            f"{sum(plan.requests.values()):,} ({requests}), and {sum(plan.landing_requests.values()):,} to the landing zone",
         ),
         (
             "takes",
             "unknown: no history yet"
             if plan.seconds is None
-            else f"about {plan.seconds:,.1f} s, as the last {output.count(plan.nights, 'night')} did",
+            else f"about {plan.seconds:,.1f} s, like the last {output.count(plan.nights, 'night')}",
         ),
         (
             "costs",

@@ -1,4 +1,4 @@
-"""`main`: the program, which all commands belong to."""
+"""`main`, the program that all commands belong to."""
 
 import click
 
@@ -12,7 +12,7 @@ COMMANDS = (
     *("files", "export"),
     *("schema", "restore", "reprocess", "compact", "vacuum"),
 )
-"""A module for each, in the order of `lakeupsert --help`: begin, nights, look, read, keep well."""
+"""Each has a module of its name. In the order of `lakeupsert --help`: start, nights, inspect, read, maintain."""
 
 
 @click.group(cls=Program)

@@ -1,10 +1,10 @@
-"""`lakeupsert publish`: show readers what is whole."""
+"""`lakeupsert publish`: show readers what is complete."""
 
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.problems import trouble, waiting
+from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 
 
@@ -27,5 +27,5 @@ def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
         if tag is not None:
             table.tag(tag)
         text = output.block(f"Table {table.name}", output.publish_facts(published))
-        error = trouble(call, table, [], published)
-        return Answer(output.publish_result(published), text, waiting(published), error=error)
+        error = merge_error(call, table, [], published)
+        return Answer(output.publish_result(published), text, publish_warnings(published), error=error)

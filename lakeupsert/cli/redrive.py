@@ -1,4 +1,4 @@
-"""`lakeupsert redrive`: dead letters, why they are dead, and back to the queue with them."""
+"""`lakeupsert redrive`: list dead letters with their reasons, and return them to the queue."""
 
 import click
 
@@ -34,17 +34,19 @@ def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
         for letter in found.letters:
             message, reason = letter.message, letter.reason.partition("\n")[0]
             facts += [
-                ("dead letter", f"{message.partition}, batch {message.batch}" if message else "can't be read"),
-                ("", f"after {output.count(letter.receives, 'receive')}: {reason}"),
+                ("dead letter", f"{message.partition}, batch {message.batch}" if message else "unreadable"),
+                ("", f"after {output.count(letter.receives, 'attempt')}: {reason}"),
             ]
         facts += [
             ("redriven", f"{found.redriven:,}" if found.redriven else "none"),
-            ("deleted", f"{found.dropped:,}, merged meanwhile" if found.dropped else "none"),
+            ("deleted", f"{found.dropped:,}, already merged" if found.dropped else "none"),
             ("left", f"{found.left:,}" if found.left else "none"),
         ]
         warnings: tuple[str, ...] = ()
         if found.left and not partitions:
-            warnings = (f"{output.count(found.left, 'dead letter')} can't be read, or name no batch of this table",)
+            warnings = (
+                f"{output.count(found.left, 'dead letter')} unreadable, or of a batch that this table does not have",
+            )
         return Answer(
             {"redriven": found.redriven, "dropped": found.dropped, "left": found.left},
             output.block(f"Table {table.name}", facts),

@@ -1,4 +1,4 @@
-"""`lakeupsert reprocess`: partitions rewritten, from what is stored or from landing."""
+"""`lakeupsert reprocess`: rewrite partitions from the stored files or from landing files."""
 
 from typing import TYPE_CHECKING
 
@@ -6,8 +6,8 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import host_option, need_spark, partition_options, selection, workers_option
-from lakeupsert.cli.problems import failed, unmerged, waiting
+from lakeupsert.cli.options import host_option, partition_options, prepare_spark, selection, workers_option
+from lakeupsert.cli.problems import failed_partitions_error, failure_reasons, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 
@@ -50,12 +50,12 @@ def reprocess(
       lakeupsert reprocess --from 2020-01-01 --to 2020-01-31 --source landing
     """
     if bool(partitions) == bool(first or last):
-        raise click.UsageError("Give --partition, or --from and --to.")
+        raise click.UsageError("Give either --partition, or --from and --to.")
     with call.open_table() as table:
         if not dry_run:
-            need_spark(table, host=host if source == "landing" else "local", engine=None, large=True)
+            prepare_spark(table, host=host if source == "landing" else "local", engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.reprocess(
+            rewrite = table.reprocess(
                 selection(table, first, last, partitions),
                 source=source,
                 host=host,
@@ -64,27 +64,28 @@ def reprocess(
                 stop=stop,
                 progress=progress,
             )
-        return done_answer(call, table, done)
+        return rewrite_answer(call, table, rewrite)
 
 
-def done_answer(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
-    plan, published = done.plan, done.publish
+def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> Answer:
+    """The answer of `reprocess` and `compact`."""
+    plan, published = rewrite.plan, rewrite.publish
     result = {
         "source": plan.source,
         "partitions": list(plan.heads),
         "batches": list(plan.batches),
         "files": plan.files,
         "bytes": plan.bytes,
-        "dedupe": output.dedupe_result(done.dedupe),
+        "dedupe": output.dedupe_result(rewrite.dedupe),
         "publish": output.publish_result(published) if published else None,
-        "left": list(done.left),
-        "unseen": list(done.unseen),
+        "left": list(rewrite.left),
+        "unseen": list(rewrite.unseen),
     }
     if not plan.heads:
-        return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no such partition")]))
+        return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no partition matches")]))
     read = f"{output.count(plan.files, 'file')}, {output.size(plan.bytes)}"
     facts = [
-        ("partitions", f"{len(plan.heads):,}: {output.named(list(plan.heads))}"),
+        ("partitions", f"{len(plan.heads):,}: {output.short_list(list(plan.heads))}"),
         (
             plan.source,
             f"{read} of {len(plan.batches):,} batch{'' if len(plan.batches) == 1 else 'es'}" if plan.batches else read,
@@ -92,39 +93,42 @@ def done_answer(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
     ]
     if published is None:
         return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
-    facts += [*output.dedupe_facts(done.dedupe), *output.publish_facts(published)]
-    warnings = waiting(published)
+    facts += [*output.dedupe_facts(rewrite.dedupe), *output.publish_facts(published)]
+    warnings = publish_warnings(published)
     if published.failed:
         warnings += (
             f"newer batches of {output.count(len(published.failed), 'partition')} "
-            f"({output.named(list(published.failed))}) did not merge before; `lakeupsert run` tries them again",
+            f"({output.short_list(list(published.failed))}) failed to merge earlier; `lakeupsert run` tries them again",
         )
-    return Answer(result, output.block(f"Table {table.name}", facts), warnings, error=_trouble(call, table, done))
+    return Answer(
+        result, output.block(f"Table {table.name}", facts), warnings, error=_rewrite_error(call, table, rewrite)
+    )
 
 
-def _trouble(call: Call, table: "Table", done: "ReprocessResult") -> LakeupsertError | None:
-    changed = done.publish is not None and done.publish.partitions_changed > 0
+def _rewrite_error(call: Call, table: "Table", rewrite: "ReprocessResult") -> LakeupsertError | None:
+    published = rewrite.publish
+    changed = published is not None and published.partitions_changed > 0
     call.changed = call.changed or changed
-    if failing := unmerged(done.dedupe):
-        return failed(table, failing, changed)
-    if done.left:
+    if reasons := failure_reasons(rewrite.dedupe):
+        return failed_partitions_error(table, reasons, changed=changed)
+    if rewrite.left:
         return RefusedError(
             "not-reprocessed",
-            f"Table {table.name!r}: no worker has written {output.count(len(done.left), 'partition')} anew: "
-            f"{output.named(done.left)}. They are as they were.",
+            f"Table {table.name!r}: no worker rewrote {output.count(len(rewrite.left), 'partition')}, which did not change: "
+            f"{output.short_list(rewrite.left)}.",
             data_changed=changed,
-            next="`lakeupsert redrive` tells why where they are dead letters; else run the same command again",
-            partition=done.left[0],
+            next="run `lakeupsert redrive`, which reports why if they are dead letters; otherwise run the same command again",
+            partition=rewrite.left[0],
         )
-    if done.publish is None or not done.unseen:
+    if published is None or not rewrite.unseen:
         return None
-    held = failed(table, done.publish.failed) if done.publish.failed else None
-    why = held.message if held else f"Table {table.name!r}: batches after {done.publish.batch} are not published yet."
+    held = failed_partitions_error(table, published.failed) if published.failed else None
+    reason = held.message if held else f"Table {table.name!r}: batches after {published.batch} are not published yet."
     return RefusedError(
         "not-shown",
-        f"{why} So readers still see the old files of {output.count(len(done.unseen), 'partition')}, written anew with "
-        f"newer batches in: {output.named(done.unseen)}.",
+        f"{reason} So readers still see the old files of {output.count(len(rewrite.unseen), 'partition')}, whose new files "
+        f"include newer batches: {output.short_list(rewrite.unseen)}.",
         data_changed=changed,
-        next=held.next if held else "`lakeupsert run` merges what nobody else is merging, and publishes",
-        partition=done.unseen[0],
+        next=held.next if held else "run `lakeupsert run`, which merges what no worker is merging, and publishes",
+        partition=rewrite.unseen[0],
     )

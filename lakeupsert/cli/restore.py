@@ -1,9 +1,9 @@
-"""`lakeupsert restore`."""
+"""`lakeupsert restore`: restore an earlier snapshot."""
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.dedupe import merge
+from lakeupsert.cli.dedupe import merge_answer
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import workers_option
 from lakeupsert.cli.program import main
@@ -36,7 +36,7 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
             "partitions": list(plan.partitions),
             "entry": plan.entry,
         }
-        facts = [("back to", f"snapshot {plan.snapshot} (batch {plan.batch})")]
+        facts = [("restores", f"snapshot {plan.snapshot} (batch {plan.batch})")]
         if plan.withdrawn or plan.brought_back:
             facts += [
                 ("withdraws", _batches(plan.withdrawn)),
@@ -45,15 +45,15 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
             ]
         elif plan.unpublished:
             unseen = output.count(len(plan.unpublished), "partition")
-            facts.append(("", f"the ledger says so already, but readers still see {unseen} as before"))
+            facts.append(("", f"the ledger is at this snapshot already, but readers still see {unseen} as before"))
         else:
-            facts.append(("", "nothing to do: it is so already"))
+            facts.append(("", "nothing to do: the table is at this snapshot already"))
             return Answer(result, output.block(f"Table {table.name}", facts))
         if not yes:
             facts.append(("", f"nothing was changed; `lakeupsert restore {to} --yes` does it"))
             return Answer(result, output.block(f"Table {table.name}", facts))
         call.changed = call.changed or plan.entry is not None
-        merged = merge(call, table, workers, engine=None, until_empty=True)
+        merged = merge_answer(call, table, workers, engine=None, until_empty=True)
         text = f"{output.block(f'Table {table.name}', facts)}\n{merged.text}"
         return Answer(result, text, merged.warnings, error=merged.error)
 

@@ -1,4 +1,4 @@
-"""`lakeupsert run`: a night."""
+"""`lakeupsert run`: run a night."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import click
 
 from lakeupsert import clock
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common, each
+from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import (
     batch_id_option,
     check_full,
@@ -15,11 +15,11 @@ from lakeupsert.cli.options import (
     full_extract_options,
     host_option,
     limit_options,
-    need_spark,
+    prepare_spark,
     workers_option,
 )
-from lakeupsert.cli.plan import planned, unknown_time
-from lakeupsert.cli.problems import append_warnings, trouble, waiting
+from lakeupsert.cli.plan import plan_answer, unknown_time_warning
+from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @limit_options
 @common
 @click.pass_obj
-def run(
+def run(  # one parameter for each option: click passes them by name
     call: Call,
     host: "HostName",
     workers: int,
@@ -59,15 +59,14 @@ def run(
     Example:
       lakeupsert run --host local --workers 4
     """
-
     check_full(full, may_shrink=may_shrink)
 
-    def one(table: "Table") -> Answer:
+    def run_table(table: "Table") -> Answer:
         if dry_run:
-            return planned(call, table, prices, max_bytes, max_cost)
-        need_spark(table, host=host, engine=engine, large=True)
+            return plan_answer(call, table, prices, max_bytes, max_cost)
+        prepare_spark(table, host=host, engine=engine, large=True)
         begun = clock.elapsed()
-        said: list[str] = []
+        early_warnings: list[str] = []
         with call.progress(table.name) as progress, call.stoppable() as stop:
             ran = table.run(
                 host=host,
@@ -81,7 +80,7 @@ def run(
                 prices=prices,
                 stop=stop,
                 progress=progress,
-                warn=said.append,
+                warn=early_warnings.append,
             )
         requests = table.requests
         facts = [
@@ -91,13 +90,16 @@ def run(
             *output.publish_facts(ran.publish),
             output.took_fact(clock.elapsed() - begun, requests),
         ]
-        warnings, told = append_warnings(table, ran.append, said)
         return Answer(
             output.run_result(ran, requests),
             output.block(f"Table {table.name}", facts),
-            (*warnings, *unknown_time(ran.planned, max_cost), *waiting(ran.publish)),
-            told,
-            trouble(call, table, ran.dedupe, ran.publish),
+            (
+                *append_warnings(ran.append, early_warnings),
+                *unknown_time_warning(ran.planned, max_cost),
+                *publish_warnings(ran.publish),
+            ),
+            quarantine_warning(ran.append, table.settings),
+            merge_error(call, table, ran.dedupe, ran.publish),
         )
 
-    return each(call, one)
+    return for_each_table(call, run_table)

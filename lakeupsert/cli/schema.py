@@ -1,15 +1,15 @@
-"""`lakeupsert schema`: the columns of a table, and other names for them."""
+"""`lakeupsert schema`: list, rename and drop the columns of a table."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.aliasfile import edit_for
+from lakeupsert.cli.aliasfile import plan_alias
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.problems import trouble
+from lakeupsert.cli.problems import merge_error
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer
     """
     config = call.config()
     name, settings = config.table(call.table)
-    edit = edit_for(config, name, old, new) if alias else None
-    stale = [of for of, column in settings.read.aliases.items() if column.lower() == old.lower()]
+    edit = plan_alias(config, name, old, new) if alias else None
+    stale = [alias_name for alias_name, column in settings.read.aliases.items() if column.lower() == old.lower()]
     warnings: tuple[str, ...] = ()
     if stale and edit is None:
         warnings = (
-            f"`aliases` under [tables.{name}.read] still names {old!r} for {', '.join(map(repr, stale))}; set it to {new!r}, "
+            f"`aliases` in [tables.{name}.read] still maps {', '.join(map(repr, stale))} to {old!r}; change that to {new!r}, "
             "or run the same command with --alias",
         )
 
@@ -74,14 +74,14 @@ def rename(call: Call, old: str, new: str, alias: bool, dry_run: bool) -> Answer
             edit.write(f"The column {old!r} is now {new!r}")
         return done
 
-    answer = _changed(call, change, dry_run, warnings)
+    answer = _change_columns(call, change, dry_run=dry_run, warnings=warnings)
     if edit is None:
         return answer
     if edit.is_change:
-        written = f"  {'would be written' if dry_run else 'written'} to {edit.path}: {edit.aliases}"
+        written = f"  {'would write' if dry_run else 'wrote'} to {edit.path}: {edit.aliases}"
     else:
-        written = f"  {edit.path} needs no alias: names that differ by case alone are one column"
-    return replace(answer, result={**answer.result, "aliases": edit.aliases}, text=f"{answer.text}\n{written}")
+        written = f"  {edit.path} needs no alias: names that differ only by case are one column"
+    return replace(answer, result={**(answer.result or {}), "aliases": edit.aliases}, text=f"{answer.text}\n{written}")
 
 
 @schema.command()
@@ -98,32 +98,34 @@ def drop(call: Call, name: str, dry_run: bool) -> Answer:
     Example:
       lakeupsert schema drop discount
     """
-    return _changed(call, lambda table: table.drop_column(name, dry=dry_run), dry_run)
+    return _change_columns(call, lambda table: table.drop_column(name, dry=dry_run), dry_run=dry_run)
 
 
-def _changed(
-    call: Call, change: "Callable[[Table], SchemaChange]", dry_run: bool, warnings: tuple[str, ...] = ()
+def _change_columns(
+    call: Call, change: "Callable[[Table], SchemaChange]", *, dry_run: bool, warnings: tuple[str, ...] = ()
 ) -> Answer:
-    from lakeupsert.operations.schema import columns  # brings Arrow
+    from lakeupsert.operations.schema import columns  # imports Arrow
 
     with call.open_table() as table:
         found = change(table)
         now = columns(found.spec)
-        result: dict[str, Any] = {"columns": _result(now), "dry": dry_run, "entry": found.entry, "published": False}
+        result: dict[str, object] = {"columns": _result(now), "dry": dry_run, "entry": found.entry, "published": False}
         if dry_run:
             return Answer(result, f"{_text(f'Table {table.name} would be', now)}\n  nothing was changed", warnings)
         published = table.publish()
-        seen = table.shows(found)
-        call.changed = call.changed or seen
-        result["published"] = seen
-        if not seen:
+        shown = table.shows(found)
+        call.changed = call.changed or shown
+        result["published"] = shown
+        if not shown:
             warnings += (
-                f"readers see the old columns until the batches before ledger entry {found.entry} are merged: `lakeupsert run`",
+                f"readers see the old columns until all batches before ledger entry {found.entry} are merged: `lakeupsert run`",
             )
-        return Answer(result, _text(f"Table {table.name}", now), warnings, error=trouble(call, table, (), published))
+        return Answer(
+            result, _text(f"Table {table.name}", now), warnings, error=merge_error(call, table, (), published)
+        )
 
 
-def _result(columns: "list[Column]") -> list[dict[str, Any]]:
+def _result(columns: "list[Column]") -> list[dict[str, object]]:
     return [{"id": c.id, "name": c.name, "type": c.type, "role": c.role} for c in columns]
 
 

@@ -1,12 +1,12 @@
-"""`lakeupsert status`: what readers see, and what is still to do."""
+"""`lakeupsert status`: show what readers see and what is still to do."""
 
 from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.frame import Answer, Call, common, each
-from lakeupsert.cli.problems import failed, lagging, skipped
+from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.problems import failed_partitions_error, lagging_error, skipped_files_warning
 from lakeupsert.cli.program import main
 from lakeupsert.cli.watch import watch
 from lakeupsert.errors import RefusedError
@@ -32,30 +32,30 @@ def status(call: Call, watching: bool) -> Answer:
         with call.open_tables() as tables:
             watch(call, tables)
 
-    def one(table: "Table") -> Answer:
+    def table_status(table: "Table") -> Answer:
         found = table.status()
         error = None
-        warnings = (*found.warnings, *skipped(table))
+        warnings = (*found.warnings, *skipped_files_warning(table))
         dead = found.queue.dead if found.queue else 0
         letters = output.count(dead, "dead letter")
         if found.failed:
-            error = failed(table, found.failed)
+            error = failed_partitions_error(table, found.failed)
         elif found.lagging:
-            error = lagging(table, found.lagging)
+            error = lagging_error(table, found.lagging)
         elif dead and found.dirty:
             error = RefusedError(
                 "dead-letters",
-                f"Table {table.name!r}: {letters}: these messages failed at every try, and "
-                f"{output.count(found.dirty, 'partition')} still to be merged.",
-                next="run `lakeupsert redrive`, which tells why each failed and gives it back to the workers; then "
-                "`lakeupsert dedupe`, where none is at work",
+                f"Table {table.name!r}: {letters} (messages that failed at every attempt), and "
+                f"{output.count(found.dirty, 'partition')} still to merge.",
+                next="run `lakeupsert redrive`, which lists the reasons and returns the messages to the workers; if no worker "
+                "is running, then run `lakeupsert dedupe`",
             )
         elif dead:
             warnings += (
-                f"{letters} in the queue, and every partition is merged: they are out of date, and "
+                f"{letters} in the queue, although every partition is merged: they are obsolete, and "
                 "`lakeupsert redrive` deletes them",
             )
         text = output.block(f"Table {table.name}", output.status_facts(found))
         return Answer(output.status_result(found), text, warnings, error=error)
 
-    return each(call, one)
+    return for_each_table(call, table_status)

@@ -1,4 +1,4 @@
-"""`lakeupsert vacuum`."""
+"""`lakeupsert vacuum`: expire snapshots and delete files."""
 
 import click
 
@@ -25,7 +25,7 @@ def vacuum(call: Call, yes: bool) -> Answer:
         sums: dict[str, list[int]] = {}
         for garbage in found.garbage:
             sums.setdefault(garbage.why, []).append(garbage.bytes)
-        facts = [("expired" if yes else "would expire", _numbers(found.expired))]
+        facts = [("expired" if yes else "would expire", _snapshots(found.expired))]
         facts += [
             (
                 "deleted" if yes else "would delete",
@@ -48,7 +48,7 @@ def vacuum(call: Call, yes: bool) -> Answer:
         return Answer(result, output.block(f"Table {table.name}", facts))
 
 
-def _numbers(snapshots: tuple[int, ...]) -> str:
-    if not snapshots:
+def _snapshots(numbers: tuple[int, ...]) -> str:
+    if not numbers:
         return "no snapshot"
-    return f"{output.count(len(snapshots), 'snapshot')} ({snapshots[0]} to {snapshots[-1]})"
+    return f"{output.count(len(numbers), 'snapshot')} ({numbers[0]} to {numbers[-1]})"

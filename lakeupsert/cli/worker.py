@@ -1,4 +1,4 @@
-"""`lakeupsert worker`: merge what is queued, as it comes."""
+"""`lakeupsert worker`: merge partitions as their messages arrive."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert import clock
-from lakeupsert.cli.dedupe import merge
-from lakeupsert.cli.frame import Answer, Call, common, each
-from lakeupsert.cli.options import engine_option, need_spark, workers_option
+from lakeupsert.cli.dedupe import merge_answer
+from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.options import engine_option, prepare_spark, workers_option
 from lakeupsert.cli.program import main
 from lakeupsert.pipeline.stop import GRACE_SECONDS
 
@@ -64,12 +64,14 @@ def worker(
     begun = clock.elapsed()
     call.stop.grace_seconds = grace_seconds
     if health_file is not None and not health_file.parent.is_dir():
-        raise click.UsageError(f"--health-file: there is no folder {health_file.parent}.")
+        raise click.UsageError(f"--health-file: the folder {health_file.parent} does not exist.")
     alive = health_file.touch if health_file is not None else lambda: None
 
-    def one(table: "Table") -> Answer:
-        need_spark(table, engine=engine)
+    def work_on(table: "Table") -> Answer:
+        prepare_spark(table, engine=engine)
         left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
-        return merge(call, table, workers, engine, until_empty, both_queues=False, max_seconds=left, alive=alive)
+        return merge_answer(
+            call, table, workers, engine, until_empty=until_empty, both_queues=False, max_seconds=left, alive=alive
+        )
 
-    return each(call, one, at_once=not until_empty)
+    return for_each_table(call, work_on, concurrently=not until_empty)

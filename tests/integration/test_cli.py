@@ -209,8 +209,8 @@ def test_run_tells_people_in_a_few_lines(lake: Path) -> None:
     assert "1 of 1,201 rows: 1 null_key" in lines[3]
     (place,) = re.findall(r"in (/.*)", lines[4])
     assert Path(place).is_file()
-    assert lines[5].strip() == "null_key, such as b.csv, place 17: Key column 'id' is null."
-    assert lines[6].strip().startswith("null_key: correct them where they are made, and land them")
+    assert lines[5].strip() == "null_key, for example b.csv, place 17: Key column 'id' is null."
+    assert lines[6].strip().startswith("null_key: fix these rows at the source and land them again")
     assert "1 partition: 1,200 rows in, 1,200 out" in lines[7]
     assert lines[8].split() == ["keys", "1,200", "inserted"]
     assert re.search(r"predicted .* read, .* written; measured .* and ", lines[9])
@@ -377,7 +377,8 @@ def lost_messages(lake: Path) -> None:
 def test_dedupe_of_a_range_sends_lost_messages_by_typed_value(options: list[str], merged: set[str]) -> None:
     found = answer("dedupe", *options)
     assert {p["partition"] for p in found["result"]["partitions"]} == merged
-    assert "not all are merged" in found["warnings"][0]
+    assert "4 partitions (day=10, day=11, day=2 and 1 more)" in found["warnings"][0]
+    assert "`lakeupsert run`" in found["warnings"][0]
 
 
 @pytest.mark.usefixtures("lost_messages")
@@ -435,7 +436,8 @@ def test_failed_partition_holds_the_night_back_until_it_is_mended(broken: Callab
     done("run", "--host", "local")
     assert {value for *_, value in rows_seen()} == {2}
     (warning,) = answer("status")["warnings"]
-    assert "out of date" in warning
+    assert warning.startswith("1 dead letter in the queue")
+    assert "`lakeupsert redrive`" in warning
 
 
 def test_skipped_partition_lags_and_is_told(broken: Callable[[], None]) -> None:

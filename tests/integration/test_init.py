@@ -476,7 +476,7 @@ def test_evidence_is_told_to_people() -> None:
     land("landing/sales", "%Y-%m-%d", ".csv", nights())
     lines = call("landing/sales").stdout.splitlines()
     assert lines[0].split() == ["column", "type", "nulls", "distinct", "low", "high"]
-    assert "  looked at    5 of 5 files" in "\n".join(lines)
+    assert "  sampled      5 of 5 files" in "\n".join(lines)
     assert any(line.split() == ["key", "order_id,", "line_no"] for line in lines)
     assert any("order_id + line_no: unique within one file and one transaction_date" in line for line in lines)
     assert lines[-1].split() == ["next", "`lakeupsert", "run`"]
