@@ -45,7 +45,7 @@ def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
         warnings: tuple[str, ...] = ()
         if found.left and not partitions:
             warnings = (
-                f"{output.count(found.left, 'dead letter')} unreadable, or of a batch that this table does not have",
+                f"{output.count(found.left, 'dead letter')} left in the queue: unreadable, or of no batch of this table",
             )
         return Answer(
             {"redriven": found.redriven, "dropped": found.dropped, "left": found.left},

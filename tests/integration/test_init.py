@@ -249,7 +249,7 @@ def test_no_unique_key_is_left_open_with_the_closest() -> None:
     found = answer("zone")
     assert found["ok"] is True
     assert found["result"]["proposed"]["key"] is None
-    assert found["result"]["next"].startswith("correct key in it")
+    assert found["result"]["next"].startswith("set key in it, then `lakeupsert run`")
     (warning,) = [w for w in found["warnings"] if w.startswith("key")]
     assert "no column or pair is unique within one file and one transaction_date (400 rows compared)" in warning
     assert "order_id + amount 75.0%" in warning  # of four lines of an order two have one amount
