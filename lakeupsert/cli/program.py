@@ -1,4 +1,7 @@
-"""`main`, the program that all commands belong to."""
+"""`main`, the program that all commands belong to.
+
+The function of a command has one parameter for each of its options, however many: click passes them by name.
+"""
 
 import click
 

@@ -23,7 +23,7 @@ from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnin
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
-    from lakeupsert.api import EngineName, HostName, Table
+    from lakeupsert.api import EngineName, HostName, RunResult, Table
     from lakeupsert.table.ledger import Scope
 
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @limit_options
 @common
 @click.pass_obj
-def run(  # one parameter for each option: click passes them by name
+def run(
     call: Call,
     host: "HostName",
     workers: int,
@@ -82,24 +82,29 @@ def run(  # one parameter for each option: click passes them by name
                 progress=progress,
                 warn=early_warnings.append,
             )
-        requests = table.requests
-        facts = [
-            *output.append_facts(ran.append, table.settings),
-            *output.dedupe_facts(ran.dedupe),
-            *output.predicted_facts(ran),
-            *output.publish_facts(ran.publish),
-            output.took_fact(clock.elapsed() - begun, requests),
-        ]
-        return Answer(
-            output.run_result(ran, requests),
-            output.block(f"Table {table.name}", facts),
-            (
-                *append_warnings(ran.append, early_warnings),
-                *unknown_time_warning(ran.planned, max_cost),
-                *publish_warnings(ran.publish),
-            ),
-            quarantine_warning(ran.append, table.settings),
-            merge_error(call, table, ran.dedupe, ran.publish),
+        warnings = (
+            *append_warnings(ran.append, early_warnings),
+            *unknown_time_warning(ran.planned, max_cost),
+            *publish_warnings(ran.publish),
         )
+        return _answer(call, table, ran, warnings, seconds=clock.elapsed() - begun)
 
     return for_each_table(call, run_table)
+
+
+def _answer(call: Call, table: "Table", ran: "RunResult", warnings: tuple[str, ...], *, seconds: float) -> Answer:
+    requests = table.requests
+    facts = [
+        *output.append_facts(ran.append, table.settings),
+        *output.dedupe_facts(ran.dedupe),
+        *output.predicted_facts(ran),
+        *output.publish_facts(ran.publish),
+        output.took_fact(seconds, requests),
+    ]
+    return Answer(
+        output.run_result(ran, requests),
+        output.block(f"Table {table.name}", facts),
+        warnings,
+        quarantine_warning(ran.append, table.settings),
+        merge_error(call, table, ran.dedupe, ran.publish),
+    )

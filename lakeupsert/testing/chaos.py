@@ -96,7 +96,7 @@ class Chaos:
                 if now >= strike_at and not over:
                     strike_at += KILL_SECONDS
                     self._strike()
-                if writer.answered() and self._go_on(writer, over):
+                if writer.answered() and self._go_on(writer, over=over):
                     return
                 assert now - begun < 2 * seconds + PATIENCE_SECONDS, f"the run does not end: {self.counts()}"
                 clock.sleep(0.02)
@@ -119,7 +119,7 @@ class Chaos:
                 raise
             self.kills[step] += 1
 
-    def _go_on(self, writer: LakeProcess, over: bool) -> bool:
+    def _go_on(self, writer: LakeProcess, *, over: bool) -> bool:
         """Begin the writer's next step when it is due. True at the end, when everything is merged and published."""
         queue = self.lake.table._table.queue.stats()
         assert not queue.dead, "a message went to the dead letters"

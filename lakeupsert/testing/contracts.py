@@ -11,7 +11,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -224,7 +223,7 @@ class ObjectStoreContract:
 
     def test_pickled_store_is_the_same_store(self, store: ObjectStore) -> None:
         store.create("a", b"x")
-        other: Any = pickle.loads(pickle.dumps(store))
+        other: ObjectStore = pickle.loads(pickle.dumps(store))
         assert other.get("a") == b"x"
         assert other.requests.as_dict()["create"] == 0
 

@@ -73,12 +73,12 @@ class Points:
             what()
         if strikes:
             self.struck = name
-            self._strike_if(Fault.BEFORE, Fault.KILL_BEFORE, name, commit)
+            self._strike_if(Fault.BEFORE, Fault.KILL_BEFORE, name, commit=commit)
         yield
         if strikes:
-            self._strike_if(Fault.AFTER, Fault.KILL_AFTER, name, commit)
+            self._strike_if(Fault.AFTER, Fault.KILL_AFTER, name, commit=commit)
 
-    def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
+    def _strike_if(self, fails: Fault, kills: Fault, name: str, *, commit: bool) -> None:
         if self._fault is kills:
             self._dead = True
             raise Killed(name)
@@ -101,7 +101,7 @@ class FaultyStore:
         return self._store.requests
 
     def _at(self, call: str, name: str, *, commit: bool = False) -> AbstractContextManager[None]:
-        return self._points.at(f"{self._label}{call} {name}", commit)
+        return self._points.at(f"{self._label}{call} {name}", commit=commit)
 
     def uri(self, name: str = "") -> str:
         return self._store.uri(name)

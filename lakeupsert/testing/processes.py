@@ -66,7 +66,7 @@ class LakeProcess:
 
     def __init__(self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver") -> None:
         self._pipe, theirs = _server.Pipe()
-        context: Any = _server if start == "forkserver" else get_context(start)
+        context: Any = _server if start == "forkserver" else get_context(start)  # no common type has `Process`
         self._process = context.Process(target=_serve, args=(theirs, dict(os.environ), lake.root, lake.given))
         self._process.start()
         theirs.close()
@@ -200,7 +200,7 @@ class _ActingPoints(Points):
         with super().at(name, commit):
             yield
 
-    def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
+    def _strike_if(self, fails: Fault, kills: Fault, name: str, *, commit: bool) -> None:
         if self._fault is fails:
             self._act(name)
 
