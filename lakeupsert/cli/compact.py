@@ -18,8 +18,8 @@ from lakeupsert.cli.reprocess import rewrite_answer
 def compact(call: Call, full: bool, workers: int) -> Answer:
     """Rewrite partitions that have become slow to read.
 
-    These have many deltas or superseded rows, or were adopted. Nights do not need it, but they and readers are faster
-    afterwards. Both may run at the same time. For readers that list folders, run it with `--full`, then run `vacuum`.
+    These have many deltas or superseded rows, or were adopted. Nights and readers do not need it, but are faster afterwards,
+    and may run at the same time. For readers that list folders, run it with `--full`, then run `vacuum`.
 
     \b
     Example:
