@@ -24,7 +24,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
 
 import click
-from click.shell_completion import shell_complete
 
 from lakeupsert import clock
 from lakeupsert.config import Config, load
@@ -179,6 +178,8 @@ class Program(click.Group):
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         call = Call(as_json="--json" in args)
         if instruction := os.environ.get(COMPLETION):
+            from click.shell_completion import shell_complete  # no other call needs it
+
             sys.exit(shell_complete(self, {"obj": call}, "lakeupsert", COMPLETION, instruction))
         started_at, begun = clock.now().isoformat(), clock.elapsed()
         with _signal_handler(signal.SIGTERM, call.on_sigterm), _log_to_stderr():

@@ -72,7 +72,7 @@ def full_extract_options(command: Function) -> Function:
 
 def check_full(full: "Scope | None", *, may_shrink: bool) -> None:
     if may_shrink and full is None:
-        raise click.UsageError("--may-shrink needs --full.")
+        raise click.UsageError("--may-shrink is only for full extracts: give --full.")
 
 
 def partition_options(command: Function) -> Function:
