@@ -1,10 +1,13 @@
 """The command line. `main` is the program: call it without arguments, or run it with click's test runner."""
 
 try:
-    # Each of these registers its commands.
-    from lakeupsert.cli import doctor, explain, init, plan, reconcile, redrive, report, reprocess, schema, upkeep  # noqa: F401
-    from lakeupsert.cli.commands import main
-except KeyboardInterrupt:  # nothing has begun that an answer could tell of
+    from importlib import import_module
+
+    from lakeupsert.cli.program import COMMANDS, main
+
+    for _command in COMMANDS:
+        import_module(f"lakeupsert.cli.{_command}")  # registers the command with `main`
+except KeyboardInterrupt:  # nothing has started that an answer could report
     raise SystemExit(130) from None
 
 __all__ = ["main"]

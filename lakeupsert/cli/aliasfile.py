@@ -1,4 +1,4 @@
-"""Write `aliases` into the configuration file for `schema rename --alias`: its other lines and its comments stay."""
+"""Write `aliases` into the configuration for `schema rename --alias`, keeping all other lines and comments."""
 
 import json
 import os
@@ -14,15 +14,15 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError
 
 @dataclass(frozen=True)
 class AliasEdit:
-    """A configuration file as it becomes."""
+    """The new text of a configuration file."""
 
     path: Path
     text: str
     aliases: dict[str, str]
     is_change: bool
 
-    def write(self, renamed: str) -> None:
-        """Put it in the place of the file; ``renamed`` is what an error says that is done already."""
+    def write(self, finished: str) -> None:
+        """Replace the file. ``finished``: a sentence for the error, about what is already done."""
         if not self.is_change:
             return
         target = self.path.resolve()
@@ -35,28 +35,29 @@ class AliasEdit:
             new.unlink(missing_ok=True)
             raise LakeupsertError(
                 "configuration-not-written",
-                f"{renamed}, but the alias was not written to {self.path}: {e.strerror}.",
-                next="make the file writable and run the same command again, or write into it yourself: "
+                f"{finished}, but the alias was not written to {self.path}: {e.strerror}.",
+                next="make the file writable and run the same command again, or add this to it: "
                 f"{toml_aliases(self.aliases)}",
                 data_changed=True,
             ) from e
 
 
-def edit_for(config: Config, table: str, old: str, new: str) -> AliasEdit:
-    """The configuration with the alias ``old`` for the column ``new``. Raises ConfigurationError where it can't be written;
-    aliases that stand for ``old`` are ones for ``new`` then."""
+def plan_alias(config: Config, table: str, old: str, new: str) -> AliasEdit:
+    """The configuration with ``old`` as an alias of the column ``new``. Aliases of ``old`` become aliases of ``new``.
+
+    Raises:
+        ConfigurationError: the configuration can't be changed safely, or can't be written.
+    """
     if "://" in config.path:
-        raise _refused(
-            f"{config.path} is an address, and only a configuration in a local file can be changed", table, old, new
-        )
+        raise _not_editable(f"{config.path} is not a local file", table, old, new)
     variables = config.origins[table].get("read", "").split(", ")
     if by := next(
         (v for v in variables if v.startswith(ENVIRONMENT_PREFIX) and v.upper().endswith(("__READ", "__ALIASES"))), None
     ):
-        raise _refused(f"the environment variable {by} sets `read`, which wins over {config.path}", table, old, new)
+        raise _not_editable(f"the environment variable {by} sets `read` and overrides {config.path}", table, old, new)
     path = Path(config.path)
     if not os.access(path, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
-        raise _refused(f"{path} can't be written by this user", table, old, new)
+        raise _not_editable(f"this user has no permission to write {path}", table, old, new)
     text = path.read_bytes().decode()
     wanted = tomllib.loads(text)
     before = wanted["tables"][table].get("read", {}).get("aliases", {})
@@ -71,22 +72,22 @@ def edit_for(config: Config, table: str, old: str, new: str) -> AliasEdit:
         except tomllib.TOMLDecodeError:
             continue
         except ConfigurationError as e:
-            raise _refused(f"the configuration would not load any more: {e.message}", table, old, new) from e
+            raise _not_editable(f"the changed configuration would not load: {e.message}", table, old, new) from e
         return AliasEdit(path, edited, aliases, is_change=edited != text)
-    raise _refused(f"{path} has its settings for `read` in a form that can't be changed safely", table, old, new)
+    raise _not_editable(f"{path} has its `read` settings in a form that can't be changed safely", table, old, new)
 
 
-def _refused(why: str, table: str, old: str, new: str) -> ConfigurationError:
+def _not_editable(reason: str, table: str, old: str, new: str) -> ConfigurationError:
     return ConfigurationError(
         "configuration-not-editable",
-        f"The alias can't be written: {why}. Nothing was changed.",
-        next=f"run the command without --alias, and write under [tables.{toml_key(table)}.read] yourself: "
+        f"The alias can't be written: {reason}. Nothing was changed.",
+        next=f"run the command without --alias, and add this to [tables.{toml_key(table)}.read] yourself: "
         f"{toml_aliases({old: new})}",
     )
 
 
 def _edits(text: str, table: str, aliases: dict[str, str]) -> Iterator[str]:
-    """The text with the aliases in each place where they may stand. Only one of these is right, and which one parsing tells."""
+    """The text with the aliases in each place where they may stand. Only one is right; the caller finds it by parsing."""
     lines = text.splitlines(keepends=True)
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
     for begin, line in enumerate(lines):
@@ -94,9 +95,9 @@ def _edits(text: str, table: str, aliases: dict[str, str]) -> Iterator[str]:
         stop = next((i for i, other in enumerate(lines[begin + 1 :], begin + 1) if _header(other)), len(lines))
         before, own, behind = lines[: begin + 1], lines[begin + 1 : stop], lines[stop:]
         if header == ["tables", table, "read", "aliases"]:
-            there = [_parsed(line) for line in own]
-            same = {alias: column for alias, column in aliases.items() if {alias: column} in there}
-            kept = [line for line in own if not _parsed(line) or _parsed(line).items() <= same.items()]
+            present = [_parse_line(line) for line in own]
+            same = {alias: column for alias, column in aliases.items() if {alias: column} in present}
+            kept = [line for line in own if not _parse_line(line) or _parse_line(line).items() <= same.items()]
             new = [
                 f"{toml_key(alias)} = {json.dumps(column, ensure_ascii=False)}{end}"
                 for alias, column in aliases.items()
@@ -104,7 +105,7 @@ def _edits(text: str, table: str, aliases: dict[str, str]) -> Iterator[str]:
             ]
             yield "".join([*before, *new, *kept, *behind])
         elif header == ["tables", table, "read"]:
-            at = next((i for i, line in enumerate(own) if "aliases" in _parsed(line)), None)
+            at = next((i for i, line in enumerate(own) if "aliases" in _parse_line(line)), None)
             if at is None:
                 yield "".join([*before, toml_aliases(aliases) + end, *own, *behind])
             else:
@@ -116,9 +117,9 @@ def _edits(text: str, table: str, aliases: dict[str, str]) -> Iterator[str]:
 
 
 def _header(line: str) -> list[str]:
-    """The names in a line that begins a table of TOML; of any other line none."""
+    """The names in the header of a TOML table; empty for any other line."""
     names: list[str] = []
-    found = _parsed(line) if line.lstrip().startswith("[") else {}
+    found = _parse_line(line) if line.lstrip().startswith("[") else {}
     while found:
         name, value = next(iter(found.items()))
         names.append(name)
@@ -126,8 +127,8 @@ def _header(line: str) -> list[str]:
     return names
 
 
-def _parsed(line: str) -> dict[str, object]:
-    """What a line of TOML says by itself; nothing where it is a part of several lines."""
+def _parse_line(line: str) -> dict[str, object]:
+    """The content of a line of TOML; empty if it is not complete by itself."""
     try:
         return tomllib.loads(line)
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""`lakeupsert doctor`: the findings as lines for people and for programs."""
+"""`lakeupsert doctor`: check a table and its machine, and print the findings."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,15 +22,15 @@ LEVELS = ("ok", "warning", "problem")
 def doctor(call: Call) -> Answer:
     """Check a table and its machine before a night does.
 
-    Looks at permissions, the store's races, clocks, the queue, Spark and Java, landing dates, disk space and settings.
-    Changes nothing but for objects of its own in the processed zone, which it removes again.
+    Checks permissions, conditional writes of the store, clocks, the queue, Spark and Java, landing dates, disk space and
+    settings. Writes only test objects of its own to the processed zone, and removes them.
 
     \b
     Example:
       lakeupsert doctor
     """
     with call.open_table() as table, call.progress(table.name) as progress:
-        progress("looking at the table and this machine")
+        progress("checking the table and this machine")
         findings = table.doctor()
         problems = [finding for finding in findings if finding.level == "problem"]
         error = None

@@ -1,64 +1,64 @@
-"""What `lakeupsert config --example` prints: a configuration to begin from. A test reads it back."""
+"""What `lakeupsert config --example` prints: a configuration to start from. A test loads it."""
 
 EXAMPLE = """\
-# lakeupsert.toml: found upward from the working directory, or given with --config.
-# Relative paths are relative to this file. An environment variable wins over it:
+# lakeupsert.toml: searched in the working directory and above, or given with --config.
+# Paths are relative to this file. An environment variable overrides a setting:
 #   LAKEUPSERT__TABLES__SALES__ENGINE=spark
-# Credentials are never written here: they come from the default chains of boto3 and DefaultAzureCredential.
+# Never put credentials here. They come from the default chains of boto3 and DefaultAzureCredential.
 
 [tables.sales]
 # Four settings are required.
 landing      = "landing/sales"         # where files arrive
 processed    = "processed/sales"       # the table: Hive-style folders of plain Parquet
-key          = ["order_id", "line_no"] # of the rows with one key in a partition the newest stays
-partition_by = ["transaction_date"]    # also several, or "date(created_at) as day"; year, month, hour
+key          = ["order_id", "line_no"] # of all rows of a partition with the same key, the newest one stays
+partition_by = ["transaction_date"]    # one or several; also "date(created_at) as day", or year, month, hour
 
-# The others, with their defaults. Remove the # to set one.
-# order_by            = ["record_timestamp"]  # what is newest; stamped on receipt where landing has no such column;
+# All other settings with their defaults. Remove the # to change one.
+# order_by            = ["record_timestamp"]  # decides which row is newest; added on receipt if the files lack it;
 #                                 # also "priority asc", "version desc nulls first"
-# order_in_name       = '_(\\d+)\\.'  # where that column's value stands in the names of the files; not set by default
-# ties                = "arrival"  # between equal ordering values the later row wins; "content": whatever came first
-# mode                = "rows"     # "columns": a record changes the columns that it brings, the others keep their values
-# nulls               = "overwrite"  # with mode columns "keep": a null that a record brings changes nothing
-# key_scope           = "partition"  # of a key one row in each partition; "table": one in all, which moves with its records
+# order_in_name       = '_(\\d+)\\.'  # takes that column's value from the file name; not set by default
+# ties                = "arrival"  # if ordering values are equal, the later row wins; "content": the larger row, whenever it came
+# mode                = "rows"     # "columns": a record changes only the columns that it contains
+# nulls               = "overwrite"  # with mode "columns", "keep": a null in a record changes nothing
+# key_scope           = "partition"  # one row per key and partition; "table": one row per key, which moves between partitions
 # history             = false      # true: keep superseded versions, for `export --history`
 # format              = "auto"     # by file name; or "parquet", "csv", "delimited", "jsonl", "avro", "orc"
-# landing_dates       = ""         # pattern of the folders below landing, such as "%Y-%m-%d" or "dt=%Y-%m-%d"
-# queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or the path of another file, or sqs://QUEUE
+# landing_dates       = ""         # pattern of the folders below landing, for example "%Y-%m-%d" or "dt=%Y-%m-%d"
+# queue               = "auto"     # <processed>/_lakeupsert/queue.sqlite; or another file, or sqs://QUEUE
 # engine              = "arrow"    # or "spark"
 # strategy            = "auto"     # or "rewrite", "delta"
-# bucket              = "256MiB"   # bytes of a partition from which it is split, so that workers share it
-# on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip" lists it as lagging
-# quarantine_limit    = "1%"       # or a number of rows; above it a batch is refused as a whole; 1% counts above 10 rows
+# bucket              = "256MiB"   # split larger partitions, so that several workers share them
+# on_failed_partition = "hold"     # publish nothing newer while a partition fails; "skip": publish, and list it as lagging
+# quarantine_limit    = "1%"       # or a number of rows; a batch above it is refused as a whole; 1% counts above 10 rows
 # keep_snapshots      = 7
 # superseded_retention = "24h"
-# tombstone_retention  = "90d"    # how long a deleted key is known; not set by default: for ever
+# tombstone_retention  = "90d"    # how long deleted keys are remembered; by default for ever
 
-# [tables.sales.schema]            # optional; otherwise the first batch infers and records it
+# [tables.sales.schema]            # optional; otherwise inferred from the first batch and recorded
 # order_id = "string"
 
 # [tables.sales.read]              # optional: how the bytes of landing files become rows (docs/FORMATS.md)
-# delimiter = ","                  # of CSV one character; of format "delimited" a regular expression
-# quote     = '"'                  # of CSV; "" for none
-# header    = true                 # by default false with format "delimited"
-# columns   = []                   # where there is no header, such as ["id", "price"]; else _c0, _c1, ...
-# encoding  = "utf-8"              # or any other that Python has, such as "latin-1"
-# null      = '\\N'                 # text that is null, as empty text is; not set by default
-# aliases   = {}                   # names in the files, and the table's names for them: { price = "unit_price" }
-# envelope  = "debezium"           # or "dms": JSON lines (Debezium: or Avro) whose rows are wrapped; not set by default
+# delimiter = ","                  # CSV: one character; format "delimited": a regular expression
+# quote     = '"'                  # CSV only; "" for none
+# header    = true                 # false by default with format "delimited"
+# columns   = []                   # names if there is no header, for example ["id", "price"]; by default _c0, _c1, ...
+# encoding  = "utf-8"              # or any other that Python has, for example "latin-1"
+# null      = '\\N'                 # text that means null, besides empty text; not set by default
+# aliases   = {}                   # names in the files and their names in the table: { price = "unit_price" }
+# envelope  = "debezium"           # or "dms": JSON lines (Debezium: or Avro) with wrapped rows; not set by default
 
-# [tables.sales.delete]            # optional: these rows delete their key
+# [tables.sales.delete]            # optional: rows that delete their key
 # column = "op"
-# values = ["D"]                   # or [true], [1]: compared with the column's text
+# values = ["D"]                   # or [true], [1]: compared with the text of the column
 # keep   = false                   # keep that column in the table
-# upserts = ["I", "U"]             # all other values go to quarantine; not set by default
-# file_prefix = "del"              # or: files called so hold deletes alone; not set by default
+# upserts = ["I", "U"]             # rows with any other value go to quarantine; not set by default
+# file_prefix = "del"              # or: files whose names start with this contain only deletes; not set by default
 
-# [tables.sales.groups.shipping]   # optional, with mode columns: columns of another source, with an order of their own
+# [tables.sales.groups.shipping]   # optional, with mode "columns": columns of another source, with their own order
 # order_by = ["shipped_at"]
 # columns  = ["carrier", "state"]
 
-# [tables.sales.large]             # optional: partitions whose merge reads more bytes go to workers of engine spark
+# [tables.sales.large]             # optional: partitions whose merge reads more bytes than this go to Spark workers
 # queue = "sqs://sales-large"
 # bytes = "2GB"
 """

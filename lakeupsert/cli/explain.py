@@ -1,15 +1,15 @@
-"""`lakeupsert explain`: every version of a key, where it is, and why the winner won; of a part of a key, which keys match."""
+"""`lakeupsert explain`: show all versions of a key and why the current one wins, or the keys that match a part of a key."""
 
 import dataclasses
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
     from lakeupsert.operations.explain import ExplainedPartition, Explanation, Version
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("key", nargs=-1, required=True, metavar="COLUMN=VALUE...")
-@click.option("--partition", metavar="V", help="Look there only: 2020-01-01, or the partition's folder.")
+@click.option("--partition", metavar="V", help="Search only this partition, by its value (2020-01-01) or its folder.")
 @common
 @click.pass_obj
 def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
-    """Show every stored version of a key and why the current one wins.
+    """Show all stored versions of a key and why the current one wins.
 
-    Give a value for each key column. With some of them only, the keys that match are listed. The partition column may be
-    given too; without it every partition is searched, which takes a while if there are many.
+    Give a value for every key column; with only some of them, it lists the keys that match. You may also give the partition
+    column. Without it, every partition is searched, which takes a while if there are many.
 
     \b
     Example:
@@ -32,10 +32,10 @@ def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
       lakeupsert explain order_id=7 line_no=2
     """
     values: dict[str, str] = {}
-    for given in key:
-        column, equals, value = given.partition("=")
+    for argument in key:
+        column, equals, value = argument.partition("=")
         if not equals or column in values:
-            raise click.UsageError(f"{given!r} {'is a second value' if equals else 'is not COLUMN=VALUE'}.")
+            raise click.UsageError(f"{argument!r} {'is a second value' if equals else 'is not COLUMN=VALUE'}.")
         values[column] = value
     with call.open_table() as table, call.progress(table.name) as progress:
         progress("looking for the key")
@@ -46,15 +46,15 @@ def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
         return Answer(_result(found), text)
 
 
-def _result(found: "Explanation") -> dict[str, Any]:
-    def shape(partition: "ExplainedPartition") -> dict[str, Any]:
+def _result(found: "Explanation") -> dict[str, object]:
+    def shape(partition: "ExplainedPartition") -> dict[str, object]:
         fields = dataclasses.asdict(partition)
         return {**fields, "gone": [{"batch": batch, "object": name} for batch, name in partition.gone]}
 
     return {"key": found.key, "partitions": [shape(p) for p in found.partitions]}
 
 
-def _matches_result(found: "Explanation") -> dict[str, Any]:
+def _matches_result(found: "Explanation") -> dict[str, object]:
     return {"key": found.key, "matches": [dataclasses.asdict(match) for match in found.matches], "more": found.more}
 
 
@@ -66,12 +66,12 @@ def _matches(found: "Explanation") -> str:
     ]
     if found.more:
         facts.append(("", f"… and {found.more:,} more"))
-    facts.append(("next", f"lakeupsert explain {_words(found.matches[0].key)}"))
+    facts.append(("next", f"lakeupsert explain {_shell_arguments(found.matches[0].key)}"))
     return output.block(f"{output.count(total, 'key')} with {_pairs(found.key)}", facts)
 
 
-def _words(key: Mapping[str, Any]) -> str:
-    """As arguments of a shell."""
+def _shell_arguments(key: Mapping[str, object]) -> str:
+    """The key as arguments for a shell."""
     return " ".join(shlex.quote(f"{name}={value}") for name, value in key.items())
 
 
@@ -81,23 +81,23 @@ def _facts(found: "ExplainedPartition") -> list[output.Fact]:
         facts.append(("since", f"snapshot {found.since}"))
     for version in found.versions:
         label = "won" if version.outcome == "won, not published" else version.outcome
-        what = f", moved to {version.moved_to}" if version.moved_to else ", a delete" if version.delete else ""
-        order = f"{_pairs(version.order)}{what}"
+        event = f", moved to {version.moved_to}" if version.moved_to else ", a delete" if version.delete else ""
+        order = f"{_pairs(version.order)}{event}"
         facts += [(label, _origin(version)), ("", f"{order}, in {version.object}")]
         if version.columns is not None:
-            facts.append(("", f"gives {', '.join(version.columns)}"))
+            facts.append(("", f"sets {', '.join(version.columns)}"))
     for batch, rows in found.settled.items():
-        whose = "partition" if found.settled_of_key[batch] is None else "key"
-        facts.append(("not in files", f"{output.count(rows, 'row')} of this {whose} that lost within batch {batch}"))
+        scope = "partition" if found.settled_of_key[batch] is None else "key"
+        facts.append(("not in files", f"{output.count(rows, 'row')} of this {scope} that lost within batch {batch}"))
     if found.gone:
         batches = ", ".join(str(batch) for batch in sorted({batch for batch, _ in found.gone}))
-        facts.append(("gone", f"appended files (batch {batches}); what they held of this key can't be told"))
+        facts.append(("gone", f"appended files (batch {batches}); whether they contained this key is unknown"))
     return facts
 
 
 def _origin(version: "Version") -> str:
     if version.batch is None or version.received_at is None:
-        return "stored; the appended file that it came with is gone"
+        return "stored; its appended file is gone"
     if version.source in ("base", "delta", "tombstone"):
         return f"the same, stored as {'a tombstone' if version.source == 'tombstone' else 'a row'}"
     if version.file is None:
@@ -106,5 +106,5 @@ def _origin(version: "Version") -> str:
     return f"batch {version.batch} {version.batch_id}, received {received}: {version.file}, place {version.place}"
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
+def _pairs(values: Mapping[str, object]) -> str:
     return " ".join(f"{name}={'null' if value is None else value}" for name, value in values.items())

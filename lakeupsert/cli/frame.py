@@ -1,8 +1,8 @@
-"""The frame around every command: its common options, what it prints, its exit code, signals.
+"""What every command shares: common options, output, exit codes and signals.
 
-A command returns an `Answer` or raises; only `Program.main` prints and exits. So there is exactly one JSON object on
-standard output however a command ends, and one text for people: results on standard output, the rest on standard error.
-Importing this brings no Arrow and no Spark: `lakeupsert --help` is instant.
+A command returns an `Answer` or raises. Only `Program.main` prints and exits, so standard output holds exactly one JSON object
+however a command ends. Without `--json`, results go to standard output and everything else to standard error.
+Importing this module does not import Arrow or Spark: `lakeupsert --help` is instant.
 """
 
 import errno
@@ -15,11 +15,13 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -33,52 +35,54 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
+COMPLETION = "_LAKEUPSERT_COMPLETE"
+"""The variable in which a shell asks for its completion script, or to complete a command line."""
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command has to say.
+    """The result of a command.
 
     Attributes:
-        result: the `result` of the JSON object.
+        result: `result` of the JSON object.
         text: the same for people.
-        warnings: what is not as it should be and stops nothing.
-        told: warnings that ``text`` has already; only the JSON object repeats them.
-        error: what is wrong although there is a result.
+        warnings: problems that did not stop the command.
+        json_warnings: warnings for the JSON object only, because ``text`` already contains them.
+        error: an error that is reported together with the result.
     """
 
-    result: Any
+    result: Mapping[str, object] | None
     text: str = ""
     warnings: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    json_warnings: tuple[str, ...] = ()
     error: LakeupsertError | None = None
 
 
 class InterruptError(LakeupsertError):
-    """Somebody pressed Ctrl-C."""
+    """The user pressed Ctrl-C."""
 
     exit_code = INTERRUPTED
 
 
 class Terminated(BaseException):
-    """SIGTERM, while nothing runs that could be asked to stop, or for the second time."""
+    """SIGTERM arrived outside a block that can stop by itself, or for the second time."""
 
 
 class Call:
-    """One call of the program: its common options, and what is known of it before it ends."""
+    """One call of the program: its common options and its state so far."""
 
-    def __init__(self, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
         self.config_path: str | None = None
         self.table: str | None = None
         self.command: str | None = None
         self.changed = False
-        """Whether readers see something new since this call began."""
+        """Whether this call has changed what readers see."""
         self.tables: list[Table] = []
-        """Those that the command opened."""
-        self.stop = Stop(abandon=_terminate)
+        """The tables that the command opened."""
+        self.stop = Stop(abandon=_send_sigterm)
         self.terminated = False
         self._stoppable = False
 
@@ -87,8 +91,8 @@ class Call:
 
     @contextmanager
     def open_table(self) -> "Iterator[Table]":
-        """The table that the command is about: the only one of the file, or the one of `--table`."""
-        from lakeupsert.api import Table  # brings Arrow, which usage errors and help need not wait for
+        """Open the only table of the configuration, or the one named by `--table`."""
+        from lakeupsert.api import Table  # imports Arrow, which help and usage errors do not need
 
         config = self.config()
         self.table, settings = config.table(self.table)
@@ -101,7 +105,7 @@ class Call:
 
     @contextmanager
     def open_tables(self) -> "Iterator[list[Table]]":
-        """All tables of the file in its order, or the one of `--table`."""
+        """Open all tables in the order of the configuration, or the one named by `--table`."""
         from lakeupsert.api import Table  # as above
 
         config = self.config()
@@ -116,7 +120,7 @@ class Call:
                 table.close()
 
     def account(self, error: LakeupsertError, table: "Table | None" = None) -> None:
-        """Say in the error what this call committed of the table, by default of the only one."""
+        """Add to the error what this call committed to the table (default: the only open one)."""
         if table is None and len(self.tables) == 1:
             [table] = self.tables
         if table is not None:
@@ -124,14 +128,14 @@ class Call:
 
     @contextmanager
     def stoppable(self) -> Iterator[Stop]:
-        """SIGTERM in the block sets the event and leaves it to the block to end soon; a second one ends it at once."""
+        """A first SIGTERM sets `stop`, and the block ends soon by itself. A second one ends the process at once."""
         before, self._stoppable = self._stoppable, True
         try:
             yield self.stop
         finally:
             self._stoppable = before
 
-    def on_sigterm(self, number: int, frame: object) -> None:
+    def on_sigterm(self, number: int, frame: FrameType | None) -> None:
         if not self._stoppable or self.terminated:
             raise Terminated
         self.terminated = True
@@ -139,24 +143,24 @@ class Call:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Tells people at a terminal what is going on; silent where nobody looks on, or several would talk."""
+        """Show progress on a terminal. Does nothing if standard error is not one, or in a thread beside others."""
         if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
             yield lambda text: None
             return
-        from rich.console import Console  # slow to import, and most calls have nobody who looks on
+        from rich.console import Console  # slow to import, and most calls have no terminal
         from rich.text import Text
 
         with Console(stderr=True).status(Text(what)) as status:
             yield lambda text: status.update(Text(f"{what}: {text}"))
 
 
-def _terminate() -> None:
-    """Do as a second SIGTERM does."""
+def _send_sigterm() -> None:
+    """Act as a second SIGTERM does."""
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
 class Program(click.Group):
-    """The group of all commands; running it prints, and ends the process with the contract's exit codes."""
+    """The group of all commands. Running it prints the answer and ends the process with one of the documented exit codes."""
 
     def main(
         self,
@@ -164,37 +168,44 @@ class Program(click.Group):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
-        **extra: Any,
+        **extra: object,
     ) -> NoReturn:
-        """Run ``args``, by default the process's own. What else click and its test runner may pass changes nothing."""
+        """Run ``args``, by default the arguments of the process, or complete them for a shell that asks.
+
+        The other parameters are those of click and its test runner; they change nothing.
+        """
         _open_streams()
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         call = Call(as_json="--json" in args)
+        if instruction := os.environ.get(COMPLETION):
+            from click.shell_completion import shell_complete  # no other call needs it
+
+            sys.exit(shell_complete(self, {"obj": call}, "lakeupsert", COMPLETION, instruction))
         started_at, begun = clock.now().isoformat(), clock.elapsed()
-        with _handler(signal.SIGTERM, call.on_sigterm), _logged():
+        with _signal_handler(signal.SIGTERM, call.on_sigterm), _log_to_stderr():
             try:
-                answer = self._answer(args, call)
+                answer = self._run_command(args, call)
             except click.exceptions.Exit as e:
                 sys.exit(e.exit_code)
             except BrokenPipeError as e:
-                if not _reader_is_gone():  # it was another pipe
-                    answer = Answer(None, error=as_ours(e, call))
+                if not _reader_is_gone():  # another pipe broke
+                    answer = Answer(None, error=as_lakeupsert_error(e, call))
                 else:
-                    _discard(sys.stdout)
+                    _redirect_to_null(sys.stdout)
                     sys.exit(0)
             except (Exception, KeyboardInterrupt, Terminated) as e:
                 if _debugging():
                     traceback.print_exc()
-                answer = Answer(None, error=as_ours(e, call))
-            # What is left is to say it: a late signal must not cut the one object in two.
-            with _handler(signal.SIGTERM, signal.SIG_IGN), _handler(signal.SIGINT, signal.SIG_IGN):
+                answer = Answer(None, error=as_lakeupsert_error(e, call))
+            # Only printing is left: a late signal must not cut the JSON object in two.
+            with _signal_handler(signal.SIGTERM, signal.SIG_IGN), _signal_handler(signal.SIGINT, signal.SIG_IGN):
                 if answer.error is not None:
                     call.account(answer.error)
-                answer = _say(call, answer, started_at, clock.elapsed() - begun)
+                answer = _print_answer(call, answer, started_at, clock.elapsed() - begun)
         sys.exit(answer.error.exit_code if answer.error else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # as they are used, not by the alphabet
+        return list(self.commands)  # in the order of use, not the alphabet
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -203,43 +214,49 @@ class Program(click.Group):
         ctx.obj.command = name
         return name, command, rest
 
-    def _answer(self, args: list[str], call: Call) -> Answer:
+    def _run_command(self, args: list[str], call: Call) -> Answer:
         with self.make_context("lakeupsert", args, obj=call) as context:
             answer: Answer = self.invoke(context)
         if call.terminated:
-            return Answer(answer.result, answer.text, answer.warnings, answer.told, as_ours(Terminated(), call))
+            return replace(answer, error=as_lakeupsert_error(Terminated(), call))
         return answer
 
 
 json_option = click.option("--json", is_flag=True, expose_value=False, help="Print one JSON object on standard output.")
-"""`Program.main` looks for it itself, since also a command line that can't be parsed is answered in JSON."""
+"""`Program.main` looks for it too, because a command line that can't be parsed must also be answered in JSON."""
 
 
 def common(command: Function) -> Function:
-    """The options that the program and every command take, so that they may stand before the command or after it."""
+    """Add the options that may stand before or after the name of every command."""
 
-    def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    def store(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
         if value is not None:
             setattr(context.obj, str(parameter.name), value)
 
     for option in (
         json_option,
-        click.option("--table", metavar="NAME", expose_value=False, callback=keep, help="Which table of the file."),
+        click.option(
+            "--table",
+            metavar="NAME",
+            expose_value=False,
+            callback=store,
+            help="Table name. Optional if the configuration has one table.",
+        ),
         click.option(
             "--config",
             "config_path",
             metavar="FILE",
             expose_value=False,
-            callback=keep,
-            help="The configuration; by default the first lakeupsert.toml upward from here.",
+            callback=store,
+            help="Configuration file. Default: the nearest lakeupsert.toml in this folder or above.",
         ),
     ):
         command = option(command)
     return command
 
 
-def as_ours(e: BaseException, call: Call) -> LakeupsertError:
-    """Whatever ended a command, as an error that says what to do next."""
+def as_lakeupsert_error(e: BaseException, call: Call) -> LakeupsertError:
+    """Turn the exception that ended a command into an error that says what to do next."""
     if isinstance(e, LakeupsertError) and not (call.terminated and isinstance(e, TryAgainError)):
         return e
     if isinstance(e, click.ClickException):
@@ -248,65 +265,67 @@ def as_ours(e: BaseException, call: Call) -> LakeupsertError:
     if isinstance(e, KeyboardInterrupt):
         return InterruptError(
             "interrupted",
-            "Interrupted. What was committed stands; the next call goes on from there.",
+            "Interrupted. Committed work is kept, and the next call continues from there.",
             data_changed=call.changed,
-            next="run the same command again when you like",
+            next="run the same command again at any time",
         )
-    if isinstance(e, Terminated) or call.terminated:  # Spark and worker processes may have been told to end too
+    if isinstance(e, Terminated) or call.terminated:  # Spark and worker processes may have received it too
         return TryAgainError(
             "terminated",
-            "Stopped by SIGTERM. What was committed stands, and unfinished messages were given back.",
+            "Stopped by SIGTERM. Committed work is kept, and unfinished messages were returned to the queue.",
             data_changed=call.changed,
-            next="run the same command again; it goes on from there",
+            next="run the same command again; it continues from there",
         )
     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
         return TryAgainError(
             "disk-full",
-            f"No room is left: {e}.",
+            f"No space is left on the disk: {e}.",
             data_changed=call.changed,
-            next="free space there, then run the same command again",
+            next="free some space there, then run the same command again",
         )
     if isinstance(e, PermissionError):
         return ConfigurationError(
             "not-permitted",
-            f"User {os.geteuid()} may not do this: {e}.",
+            f"User {os.geteuid()} has no permission for this: {e}.",
             data_changed=call.changed,
-            next="give this user the right to, or name another path",
+            next="grant it to this user, or use another path",
         )
-    if refused := _refusal(e):
+    if problem := _path_problem(e):
         return ConfigurationError(
             "unusable-path",
-            f"{refused}.",
+            f"{problem}.",
             data_changed=call.changed,
-            next="correct that path or what is there, then run the same command again; LAKEUPSERT_DEBUG=1 shows what needed it",
+            next="correct that path or what is there, then run the same command again; LAKEUPSERT_DEBUG=1 shows what used it",
         )
     return LakeupsertError(
         "internal-error",
-        f"This is a bug of lakeupsert. {type(e).__name__}: {_in_short(e)}",
+        f"This is a bug in lakeupsert. {type(e).__name__}: {_short_text(e)}",
         data_changed=call.changed,
-        next="run it again with LAKEUPSERT_DEBUG=1, which prints where it happened, and report that",
+        next="run it again with LAKEUPSERT_DEBUG=1, which prints the traceback, and report it",
     )
 
 
-def _refusal(e: BaseException) -> str | None:
-    """What the operating system says of a path or a text that it can't use; None: it is about something else."""
+def _path_problem(e: BaseException) -> str | None:
+    """Why the operating system can't use a path or a text; None if the error is about something else."""
     if isinstance(e, OSError) and e.filename is not None:
         return f"The operating system can't use {e.filename}: {e.strerror}"
-    if isinstance(e, FileNotFoundError) and _is_nowhere():
-        return "The current folder does not exist any more"
-    if isinstance(e, RuntimeError) and "home directory" in str(e):  # of `Path.expanduser`
-        return "A path begins with ~, and no user has that home folder"
+    if isinstance(e, FileNotFoundError) and _working_directory_is_gone():
+        return "The current folder no longer exists"
+    if isinstance(e, RuntimeError) and "home directory" in str(e):  # from `Path.expanduser`
+        return "A path begins with ~, but there is no such home folder"
     if isinstance(e, ValueError) and "embedded null" in str(e):
-        return "A path holds a NUL character"
+        return "A path contains a NUL character"
     if isinstance(e, UnicodeEncodeError):
         found = repr(e.object[e.start : e.end])
         if sys.getfilesystemencoding() == "utf-8":
-            return f"A name or an argument is not UTF-8: it has {found}"
-        return f"A name has {found}, which this locale's encoding ({e.encoding}) does not have; LC_ALL=C.UTF-8 has it"
+            return f"A name or an argument is not UTF-8: it contains {found}"
+        return (
+            f"A name contains {found}, which this locale's encoding ({e.encoding}) can't represent; LC_ALL=C.UTF-8 can"
+        )
     return None
 
 
-def _is_nowhere() -> bool:
+def _working_directory_is_gone() -> bool:
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -314,13 +333,13 @@ def _is_nowhere() -> bool:
     return False
 
 
-def _in_short(e: BaseException) -> str:
-    """What it says; of one that quotes a traceback, as Spark's do, the last line, which says what it was."""
+def _short_text(e: BaseException) -> str:
+    """The exception's text, or only its last line if it quotes a traceback, as Spark's exceptions do."""
     text = str(e).strip()
     return text.splitlines()[-1] if "Traceback (most recent call last)" in text else text
 
 
-def _object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict[str, Any]:
+def _json_object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict[str, object]:
     error = answer.error
     return {
         "schema_version": SCHEMA_VERSION,
@@ -331,7 +350,7 @@ def _object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict
         "started_at": started_at,
         "seconds": round(seconds, 3),
         "result": answer.result,
-        "warnings": [*answer.warnings, *answer.told],
+        "warnings": [*answer.warnings, *answer.json_warnings],
         "error": error
         and {
             "code": error.code,
@@ -347,43 +366,43 @@ def _object(call: Call, answer: Answer, started_at: str, seconds: float) -> dict
     }
 
 
-def _say(call: Call, answer: Answer, started_at: str, seconds: float) -> Answer:
-    """Print the answer; it comes back with an error where nobody could read it.
+def _print_answer(call: Call, answer: Answer, started_at: str, seconds: float) -> Answer:
+    """Print the answer and return it, with an error added if standard output can't be written.
 
-    Who reads our output may have had enough (`| head`): that is no error. A standard output that takes nothing is one, which
-    people are told also with `--json`. Where standard error takes nothing, the exit code is all that is left.
+    A reader that closes its end early (`| head`) is not an error. A standard output that can't be written is one, which is
+    then printed for people even with `--json`. If standard error can't be written either, only the exit code is left.
     """
-    text = json.dumps(_object(call, answer, started_at, seconds)) if call.as_json else answer.text
+    text = json.dumps(_json_object(call, answer, started_at, seconds)) if call.as_json else answer.text
     silent = call.as_json
     try:
         if text:
             print(text, flush=True)
     except BrokenPipeError:
-        _discard(sys.stdout)
+        _redirect_to_null(sys.stdout)
     except OSError as e:
-        _discard(sys.stdout)
+        _redirect_to_null(sys.stdout)
         silent = False
         if answer.error is None:
-            unread = TryAgainError(
+            error = TryAgainError(
                 "output-failed",
-                f"The command came to its end, but its answer can't be written to standard output: {e.strerror or e}.",
+                f"The command finished, but its answer can't be written to standard output: {e.strerror or e}.",
                 data_changed=call.changed,
-                next="mend where standard output goes, then run the same command again, which does nothing twice",
+                next="fix the target of standard output, then run the same command again; it does nothing twice",
             )
-            call.account(unread)
-            answer = replace(answer, error=unread)
+            call.account(error)
+            answer = replace(answer, error=error)
     if not silent:
         try:
-            _tell(answer)
-        except (OSError, SystemExit):  # rich ends the process if nobody reads its pipe
-            _discard(sys.stderr)
+            _print_problems(answer)
+        except (OSError, SystemExit):  # rich exits if nobody reads its pipe
+            _redirect_to_null(sys.stderr)
     return answer
 
 
-def _tell(answer: Answer) -> None:
+def _print_problems(answer: Answer) -> None:
     if not answer.warnings and answer.error is None:
         return
-    from rich.console import Console  # knows NO_COLOR, and whether anybody sees colours
+    from rich.console import Console  # respects NO_COLOR and uses colours only on a terminal
     from rich.text import Text
 
     console = Console(stderr=True, soft_wrap=True)
@@ -397,8 +416,10 @@ def _tell(answer: Answer) -> None:
 
 
 @contextmanager
-def _handler(number: signal.Signals, handler: Any) -> Iterator[None]:
-    """Handle the signal so while the block runs; only the main thread can."""
+def _signal_handler(
+    number: signal.Signals, handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> Iterator[None]:
+    """Use this handler while the block runs. Only the main thread can; in others this does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -409,19 +430,19 @@ def _handler(number: signal.Signals, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
-class _Log(logging.Handler):
-    """Warnings of the libraries below, a line each, to wherever standard error goes by then."""
+class _StderrLog(logging.Handler):
+    """Prints a line for each warning of the libraries, to what standard error is at that time."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # py4j logs each call that an interrupt breaks off, with a traceback, before it raises the interrupt anyway.
+        # py4j logs every call that an interrupt cuts off, with a traceback, and then raises the interrupt anyway.
         if _debugging() or "py4j" not in record.pathname:
-            with suppress(OSError):  # a night does not end because nobody can read its warnings
+            with suppress(OSError):  # a night must not fail because its warnings can't be written
                 print(self.format(record) if _debugging() else record.getMessage(), file=sys.stderr)
 
 
 @contextmanager
-def _logged() -> Iterator[None]:
-    handler = _Log(logging.WARNING)
+def _log_to_stderr() -> Iterator[None]:
+    handler = _StderrLog(logging.WARNING)
     logging.getLogger().addHandler(handler)
     try:
         yield
@@ -434,25 +455,25 @@ def _debugging() -> bool:
 
 
 def _open_streams() -> None:
-    """Give a process that was started without standard streams (`>&-`) ones that lead nowhere, and let no character fail.
+    """Open missing standard streams (`>&-`) on the null device, and make them accept every character.
 
-    Else the next file that is opened, such as a data file, would be standard output for every library that prints.
+    Otherwise the next opened file, for example a data file, would become standard output for every library that prints.
     """
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  until the process ends
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  stays open until the process ends
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def _reader_is_gone() -> bool:
-    """Whether nobody reads standard output any more."""
+    """Whether the reader of standard output has closed its end."""
     poll = select.poll()
     try:
         poll.register(sys.stdout.fileno(), 0)
@@ -461,7 +482,56 @@ def _reader_is_gone() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _discard(stream: TextIO) -> None:
-    """Let the rest go nowhere, also what Python flushes when it ends."""
+def _redirect_to_null(stream: TextIO) -> None:
+    """Discard all further output, including what Python flushes at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def for_each_table(call: Call, run: "Callable[[Table], Answer]", *, concurrently: bool = False) -> Answer:
+    """Run the command for each table, in the order of the configuration or concurrently.
+
+    A table that fails does not stop the others. The first failure is the error of the call. With ``concurrently``, for calls
+    that go on until they are stopped, the first failure stops all.
+    """
+    with call.open_tables() as tables:
+        if len(tables) == 1:
+            return run(tables[0])
+
+        def run_guarded(table: "Table") -> Answer:
+            try:
+                answer = run(table)
+            except (Exception, KeyboardInterrupt, Terminated) as e:
+                answer = Answer(None, error=as_lakeupsert_error(e, call))
+            if answer.error is not None:
+                call.account(answer.error, table)
+            return answer
+
+        answers: dict[str, Answer] = {}
+        if concurrently:
+            with ThreadPoolExecutor(len(tables)) as pool, call.stoppable() as stop:
+                futures = {pool.submit(run_guarded, table): table.name for table in tables}
+                try:
+                    for future in as_completed(futures):
+                        if future.result().error:
+                            break  # whoever started this process should know, and start it again
+                finally:
+                    stop.set()
+            answers = {name: future.result() for future, name in futures.items()}
+        else:
+            for table in tables:
+                if not call.stop.is_set():
+                    answers[table.name] = answer = run_guarded(table)
+                    if answer.error is not None and answer.error.code in ("interrupted", "terminated"):
+                        break
+    failed = [(name, a.error) for name, a in answers.items() if a.error]
+    return Answer(
+        {"tables": {name: a.result for name, a in answers.items()}},
+        "\n\n".join(a.text for a in answers.values() if a.text),
+        (
+            *(f"{name}: {w}" for name, a in answers.items() for w in a.warnings),
+            *(f"{name}: {e.message} Next: {e.next}" for name, e in failed[1:]),
+        ),
+        tuple(f"{name}: {w}" for name, a in answers.items() for w in a.json_warnings),
+        failed[0][1] if failed else None,
+    )

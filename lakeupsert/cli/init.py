@@ -1,4 +1,4 @@
-"""`lakeupsert init`: propose a configuration from the files that are there. The texts of the answer and of the file."""
+"""`lakeupsert init`: propose a configuration from a sample of files. Texts of the answer and of the configuration."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.output import block, columns, toml_value
+from lakeupsert.cli.program import main
 from lakeupsert.config import FILE_NAME, is_remote, toml_key
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.report.numbers import count
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from lakeupsert.operations.propose import Proposal
 
 WIDTH = 118
-"""Of the comments in the file."""
+"""Line width of comments in the configuration."""
 SHOWN = 40
-"""Most columns that a table for people has."""
+"""The largest number of columns listed for people."""
 
 
 @main.command()
@@ -33,10 +33,10 @@ SHOWN = 40
 @common
 @click.pass_obj
 def init(call: Call, path: str, dry_run: bool) -> Answer:
-    """Look at the files below PATH and write a configuration for them.
+    """Write a configuration for the files below PATH.
 
-    PATH is a landing zone, or a Hive-partitioned Parquet folder that is to become a table. A sample of the files is looked
-    at; the file has the evidence for each setting as comments. A file that is there is never overwritten.
+    PATH is a landing zone, or a Hive-partitioned Parquet folder that will become a table. Reads a sample of the files; comments
+    in the configuration give the evidence for each setting. Never overwrites a file.
 
     \b
     Example:
@@ -49,19 +49,19 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
     if not is_remote(path) and folder in target.resolve().parents:
         raise ConfigurationError(
             "configuration-in-landing",
-            f"{target} would lie in {folder}, among the data.",
-            next="run this from another folder, or name a file outside with --config",
+            f"The configuration {target} would be written into {folder}, among the data.",
+            next="run this in another folder, or give a file elsewhere with --config",
         )
-    from lakeupsert.operations.propose import propose  # brings Arrow
+    from lakeupsert.operations.propose import propose  # imports Arrow
 
     with call.progress("init") as progress:
-        progress(f"looking at {path}")
+        progress(f"sampling {path}")
         found = propose(path, call.table)
     text = _file_text(found, path, target.parent)
     call.table = found.table
-    what = f"`lakeupsert adopt {shlex.quote(path)}`" if found.hive else "`lakeupsert run`"
-    left = [*found.open, *(["queue"] if is_remote(found.processed) else [])]
-    steps = f"correct {', '.join(left)} in it, then {what}" if left else what
+    command = f"`lakeupsert adopt {shlex.quote(path)}`" if found.hive else "`lakeupsert run`"
+    missing = [*found.open, *(["queue"] if is_remote(found.processed) else [])]
+    steps = f"set {', '.join(missing)} in it, then {command}" if missing else command
     result = {
         "written": None if dry_run else str(target),
         "proposed": {
@@ -84,35 +84,37 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
         raise _exists(target) from e
     except FileNotFoundError as e:
         raise ConfigurationError(
-            "no-folder", f"There is no folder {target.parent}.", next="create it, or give another file with --config"
+            "no-folder",
+            f"The folder {target.parent} does not exist.",
+            next="create it, or give another file with --config",
         ) from e
-    return Answer(result, _told(found, target, steps), found.warnings)
+    return Answer(result, _text(found, target, steps), found.warnings)
 
 
 def _exists(target: Path) -> ConfigurationError:
     return ConfigurationError(
         "configuration-exists",
-        f"{target} exists, and is not overwritten.",
-        next="name another file with --config, or print the proposal with --dry-run",
+        f"{target} already exists. It was not changed.",
+        next="give another file with --config, or print the proposal with --dry-run",
     )
 
 
-def _told(found: "Proposal", target: Path, steps: str) -> str:
-    facts = [("looked at", _looked_at(found))]
+def _text(found: "Proposal", target: Path, steps: str) -> str:
+    facts = [("sampled", _sample(found))]
     for name, choice in found.settings.items():
         value = choice.value
         if isinstance(value, dict):
             value = f"{value['column']}: {', '.join(value['values'])}"
         elif isinstance(value, list):
             value = ", ".join(value)
-        nothing = "left open" if name in found.open else "none"
-        facts += [("dates" if name == "landing_dates" else name, _plain(value or nothing))]
+        empty = "left open" if name in found.open else "none"
+        facts += [("dates" if name == "landing_dates" else name, _plain(value or empty))]
         facts += [("", f"  {_plain(line)}") for line in choice.evidence]
     facts += [("written", str(target)), ("next", steps)]
     return "\n".join([*_columns(found), "", block(f"Table {found.table}", facts)])
 
 
-def _looked_at(found: "Proposal") -> str:
+def _sample(found: "Proposal") -> str:
     kind = "a Hive-partitioned folder" if found.hive else "a landing zone"
     return f"{found.files:,} of {count(found.of_files, 'file')} and {count(found.rows, 'row')}, as {kind}"
 
@@ -128,21 +130,21 @@ def _columns(found: "Proposal") -> list[str]:
 
 
 def _file_text(found: "Proposal", path: str, folder: Path) -> str:
-    """The configuration: what is proposed as settings, what is open as comments, above each the evidence."""
+    """The configuration: proposals as settings, open settings as comments, each below its evidence."""
     name = toml_key(found.table)
     zones = {"landing": found.landing, "processed": found.processed}
-    guessed = "landing" if found.hive else "processed"
+    guess = "landing" if found.hive else "processed"
     lines = [
-        *_comments([f"Proposed by `lakeupsert init {path}`, which looked at {_looked_at(found)}."]),
+        *_comments([f"Proposed by `lakeupsert init {path}`, from {_sample(found)}."]),
         "# Check it before the first night. `lakeupsert config --example` shows every setting.",
         "",
         f"[tables.{name}]",
     ]
     for zone, address in zones.items():
-        note = "  # a guess: correct it" if zone == guessed else ""
-        lines.append(f"{zone} = {toml_value(_near(address, folder))}{note}")
+        note = "  # a guess: correct it" if zone == guess else ""
+        lines.append(f"{zone} = {toml_value(_relative_path(address, folder))}{note}")
     if is_remote(found.processed):
-        lines += ["", "# A table that is not on this machine names its queue.", '# queue = ""']
+        lines += ["", "# A remote table needs a queue.", '# queue = ""']
     for setting in ("key", "partition_by", "order_by", "landing_dates"):
         choice = found.settings[setting]
         lines += ["", *_comments(choice.evidence)]
@@ -167,10 +169,10 @@ def _comments(lines: Sequence[str]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Without control characters, which comments of TOML must not have and terminals obey."""
+    """Replace control characters: TOML comments must not contain them, and terminals obey them."""
     return re.sub(r"[\x00-\x1f\x7f]", " ", text)
 
 
-def _near(address: str, folder: Path) -> str:
-    """Relative to the file where it is below it, so that both can be moved together."""
+def _relative_path(address: str, folder: Path) -> str:
+    """Relative to the configuration if it is below its folder, so that both can be moved together."""
     return os.path.relpath(address, folder) if folder in Path(address).parents else address

@@ -1,14 +1,14 @@
-"""Results as JSON (docs: interface, "Output") and as text for people. Nothing is read or printed here."""
+"""Results as JSON and as text for people. Nothing is read or printed here."""
 
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from lakeupsert.config import toml_key
-from lakeupsert.report.numbers import count as count  # the commands' own texts take these from here
+from lakeupsert.report.numbers import count as count  # re-exported for the modules of the commands
 from lakeupsert.report.numbers import messages
 from lakeupsert.report.numbers import size as size
 from lakeupsert.report.numbers import when as when
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from lakeupsert.table.manifest import Changes
     from lakeupsert.table.snapshot import Snapshot
 
-LABEL = 13
-NAMED = 3
-"""How many partitions a text names before it only counts the others."""
+LABEL_WIDTH = 13
+MOST_NAMES = 3
+"""How many partitions a text names before it only counts the rest."""
+BELOW_FLOOR = "below_floor, unknown keys that are older than deletes that the table has forgotten"
 
 
 # ---------------------------------------------------------------- shapes of `result`
 
 
-def append_result(appended: "AppendResult | None") -> dict[str, Any]:
+def append_result(appended: "AppendResult | None") -> dict[str, object]:
     if appended is None:
         return {"batches": []}
     entry = appended.entry
@@ -56,16 +57,16 @@ def append_result(appended: "AppendResult | None") -> dict[str, Any]:
     }
 
 
-def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, Any]:
-    def shape(result: "PartitionResult") -> dict[str, Any]:
+def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, object]:
+    def shape(result: "PartitionResult") -> dict[str, object]:
         fields = dataclasses.asdict(result)
-        del fields["error"], fields["units"]  # the one is part of the call's error, the other between workers
+        del fields["error"], fields["units"]  # `error` is part of the error object, `units` is internal
         return {**fields, "changes": changes_result(result.changes), "seconds": round(result.seconds, 3)}
 
     return {"partitions": [shape(r) for r in results]}
 
 
-def publish_result(published: "PublishResult") -> dict[str, Any]:
+def publish_result(published: "PublishResult") -> dict[str, object]:
     return {
         "snapshot": published.snapshot,
         "batch": published.batch,
@@ -75,7 +76,7 @@ def publish_result(published: "PublishResult") -> dict[str, Any]:
     }
 
 
-def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
+def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, object]:
     return {
         "append": append_result(ran.append),
         "dedupe": dedupe_result(ran.dedupe),
@@ -92,11 +93,11 @@ def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def status_result(status: "Status") -> dict[str, Any]:
-    # What failed is told by the error beside this result, and so are the warnings; `behind` is for who watches.
-    apart = ("failed", "behind", "large_queue", "warnings")
-    shown = [f.name for f in dataclasses.fields(status) if f.name not in apart]
-    fields = {name: getattr(status, name) for name in shown}
+def status_result(status: "Status") -> dict[str, object]:
+    # The error object has what failed, the answer has the warnings, and only `status --watch` shows `behind`.
+    omitted = ("failed", "behind", "large_queue", "warnings")
+    names = [f.name for f in dataclasses.fields(status) if f.name not in omitted]
+    fields = {name: getattr(status, name) for name in names}
     fields |= {"lagging": list(status.lagging), "queue": _queue_result(status.queue)}
     if status.large_queue is not None:
         fields["large_queue"] = msgspec.structs.asdict(status.large_queue)
@@ -111,7 +112,7 @@ def changes_result(changes: "Changes") -> dict[str, int]:
     return {name: getattr(changes, name) for name in changes.__struct_fields__}
 
 
-def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> dict[str, Any]:
+def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) -> dict[str, object]:
     return {
         "snapshots": [
             {
@@ -123,15 +124,15 @@ def history_result(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) 
                 "bytes": link.body.bytes,
                 "lagging": list(link.body.lagging),
                 "changes": changes_result(link.body.changes),
-                "tags": _names(tags, link.number),
+                "tags": _tags_of(tags, link.number),
             }
             for link in snapshots
         ]
     }
 
 
-def config_result(config: "Config", names: Sequence[str]) -> dict[str, Any]:
-    """Every setting of these tables, and where it came from (a setting that is not named there has its default)."""
+def config_result(config: "Config", names: Sequence[str]) -> dict[str, object]:
+    """Every setting of these tables and its origin. A setting without an origin has its default."""
     return {
         "path": config.path,
         "tables": {
@@ -144,25 +145,25 @@ def config_result(config: "Config", names: Sequence[str]) -> dict[str, Any]:
 # ---------------------------------------------------------------- text for people
 
 Fact = tuple[str, str]
-"""A label and what is to be said under it."""
+"""A label and its text."""
 
 
 def block(heading: str, facts: Sequence[Fact]) -> str:
-    return "\n".join([heading, *(f"  {label:<{LABEL}}{text}" for label, text in facts)])
+    return "\n".join([heading, *(f"  {label:<{LABEL_WIDTH}}{text}" for label, text in facts)])
 
 
 def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> list[str]:
-    """A line for each row; the cells of a column are as wide as its widest."""
+    """A line for each row. The cells of a column are as wide as its widest."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return ["  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-_MENDS = {
-    "bad_type": "if the values are right, give the column a wider type in `schema`; then `lakeupsert append "
+_REMEDIES = {
+    "bad_type": "if the values are correct, give the column a wider type in `schema`; then `lakeupsert append "
     "--replay-quarantine` and `lakeupsert run`",
-    "future_order": "when that moment is near, `lakeupsert append --replay-quarantine` and `lakeupsert run`",
+    "future_order": "when that time has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`",
 }
-"""What is done about refused rows that need not be corrected, by reason."""
+"""By reason: what to do about refused rows that need no correction."""
 
 
 def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> list[Fact]:
@@ -172,39 +173,39 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
     source = (
         f"replay of {count(entry.rows_read, 'quarantined row')}" if entry.replayed else count(len(entry.files), "file")
     )
-    by = "in the batch" if settings.key_scope == "partition" else "in the batch or by what other partitions have"
+    by = "in the batch" if settings.key_scope == "partition" else "in the batch or by rows of other partitions"
     facts = [
         (
             "appended",
             f"batch {appended.number}: {source}, {count(entry.rows_appended, 'row')}"
             + (f", {entry.rows_superseded:,} of them superseded {by}" if entry.rows_superseded else ""),
         ),
-        ("", f"touching {count(len(entry.touched), 'partition')}: {named(list(entry.touched)) or 'none'}"),
+        ("", f"touching {count(len(entry.touched), 'partition')}: {short_list(list(entry.touched)) or 'none'}"),
     ]
     if entry.keys_moved:
         facts.append(("", f"{count(entry.keys_moved, 'key')} moved from one partition to another"))
     if appended.scattered:
-        keys = f"{count(appended.scattered, 'key')} came for more than one of them"
-        facts.append(("", f"{keys}: a key is one row in each partition"))
+        occur = f"{count(appended.scattered, 'key')} {'occurs' if appended.scattered == 1 else 'occur'} in several partitions"
+        facts.append(("", f'{occur}; each partition keeps its own row (key_scope = "partition")'))
     if entry.rows_quarantined:
-        facts.append(("quarantined", quarantined(appended)))
+        facts.append(("quarantined", quarantined_rows(appended)))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
-        facts += [("", f"{code}, such as {appended.examples[code]}") for code in sorted(appended.examples)]
-        facts += [("", f"{code}: {_MENDS[code]}") for code in sorted(appended.examples) if code in _MENDS]
-        if others := sorted(appended.examples.keys() - _MENDS):
-            mend = "correct them where they are made, and land them in a new file, or the file as corrected"
-            facts.append(("", f"{', '.join(others)}: {mend}"))
+        facts += [("", f"{code}, for example {appended.examples[code]}") for code in sorted(appended.examples)]
+        facts += [("", f"{code}: {_REMEDIES[code]}") for code in sorted(appended.examples) if code in _REMEDIES]
+        if others := sorted(appended.examples.keys() - _REMEDIES):
+            remedy = "fix these rows at the source and land them again, in a new or corrected file"
+            facts.append(("", f"{', '.join(others)}: {remedy}"))
     return facts
 
 
-def quarantined(appended: "AppendResult") -> str:
+def quarantined_rows(appended: "AppendResult") -> str:
     entry = appended.entry
     reasons = ", ".join(f"{rows:,} {reason}" for reason, rows in entry.quarantined.items())
     return f"{entry.rows_quarantined:,} of {count(entry.rows_read, 'row')}: {reasons}"
 
 
 def quarantine_places(appended: "AppendResult", settings: "TableSettings") -> list[str]:
-    """The quarantine file, or the folder where a batch has several."""
+    """The quarantine file, or its folder if the batch has several."""
     names = [f.name for f in appended.entry.quarantine]
     folder = settings.processed.rstrip("/")
     return [f"{folder}/{names[0] if len(names) == 1 else names[0].rpartition('/')[0]}"] if names else []
@@ -213,9 +214,9 @@ def quarantine_places(appended: "AppendResult", settings: "TableSettings") -> li
 def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
     merged = [r for r in results if r.status == "merged"]
     large = [r.partition for r in results if r.status == "large"]
-    handed_on = [("", f"{count(len(large), 'partition')} left to Spark: {named(large)}")] if large else []
+    spark = [("", f"{count(len(large), 'partition')} left to Spark: {short_list(large)}")] if large else []
     if not merged:
-        return [("merged", "nothing: the queue was empty" if not results else "nothing"), *handed_on]
+        return [("merged", "nothing: the queue was empty" if not results else "nothing"), *spark]
     rows_in, written = sum(r.rows_in for r in merged), sum(r.bytes_written for r in merged)
     rows_out, refused = {r.partition: r.rows_out for r in merged}, sum(r.rows_refused for r in merged)
     return [
@@ -224,17 +225,13 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
             f"{count(len(rows_out), 'partition')}: {count(rows_in, 'row')} in, {sum(rows_out.values()):,} out, "
             f"{size(written)} written",
         ),
-        *([("keys", keys)] if (keys := _keys([r.changes for r in merged])) else []),
-        *handed_on,
-        *(
-            [("refused", f"{count(refused, 'row')} in quarantine: of unknown keys, below what is forgotten")]
-            if refused
-            else []
-        ),
+        *([("keys", keys)] if (keys := _changed_keys([r.changes for r in merged])) else []),
+        *spark,
+        *([("refused", f"{count(refused, 'row')} in quarantine: {BELOW_FLOOR}")] if refused else []),
     ]
 
 
-def _keys(changes: "Sequence[Changes]") -> str:
+def _changed_keys(changes: "Sequence[Changes]") -> str:
     totals = [(name, sum(getattr(c, name) for c in changes)) for name in changes[0].__struct_fields__]
     return ", ".join(f"{total:,} {name}" for name, total in totals if total)
 
@@ -254,16 +251,16 @@ def predicted_facts(ran: "RunResult") -> list[Fact]:
 
 def publish_facts(published: "PublishResult") -> list[Fact]:
     if published.snapshot is None:
-        return [("published", "nothing yet: there is no snapshot")]
-    what = f"snapshot {published.snapshot}: {count(published.rows, 'row')}"
+        return [("published", "nothing yet")]
+    snapshot = f"snapshot {published.snapshot}: {count(published.rows, 'row')}"
     if not published.partitions_changed:
-        return [("published", f"{what}, as before")]
-    return [("published", f"{what}, {count(published.partitions_changed, 'partition')} changed")]
+        return [("published", f"{snapshot}, unchanged")]
+    return [("published", f"{snapshot}, {count(published.partitions_changed, 'partition')} changed")]
 
 
 def took_fact(seconds: float, requests: dict[str, int]) -> Fact:
-    each = ", ".join(f"{n:,} {call}" for call, n in requests.items() if n)
-    return ("took", f"{seconds:.1f} s, {count(sum(requests.values()), 'request')}{f' ({each})' if each else ''}")
+    by_call = ", ".join(f"{n:,} {call}" for call, n in requests.items() if n)
+    return ("took", f"{seconds:.1f} s, {count(sum(requests.values()), 'request')}{f' ({by_call})' if by_call else ''}")
 
 
 def status_facts(status: "Status") -> list[Fact]:
@@ -272,14 +269,14 @@ def status_facts(status: "Status") -> list[Fact]:
     else:
         snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
     large = status.large_queue
-    of_them = f"; of them for Spark {large.visible:,}, {large.leased:,}, {large.dead:,}" if large else ""
+    spark = f"; for Spark {large.visible:,}, {large.leased:,}, {large.dead:,} of these" if large else ""
     return [
         ("snapshot", snapshot),
         ("rows", f"{status.rows:,} in {count(status.partitions, 'partition')}, {size(status.bytes)}"),
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
-        ("lagging", named(status.lagging) if status.lagging else "none"),
-        ("failed", named(tuple(status.failed)) if status.failed else "none"),
-        ("queue", f"{messages(status.queue)}{of_them}"),
+        ("lagging", short_list(status.lagging) if status.lagging else "none"),
+        ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
+        ("queue", f"{messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now"),
     ]
 
@@ -312,17 +309,17 @@ def history_text(snapshots: "Sequence[Link[Snapshot]]", tags: dict[str, int]) ->
             size(body.bytes),
             f"{len(body.lagging):,}",
         )
-        names = ", ".join(_names(tags, link.number))
-        rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, names))
+        tag_names = ", ".join(_tags_of(tags, link.number))
+        rows.append((str(link.number), str(body.batch), when(link.written_at), *numbers, tag_names))
     return "\n".join(columns(rows, str.rjust))
 
 
-def _names(tags: dict[str, int], number: int) -> list[str]:
-    return sorted(name for name, at in tags.items() if at == number)
+def _tags_of(tags: dict[str, int], number: int) -> list[str]:
+    return sorted(name for name, snapshot in tags.items() if snapshot == number)
 
 
 def config_text(config: "Config", names: Sequence[str]) -> str:
-    """TOML that reads back as the same settings; the comments say where each came from."""
+    """TOML that loads as the same settings. Comments give the origin of each."""
     lines = [f"# effective settings; file: {config.path}"]
     for name in names:
         settings = msgspec.to_builtins(config.tables[name])
@@ -342,11 +339,11 @@ def config_text(config: "Config", names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def named(partitions: Sequence[str]) -> str:
-    """The first partitions by name, the others by number."""
-    more = len(partitions) - NAMED
-    return ", ".join(partitions[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+def short_list(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def toml_value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)  # strings, numbers, booleans and lists of them: the same in both
+def toml_value(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)  # JSON and TOML write strings, numbers, booleans and lists the same

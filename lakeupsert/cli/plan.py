@@ -1,22 +1,26 @@
-"""`lakeupsert plan`: what the next run will do."""
+"""`lakeupsert plan`, and `run --dry-run`: show what the next run will do."""
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from lakeupsert.cli.commands import main
-from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.planned import limits, planned
-from lakeupsert.cli.shared import each, partition_options, selection
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.options import limit_options, partition_options, selection
+from lakeupsert.cli.program import main
+from lakeupsert.errors import RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
+    from lakeupsert.operations.plan import Plan
 
 
 @main.command()
 @partition_options
-@limits
+@limit_options
 @common
 @click.pass_obj
 def plan(
@@ -28,19 +32,111 @@ def plan(
     max_bytes: int | None,
     max_cost: float | None,
 ) -> Answer:
-    """Tell what the next run will do, and write nothing.
+    """Show what the next run will do. Writes nothing.
 
-    New files, partitions to merge, bytes, requests, seconds and money. Partitions given limit what is counted. Takes all
-    tables of the file.
+    Shows new files, partitions to merge, bytes, requests, seconds and cost. --partition, or --from and --to, limit the plan
+    to these partitions. Plans all tables of the configuration unless you give --table.
 
     \b
     Example:
       lakeupsert plan --max-bytes 50GB
     """
 
-    def one(table: "Table") -> Answer:
+    def plan_table(table: "Table") -> Answer:
         if partitions or first or last:
-            return planned(call, table, prices, max_bytes, max_cost, selection(table, first, last, partitions))
-        return planned(call, table, prices, max_bytes, max_cost)
+            return plan_answer(call, table, prices, max_bytes, max_cost, selection(table, first, last, partitions))
+        return plan_answer(call, table, prices, max_bytes, max_cost)
 
-    return each(call, one)
+    return for_each_table(call, plan_table)
+
+
+def plan_answer(
+    call: Call,
+    table: "Table",
+    prices: Path | None,
+    max_bytes: int | None,
+    max_cost: float | None,
+    selected: Callable[[str], bool] = lambda partition: True,
+) -> Answer:
+    """The plan of the next run, with an error if that run would be refused."""
+    from lakeupsert.operations.plan import refuse_above  # imports Arrow
+
+    with call.progress(table.name) as progress:
+        progress("looking for new files")
+        plan = table.plan(selected=selected, prices=prices)
+    error = None
+    try:
+        refuse_above(plan, max_bytes, max_cost)
+    except RefusedError as e:
+        error = e
+    warnings = plan.notes
+    if plan.estimated:
+        warnings += (
+            "the new text files are too large to read completely: partitions, rows and bytes are estimated from a sample, "
+            "which may miss partitions with few rows",
+        )
+    warnings += unknown_time_warning(plan, max_cost)
+    return Answer(_result(plan), output.block(f"Table {table.name}", _facts(plan)), warnings, error=error)
+
+
+def unknown_time_warning(plan: "Plan | None", max_cost: float | None) -> tuple[str, ...]:
+    """A warning if a limit was compared with only a part of the cost."""
+    if plan is None or max_cost is None or plan.cost.compute is not None:
+        return ()
+    return ("no earlier night shows how long it takes, so --max-cost was compared with requests and bytes only",)
+
+
+def _result(plan: "Plan") -> dict[str, object]:
+    names = ("partition", "rows", "dirty", "strategy", "bytes_read", "bytes_written")
+    return {
+        "files": plan.files,
+        "landing_bytes": plan.landing_bytes,
+        "rows": plan.rows,
+        "estimated": plan.estimated,
+        "partitions": [{name: getattr(p, name) for name in names} for p in plan.partitions],
+        "dirty": plan.dirty,
+        "append": {"bytes_read": plan.append_read, "bytes_written": plan.append_written},
+        "dedupe": {"bytes_read": plan.dedupe_read, "bytes_written": plan.dedupe_written},
+        "bytes": plan.bytes,
+        "requests": plan.requests,
+        "landing_requests": plan.landing_requests,
+        "seconds": None if plan.seconds is None else round(plan.seconds, 3),
+        "cost": {**dataclasses.asdict(plan.cost), "total": plan.cost.total},
+        "nights": plan.nights,
+    }
+
+
+def _facts(plan: "Plan") -> list[output.Fact]:
+    about = "about " if plan.estimated else ""
+    found = f"{output.count(plan.files, 'new file')}, {output.size(plan.landing_bytes)}, {about}{output.count(plan.rows, 'row')}"
+    facts = [("landing", found if plan.files else "no new file")]
+    if not plan.partitions:
+        return [*facts, ("merges", "nothing")]
+    names = output.short_list([p.partition for p in plan.partitions])
+    dirty = f", {plan.dirty:,} of them already dirty" if plan.dirty else ""
+    requests = ", ".join(f"{n:,} {call}" for call, n in plan.requests.items() if n)
+    with_delta = sum(p.strategy == "delta" for p in plan.partitions)
+    deltas = f"; {with_delta:,} of them keep their base files" if with_delta else ""
+    cost = plan.cost
+    compute = "time unknown" if cost.compute is None else f"{cost.compute:.4f} for time"
+    return [
+        *facts,
+        ("merges", f"{about}{output.count(len(plan.partitions), 'partition')}{dirty}: {names}"),
+        ("append", f"reads {output.size(plan.append_read)}, writes {output.size(plan.append_written)}"),
+        ("dedupe", f"reads {output.size(plan.dedupe_read)}, writes {output.size(plan.dedupe_written)}{deltas}"),
+        (
+            "requests",
+            f"{sum(plan.requests.values()):,} ({requests}), and {sum(plan.landing_requests.values()):,} to the landing zone",
+        ),
+        (
+            "takes",
+            "unknown: no history yet"
+            if plan.seconds is None
+            else f"about {plan.seconds:,.1f} s, like the last {output.count(plan.nights, 'night')}",
+        ),
+        (
+            "costs",
+            f"{cost.total:.4f} {cost.currency}: {cost.requests:.4f} for requests, {cost.transfer:.4f} for bytes, {compute} "
+            f"(prices of {cost.as_of})",
+        ),
+    ]

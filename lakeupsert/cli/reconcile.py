@@ -1,13 +1,14 @@
-"""`lakeupsert reconcile`: the proof as lines for people and for programs, and what is wrong as an error."""
+"""`lakeupsert reconcile`: print the proof, and report what does not balance as an error."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import partition_options, selection, trouble, waiting
+from lakeupsert.cli.options import partition_options, selection
+from lakeupsert.cli.problems import merge_error, publish_warnings
+from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
@@ -17,15 +18,16 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.option(
-    "--deep", is_flag=True, help="Also compute the rows anew from what landed, with DuckDB, and compare them."
+    "--deep", is_flag=True, help="Also recompute the rows from the landing files with DuckDB, and compare all columns."
 )
 @partition_options
 @common
 @click.pass_obj
 def reconcile(call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...]) -> Answer:
-    """Prove that no row was lost, doubled or changed; send lost messages again, publish what is whole.
+    """Prove that no row was lost, doubled or changed.
 
-    Counts rows and adds up digests of keys and ordering columns, of the ledger, the manifests and the files.
+    Counts rows and compares digests of keys and ordering columns across ledger, manifests and data files. Also sends lost
+    messages again and publishes what is complete.
 
     \b
     Example:
@@ -33,16 +35,20 @@ def reconcile(call: Call, deep: bool, first: str | None, last: str | None, parti
     """
     with call.open_table() as table, call.progress(table.name) as progress:
         found = table.reconcile(deep=deep, selected=selection(table, first, last, partitions), progress=progress)
-        warnings = list(waiting(found.publish))
+        warnings = list(publish_warnings(found.publish))
         if not found.proof and (first or last or partitions):
-            warnings.append("readers have no partition that was asked for, so nothing was proved")
+            warnings.append("readers see none of the selected partitions, so nothing was proved")
         by_counts = [p.partition for p in found.proof if p.balanced and not p.by_digest]
         if by_counts:
             warnings.append(
-                f"{output.count(len(by_counts), 'partition')} balanced by counts alone, their digests being not yet known: "
-                f"{output.named(by_counts)}"
+                f"{output.count(len(by_counts), 'partition')} balanced by counts only, because their digests are not known yet: "
+                f"{output.short_list(by_counts)}"
             )
-        error = _not_balanced(table, found) or _gone(table, found) or trouble(call, table, [], found.publish)
+        error = (
+            _balance_error(table, found)
+            or _missing_sources_error(table, found)
+            or merge_error(call, table, [], found.publish)
+        )
         call.changed = call.changed or found.published is not None
         if error is not None:
             error.data_changed = call.changed
@@ -72,8 +78,8 @@ def reconcile(call: Call, deep: bool, first: str | None, last: str | None, parti
         )
 
 
-def _deep_result(found: "ReconcileResult") -> dict[str, Any] | None:
-    """Who compared, from what, and what came of it; null without --deep, and where nothing is published."""
+def _deep_result(found: "ReconcileResult") -> dict[str, object] | None:
+    """The comparison with the landing files; null without --deep, and if nothing is published."""
     deep = found.recomputed
     if deep is None:
         return None
@@ -90,8 +96,8 @@ def _deep_result(found: "ReconcileResult") -> dict[str, Any] | None:
 
 def _not_compared(found: "ReconcileResult") -> list[str]:
     """Partitions that don't balance, that are still as they were adopted, or whose landing files are gone."""
-    there = found.recomputed.partitions if found.recomputed else {}
-    return [p.partition for p in found.proof if p.partition not in there]
+    compared = found.recomputed.partitions if found.recomputed else {}
+    return [p.partition for p in found.proof if p.partition not in compared]
 
 
 def _deep_facts(found: "ReconcileResult") -> list[output.Fact]:
@@ -103,9 +109,9 @@ def _deep_facts(found: "ReconcileResult") -> list[output.Fact]:
     equal = f"{len(deep.partitions) - len(differ):,} of {output.count(len(deep.partitions), 'partition')} equal"
     facts = [("recomputed", f"by DuckDB {deep.version} from {files} with {rows}: {equal}")]
     if differ:
-        facts.append(("differ", output.named(differ)))
+        facts.append(("differ", output.short_list(differ)))
     if others := _not_compared(found):
-        facts.append(("not compared", output.named(others)))
+        facts.append(("not compared", output.short_list(others)))
     return facts
 
 
@@ -122,7 +128,7 @@ def _facts(found: "ReconcileResult") -> list[output.Fact]:
         ("withdrawn", "withdrawn"),
     ):
         facts.append((label, f"{sum(getattr(p, name) for p in found.proof):,}"))
-    for label, name in (("forgotten", "tombstones_dropped"), ("refused", "refused")):  # few tables have any
+    for label, name in (("forgotten", "tombstones_dropped"), ("refused", "refused")):  # most tables have none
         if total := sum(getattr(p, name) for p in found.proof):
             facts.append((label, f"{total:,}"))
     wrong: list[Proof] = found.unbalanced
@@ -132,36 +138,36 @@ def _facts(found: "ReconcileResult") -> list[output.Fact]:
     return facts
 
 
-def _not_balanced(table: "Table", found: "ReconcileResult") -> LakeupsertError | None:
+def _balance_error(table: "Table", found: "ReconcileResult") -> LakeupsertError | None:
     if found.batches:
         return RefusedError(
             "not-balanced",
             f"Table {table.name!r}: the ledger contradicts itself. {found.batches[0]}.",
-            next="restore that object of _lakeupsert/ledger from a backup or from the bucket's own versions",
+            next="restore that object of _lakeupsert/ledger from a backup or from the versions that the bucket keeps",
         )
     if not found.unbalanced:
         return None
-    from lakeupsert.table.layout import made_anew  # brings Arrow
+    from lakeupsert.table.layout import made_anew  # imports Arrow
 
     first, *others = found.unbalanced
     return RefusedError(
         "not-balanced",
         f"Table {table.name!r}: {first.partition}: {first.difference}."
         + (f" {output.count(len(others), 'other partition')} do not balance either." if others else ""),
-        next=f"run `{made_anew(first.partition)}`, which makes the partition anew from what landed; or restore its files from "
-        "a backup or from the bucket's own versions",
+        next=f"run `{made_anew(first.partition)}`, which rewrites the partition from its landing files; or restore its files "
+        "from a backup or from the versions that the bucket keeps",
         partition=first.partition,
     )
 
 
-def _gone(table: "Table", found: "ReconcileResult") -> LakeupsertError | None:
+def _missing_sources_error(table: "Table", found: "ReconcileResult") -> LakeupsertError | None:
     if not found.gone:
         return None
     batch, file = next(iter(found.gone.items()))
     return RefusedError(
         "sources-gone",
-        f"Table {table.name!r}: what landed is gone or has changed, such as {file} of batch {batch}. Partitions that these "
-        f"batches touch could not be recomputed: {output.named([str(n) for n in found.gone])}. All others are what landed, and "
-        "all rows are accounted for.",
+        f"Table {table.name!r}: landing files are missing or have changed, for example {file} of batch {batch}. Partitions that "
+        f"these batches touch could not be recomputed: {output.short_list([str(n) for n in found.gone])}. All other partitions "
+        "equal their landing files, and all rows are accounted for.",
         next="put these landing files back, or run `lakeupsert reconcile` without --deep",
     )

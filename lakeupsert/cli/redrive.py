@@ -1,11 +1,11 @@
-"""`lakeupsert redrive`: dead letters, why they are dead, and back to the queue with them."""
+"""`lakeupsert redrive`: list dead letters with their reasons, and return them to the queue."""
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import selection
+from lakeupsert.cli.options import selection
+from lakeupsert.cli.program import main
 
 
 @main.command()
@@ -14,15 +14,15 @@ from lakeupsert.cli.shared import selection
     "partitions",
     metavar="V",
     multiple=True,
-    help="Only that partition's: 2020-01-01, or its folder; repeatable.",
+    help="Only this partition, by its value (2020-01-01) or its folder. Repeatable.",
 )
 @common
 @click.pass_obj
 def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
-    """Give dead letters back to the queue, once what made them fail is mended.
+    """Return dead letters to the queue after you fixed the cause.
 
-    It lists them, with the reason of each. Those of partitions that were merged meanwhile are deleted. Workers that are
-    waiting take up the others at once; `lakeupsert dedupe` does where there are none.
+    Lists each dead letter with its reason. Deletes those whose partition was merged in the meantime. Waiting workers take
+    the others at once. If no worker is running, run `lakeupsert dedupe`.
 
     \b
     Example:
@@ -34,17 +34,19 @@ def redrive(call: Call, partitions: tuple[str, ...]) -> Answer:
         for letter in found.letters:
             message, reason = letter.message, letter.reason.partition("\n")[0]
             facts += [
-                ("dead letter", f"{message.partition}, batch {message.batch}" if message else "can't be read"),
-                ("", f"after {output.count(letter.receives, 'receive')}: {reason}"),
+                ("dead letter", f"{message.partition}, batch {message.batch}" if message else "unreadable"),
+                ("", f"after {output.count(letter.receives, 'attempt')}: {reason}"),
             ]
         facts += [
             ("redriven", f"{found.redriven:,}" if found.redriven else "none"),
-            ("deleted", f"{found.dropped:,}, merged meanwhile" if found.dropped else "none"),
+            ("deleted", f"{found.dropped:,}, already merged" if found.dropped else "none"),
             ("left", f"{found.left:,}" if found.left else "none"),
         ]
         warnings: tuple[str, ...] = ()
         if found.left and not partitions:
-            warnings = (f"{output.count(found.left, 'dead letter')} can't be read, or name no batch of this table",)
+            warnings = (
+                f"{output.count(found.left, 'dead letter')} left in the queue: unreadable, or of no batch of this table",
+            )
         return Answer(
             {"redriven": found.redriven, "dropped": found.dropped, "left": found.left},
             output.block(f"Table {table.name}", facts),

@@ -1,19 +1,19 @@
-"""`lakeupsert report`: the page about a table's last nights."""
+"""`lakeupsert report`: write a page about a table's last nights."""
 
 from pathlib import Path
 
 import click
 
 from lakeupsert import clock
-from lakeupsert.cli.commands import main
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.report.numbers import size
 
 
 @main.command()
 @click.option(
-    "--output", required=True, metavar="X", help="The page, a file ending in .html; one that is there is replaced."
+    "--output", required=True, metavar="X", help="The HTML file to write (.html). An existing file is replaced."
 )
 @click.option(
     "--nights",
@@ -21,14 +21,14 @@ from lakeupsert.report.numbers import size
     default=30,
     show_default=True,
     metavar="N",
-    help="How many batches it shows.",
+    help="Number of batches to show.",
 )
 @common
 @click.pass_obj
 def report(call: Call, output: str, nights: int) -> Answer:
     """Write one HTML page about the table and its last batches.
 
-    It loads nothing and runs no script: mail it, print it, open it anywhere.
+    The page loads nothing and runs no script: mail it, print it, open it anywhere.
 
     \b
     Example:
@@ -38,20 +38,22 @@ def report(call: Call, output: str, nights: int) -> Answer:
     if target.suffix.lower() not in (".html", ".htm") or target.is_dir():
         raise ConfigurationError(
             "unknown-format",
-            f"--output {output!r} is no file that ends in .html, and what is there would be replaced. Nothing was written.",
-            next="name a file such as report.html",
+            f"--output {output!r} is not a file ending in .html. Nothing was written.",
+            next="give a file name ending in .html, for example report.html",
         )
     if not target.parent.is_dir():
         raise ConfigurationError(
-            "no-folder", f"{target.parent} is no folder on this machine.", next="create it, or correct --output"
+            "no-folder",
+            f"{target.parent} {'is not a folder' if target.parent.exists() else 'does not exist'}.",
+            next="create it, or correct --output",
         )
     with call.open_table() as table, call.progress(table.name) as progress:
         progress(f"reading the last {nights} batches")
         page = table.report(nights).encode("utf-8", "replace")
-        unfinished = target.with_name(f".{target.name}.{clock.new_id()}.tmp")
+        temporary = target.with_name(f".{target.name}.{clock.new_id()}.tmp")
         try:
-            unfinished.write_bytes(page)
-            unfinished.replace(target)  # who opens the page meanwhile sees the old one, whole
+            temporary.write_bytes(page)
+            temporary.replace(target)  # until then readers see the old page, complete
         finally:
-            unfinished.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         return Answer({"output": output, "bytes": len(page)}, f"{size(len(page))} to {output}")

@@ -1,13 +1,14 @@
-"""`lakeupsert reprocess`: partitions written anew, from what is stored or from landing."""
+"""`lakeupsert reprocess`: rewrite partitions from the stored files or from landing files."""
 
 from typing import TYPE_CHECKING
 
 import click
 
 from lakeupsert.cli import output
-from lakeupsert.cli.commands import host_option, main, workers_option
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.shared import failed, need_spark, partition_options, selection, unmerged, waiting
+from lakeupsert.cli.options import host_option, partition_options, prepare_spark, selection, workers_option
+from lakeupsert.cli.problems import failed_partitions_error, failure_reasons, publish_warnings
+from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     type=click.Choice(["stored", "landing"]),
     default="stored",
     show_default=True,
-    help="Write again what is stored, or what the landing files of all batches bring.",
+    help="Rewrite from the stored files, or from the landing files of all batches.",
 )
 @host_option
 @workers_option
-@click.option("--dry-run", is_flag=True, help="Only tell what would be read and written.")
+@click.option("--dry-run", is_flag=True, help="Show what would be read and written. Writes nothing.")
 @common
 @click.pass_obj
 def reprocess(
@@ -41,22 +42,22 @@ def reprocess(
     workers: int,
     dry_run: bool,
 ) -> Answer:
-    """Write partitions anew, while nights go on; no row changes, unless a file was damaged.
+    """Rewrite partitions while nights go on. No row changes unless a file was damaged.
 
-    Each keeps the batch up to which it is merged. With --source landing its rows come from the landing files that the
-    ledger names, in the ranks that they had, less batches that a restore withdrew; what is stored is not read.
+    Each partition stays at the batch that it is merged up to. With --source landing, its rows come from the landing files of
+    all its batches, ranked as they were then, without batches that a restore withdrew. Stored files are not read.
 
     \b
     Example:
       lakeupsert reprocess --from 2020-01-01 --to 2020-01-31 --source landing
     """
     if bool(partitions) == bool(first or last):
-        raise click.UsageError("Give --partition, or --from and --to.")
+        raise click.UsageError("Give either --partition, or --from and --to.")
     with call.open_table() as table:
         if not dry_run:
-            need_spark(table, host=host if source == "landing" else "local", engine=None, large=True)
+            prepare_spark(table, host=host if source == "landing" else "local", engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.reprocess(
+            rewrite = table.reprocess(
                 selection(table, first, last, partitions),
                 source=source,
                 host=host,
@@ -65,48 +66,28 @@ def reprocess(
                 stop=stop,
                 progress=progress,
             )
-        return _told(call, table, done)
+        return rewrite_answer(call, table, rewrite)
 
 
-@main.command()
-@click.option("--full", is_flag=True, help="Leave no delta and no superseded row, for readers that list folders.")
-@workers_option
-@common
-@click.pass_obj
-def compact(call: Call, full: bool, workers: int) -> Answer:
-    """Write anew what is costly to read: partitions with many deltas or superseded rows, and adopted ones.
-
-    Nights need none of it, since they pay for themselves; after it they are shorter, and so are reads. Nights and readers
-    may go on beside it. Readers that list folders need `--full`, and `vacuum` after it.
-
-    \b
-    Example:
-      lakeupsert compact
-    """
-    with call.open_table() as table:
-        with call.progress(table.name) as progress, call.stoppable() as stop:
-            done = table.compact(full=full, workers=workers, stop=stop, progress=progress)
-        return _told(call, table, done)
-
-
-def _told(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
-    plan, published = done.plan, done.publish
+def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> Answer:
+    """The answer of `reprocess` and `compact`."""
+    plan, published = rewrite.plan, rewrite.publish
     result = {
         "source": plan.source,
         "partitions": list(plan.heads),
         "batches": list(plan.batches),
         "files": plan.files,
         "bytes": plan.bytes,
-        "dedupe": output.dedupe_result(done.dedupe),
+        "dedupe": output.dedupe_result(rewrite.dedupe),
         "publish": output.publish_result(published) if published else None,
-        "left": list(done.left),
-        "unseen": list(done.unseen),
+        "left": list(rewrite.left),
+        "unseen": list(rewrite.unseen),
     }
     if not plan.heads:
-        return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no such partition")]))
+        return Answer(result, output.block(f"Table {table.name}", [("", "nothing to do: no partition matches")]))
     read = f"{output.count(plan.files, 'file')}, {output.size(plan.bytes)}"
     facts = [
-        ("partitions", f"{len(plan.heads):,}: {output.named(list(plan.heads))}"),
+        ("partitions", f"{len(plan.heads):,}: {output.short_list(list(plan.heads))}"),
         (
             plan.source,
             f"{read} of {len(plan.batches):,} batch{'' if len(plan.batches) == 1 else 'es'}" if plan.batches else read,
@@ -114,39 +95,42 @@ def _told(call: Call, table: "Table", done: "ReprocessResult") -> Answer:
     ]
     if published is None:
         return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
-    facts += [*output.dedupe_facts(done.dedupe), *output.publish_facts(published)]
-    warnings = waiting(published)
+    facts += [*output.dedupe_facts(rewrite.dedupe), *output.publish_facts(published)]
+    warnings = publish_warnings(published)
     if published.failed:
         warnings += (
             f"newer batches of {output.count(len(published.failed), 'partition')} "
-            f"({output.named(list(published.failed))}) did not merge before; `lakeupsert run` tries them again",
+            f"({output.short_list(list(published.failed))}) failed to merge earlier; `lakeupsert run` tries them again",
         )
-    return Answer(result, output.block(f"Table {table.name}", facts), warnings, error=_trouble(call, table, done))
+    return Answer(
+        result, output.block(f"Table {table.name}", facts), warnings, error=_rewrite_error(call, table, rewrite)
+    )
 
 
-def _trouble(call: Call, table: "Table", done: "ReprocessResult") -> LakeupsertError | None:
-    changed = done.publish is not None and done.publish.partitions_changed > 0
+def _rewrite_error(call: Call, table: "Table", rewrite: "ReprocessResult") -> LakeupsertError | None:
+    published = rewrite.publish
+    changed = published is not None and published.partitions_changed > 0
     call.changed = call.changed or changed
-    if failing := unmerged(done.dedupe):
-        return failed(table, failing, changed)
-    if done.left:
+    if reasons := failure_reasons(rewrite.dedupe):
+        return failed_partitions_error(table, reasons, changed=changed)
+    if rewrite.left:
         return RefusedError(
             "not-reprocessed",
-            f"Table {table.name!r}: no worker has written {output.count(len(done.left), 'partition')} anew: "
-            f"{output.named(done.left)}. They are as they were.",
+            f"Table {table.name!r}: no worker rewrote {output.count(len(rewrite.left), 'partition')}, which did not change: "
+            f"{output.short_list(rewrite.left)}.",
             data_changed=changed,
-            next="`lakeupsert redrive` tells why where they are dead letters; else run the same command again",
-            partition=done.left[0],
+            next="run `lakeupsert redrive`, which reports why if they are dead letters; otherwise run the same command again",
+            partition=rewrite.left[0],
         )
-    if done.publish is None or not done.unseen:
+    if published is None or not rewrite.unseen:
         return None
-    held = failed(table, done.publish.failed) if done.publish.failed else None
-    why = held.message if held else f"Table {table.name!r}: batches after {done.publish.batch} are not published yet."
+    held = failed_partitions_error(table, published.failed) if published.failed else None
+    reason = held.message if held else f"Table {table.name!r}: batches after {published.batch} are not published yet."
     return RefusedError(
         "not-shown",
-        f"{why} So readers still see the old files of {output.count(len(done.unseen), 'partition')}, written anew with "
-        f"newer batches in: {output.named(done.unseen)}.",
+        f"{reason} So readers still see the old files of {output.count(len(rewrite.unseen), 'partition')}, whose new files "
+        f"include newer batches: {output.short_list(rewrite.unseen)}.",
         data_changed=changed,
-        next=held.next if held else "`lakeupsert run` merges what nobody else is merging, and publishes",
-        partition=done.unseen[0],
+        next=held.next if held else "run `lakeupsert run`, which merges what no worker is merging, and publishes",
+        partition=rewrite.unseen[0],
     )

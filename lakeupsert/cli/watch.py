@@ -1,6 +1,6 @@
-"""`lakeupsert status --watch`: the status on the screen, again every second, until somebody presses Ctrl-C.
+"""`lakeupsert status --watch`: the status on the terminal, refreshed every second until Ctrl-C.
 
-One `Table` is asked again and again, so each look reads only what is new (`lakeupsert.report.status`).
+It keeps its tables open, so each refresh reads only what is new (`lakeupsert.report.status`).
 """
 
 import sys
@@ -21,40 +21,40 @@ if TYPE_CHECKING:
 
 SECONDS = 1.0
 BAR = 40
-"""Columns of the progress bar: it has room beside its text on a terminal of 80."""
+"""Width of the progress bar. With its text it fits on a terminal of 80 columns."""
 FAILURES = 5
 """How many failed partitions are shown with their reasons."""
 
 
 def watch(call: Call, tables: "Sequence[Table]") -> None:
-    """Show the tables' status until Ctrl-C or SIGTERM; refuses where nobody would see it."""
+    """Show the status of the tables until Ctrl-C or SIGTERM. Raises ConfigurationError if there is no terminal."""
     from rich.console import Console, Group
     from rich.live import Live
 
     console = Console()
     if call.as_json or not (sys.stdout.isatty() and console.is_interactive):
-        why = "--json asks for one object" if call.as_json else "standard output is none"
+        reason = "--json prints one object" if call.as_json else "standard output is not one"
         raise ConfigurationError(
             "no-terminal",
-            f"--watch draws on a terminal, and {why}.",
-            next="leave out --watch; a program calls `lakeupsert status --json` as often as it needs",
+            f"--watch needs a terminal, but {reason}.",
+            next="omit --watch; a program can run `lakeupsert status --json` as often as it needs",
         )
 
-    def look() -> Group:
+    def draw() -> Group:
         return Group(
             *(panel(t.name, t.status()) for t in tables), f" {clock.now():%Y-%m-%d %H:%M:%S} UTC. Ctrl-C ends it."
         )
 
-    with call.stoppable() as stop, Live(look(), console=console, auto_refresh=False, transient=True) as live:
+    with call.stoppable() as stop, Live(draw(), console=console, auto_refresh=False, transient=True) as live:
         try:
             while not stop.wait(SECONDS):
-                live.update(look(), refresh=True)
+                live.update(draw(), refresh=True)
         except KeyboardInterrupt:
-            pass  # that is how it ends, so it is no failure
+            pass  # the normal end, not a failure
 
 
 def panel(name: str, status: "Status") -> "Panel":
-    """One table: its facts, how far the merge of what came is, and what fails."""
+    """One table: its status, the progress of its merges, and the partitions that fail."""
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.table import Table as Grid
@@ -64,14 +64,14 @@ def panel(name: str, status: "Status") -> "Panel":
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
     for label, text in output.status_facts(status):
-        if label != "failed":  # told below, with the reasons
+        if label != "failed":  # shown below, with the reasons
             grid.add_row(label, Text(text, "bold red" if label == "lagging" and status.lagging else ""))
-    came = len(status.behind)
-    merged = came - status.dirty
+    touched = len(status.behind)
+    merged = touched - status.dirty
     progress = Grid.grid(padding=(0, 1))
-    told = f"{merged:,} of {count(came, 'partition')}" if came else "all, and published"
+    done = f"{merged:,} of {count(touched, 'partition')}" if touched else "all, and published"
     progress.add_row(
-        ProgressBar(total=came or 1, completed=merged if came else 1, width=BAR, complete_style="green"), told
+        ProgressBar(total=touched or 1, completed=merged if touched else 1, width=BAR, complete_style="green"), done
     )
     grid.add_row("merged", progress)
     shown = list(status.failed.items())[:FAILURES]

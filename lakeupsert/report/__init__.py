@@ -1,1 +1,1 @@
-"""What an operator asks about a table, read from its chains: its state now, and the page about its last nights."""
+"""The state of a table and its last nights, read from its chains: `status`, and the page that `report` writes."""

@@ -1,4 +1,4 @@
-"""Charts: SVG with positions in percent and letters in pixels, so that they are sharp and readable at any width."""
+"""Charts: SVG with positions in percent and text in pixels, sharp and readable at any width."""
 
 from calendar import Calendar, month_name
 from collections.abc import Callable, Mapping, Sequence
@@ -10,15 +10,42 @@ from xml.etree.ElementTree import Element
 from lakeupsert.report.html import e
 
 LANE = 26
-"""Height in pixels of a worker's line in the timeline."""
+"""Height of a worker's line in the timeline, in pixels."""
 FEWEST = 10
-"""For so many bars a chart has room, also where there are less: one as broad as the chart looks like a block."""
+"""A chart has room for at least this many bars, because a single bar as wide as the chart looks like a block."""
 CELL = 20
-"""Side in pixels of a day in the calendar, before it is scaled."""
+"""Side of a day in the calendar before scaling, in pixels."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A part of a column, or the point of a line (without a CSS class)."""
+
+    value: float
+    tip: str
+    class_: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A bar in a lane, from ``start`` to ``end``."""
+
+    start: float
+    end: float
+    tip: str
+
+
+@dataclass(frozen=True)
+class Day:
+    """A day of the calendar. ``sign`` replaces its number, unless empty."""
+
+    class_: str
+    sign: str
+    tip: str
 
 
 def columns(
-    bars: Sequence[Sequence[tuple[float, str, str]]],
+    bars: Sequence[Sequence[Mark]],
     ticks: Sequence[str],
     *,
     text: Callable[[float], str],
@@ -26,18 +53,18 @@ def columns(
     x: str,
     side_by_side: bool = False,
 ) -> Element:
-    """A group of bars for each tick, on each other or ``side_by_side``: (value, CSS class, tooltip)."""
-    most = max((max if side_by_side else sum)(v for v, _, _ in group) for group in bars if group)
+    """A group of bars for each tick, stacked or ``side_by_side``."""
+    most = max((max if side_by_side else sum)(bar.value for bar in group) for group in bars if group)
     top, lines = _scale(most)
     width = 100 / max(len(bars), FEWEST)
     marks = []
     for i, group in enumerate(bars):
         left, wide, level = (i + 0.12) * width, 0.76 * width, 0.0
-        for value, class_, tip in group:
+        for bar in group:
             if side_by_side:
                 wide, level = 0.76 * width / len(group), 0.0
-            high = 100 * value / top
-            marks.append(_rect(left, 100 - level - high, wide, high, class_, tip))
+            high = 100 * bar.value / top
+            marks.append(_rect(left, 100 - level - high, wide, high, bar.class_, bar.tip))
             if side_by_side:
                 left += wide
             level += high
@@ -45,25 +72,34 @@ def columns(
 
 
 def line(
-    points: Sequence[tuple[float, str] | None], ticks: Sequence[str], *, text: Callable[[float], str], y: str, x: str
+    points: Sequence[Mark | None], ticks: Sequence[str], *, text: Callable[[float], str], y: str, x: str
 ) -> Element:
-    """A point (value, tooltip) for each tick, joined where the one before is there too."""
-    top, lines = _scale(max(p[0] for p in points if p))
+    """A point for each tick, joined to the previous point if there is one."""
+    top, lines = _scale(max(p.value for p in points if p))
     at = [(100 * (i + 0.5) / max(len(points), FEWEST), p) for i, p in enumerate(points)]
     marks = [
-        e("line", x1=_pc(x1), y1=_pc(100 - 100 * p[0] / top), x2=_pc(x2), y2=_pc(100 - 100 * q[0] / top), class_="line")
+        e(
+            "line",
+            x1=_pc(x1),
+            y1=_pc(100 - 100 * p.value / top),
+            x2=_pc(x2),
+            y2=_pc(100 - 100 * q.value / top),
+            class_="line",
+        )
         for (x1, p), (x2, q) in pairwise(at)
         if p and q
     ]
     marks += [
-        e("circle", e("title", p[1]), cx=_pc(x), cy=_pc(100 - 100 * p[0] / top), r=4, class_="dot") for x, p in at if p
+        e("circle", e("title", p.tip), cx=_pc(x), cy=_pc(100 - 100 * p.value / top), r=4, class_="dot")
+        for x, p in at
+        if p
     ]
     return _plot(marks, top, lines, ticks, text=text, y=y, x=x)
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of `bars`: its length is ``value``, ``cells`` are the texts behind it."""
+    """A row of `bars`. ``value`` is the length of the bar, ``cells`` are the texts after it."""
 
     label: str
     value: float
@@ -72,7 +108,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], heads: Sequence[str]) -> Element:
-    """A table with a bar in each row; ``heads`` name the label's column and those of the cells."""
+    """A table with a bar in each row. ``heads``: headings of the label and of the cells."""
     most = max(row.value for row in rows) or 1
     return e(
         "table",
@@ -98,19 +134,19 @@ def bars(rows: Sequence[Bar], heads: Sequence[str]) -> Element:
 
 
 def breaking(text: str, longest: int = 24) -> str:
-    """The CSS class of a text: up to so many letters it stays on one line, where `2020-01-01` would break at its hyphens."""
+    """The CSS class of a text. Up to ``longest`` letters it stays on one line; otherwise `2020-01-01` would break at a hyphen."""
     return "short" if len(text) <= longest else "long"
 
 
-def lanes(rows: Mapping[str, Sequence[tuple[float, float, str]]], *, text: Callable[[float], str], x: str) -> Element:
-    """A line for each name with what it did (from, to, tooltip), in seconds from a common beginning."""
-    top, lines = _scale(max(end for spans in rows.values() for _, end, _ in spans))
+def lanes(rows: Mapping[str, Sequence[Span]], *, text: Callable[[float], str], x: str) -> Element:
+    """A line with the spans of each name, in one unit of time from a common start."""
+    top, lines = _scale(max(span.end for spans in rows.values() for span in spans))
     lined = []
     for name, spans in rows.items():
-        shades = cycle(["fill", "fill2"])  # so that neighbours can be told apart
+        shades = cycle(["fill", "fill2"])  # so that neighbours look different
         drawn = [
-            _rect(100 * a / top, 8, 100 * (b - a) / top, 84, shade, tip)
-            for shade, (a, b, tip) in zip(shades, spans, strict=False)
+            _rect(100 * span.start / top, 8, 100 * (span.end - span.start) / top, 84, shade, span.tip)
+            for shade, span in zip(shades, spans, strict=False)
         ]
         grid = [
             e("line", x1=_pc(100 * v / top), x2=_pc(100 * v / top), y1="0", y2="100%", class_="grid") for v in lines
@@ -123,13 +159,13 @@ def lanes(rows: Mapping[str, Sequence[tuple[float, float, str]]], *, text: Calla
     return e("div", *lined, e("div", at, class_="x"), e("div", x, class_="unit end"), class_="lanes")
 
 
-def calendar(days: Mapping[date, tuple[str, str, str]]) -> list[Element]:
-    """The months that have any of ``days``; of a day its CSS class, a sign that stands for its number (or none), a tooltip."""
+def calendar(days: Mapping[date, Day]) -> list[Element]:
+    """The months that contain ``days``."""
     return [_month(year, month, days) for year, month in sorted({(d.year, d.month) for d in days})]
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> Element:
-    """Of each entry the CSS class and what it means."""
+    """``entries``: a CSS class and its meaning."""
     return e(
         "p",
         [
@@ -140,7 +176,7 @@ def legend(entries: Sequence[tuple[str, str]]) -> Element:
     )
 
 
-def _month(year: int, month: int, days: Mapping[date, tuple[str, str, str]]) -> Element:
+def _month(year: int, month: int, days: Mapping[date, Day]) -> Element:
     weeks = Calendar().monthdayscalendar(year, month)
     drawn = [e("text", f"{month_name[month]} {year}", x=0, y=11, class_="month")]
     drawn += [
@@ -151,12 +187,12 @@ def _month(year: int, month: int, days: Mapping[date, tuple[str, str, str]]) -> 
         for i, number in enumerate(week):
             if number == 0:
                 continue
-            class_, sign, tip = days.get(date(year, month, number), ("none", "", ""))
+            day = days.get(date(year, month, number), Day("none", "", ""))
             x, y = CELL * i, CELL * row + 30
-            cell = [e("title", tip)] if tip else []
+            cell = [e("title", day.tip)] if day.tip else []
             cell.append(e("rect", x=x + 0.75, y=y + 0.75, width=CELL - 3, height=CELL - 3, rx=3))
-            cell.append(e("text", sign or str(number), x=x + CELL / 2 - 0.75, y=y + 12.5, text_anchor="middle"))
-            drawn.append(e("g", cell, class_=f"day {class_}"))
+            cell.append(e("text", day.sign or str(number), x=x + CELL / 2 - 0.75, y=y + 12.5, text_anchor="middle"))
+            drawn.append(e("g", cell, class_=f"day {day.class_}"))
     return e(
         "svg", drawn, viewBox=f"0 0 {7 * CELL} {6 * CELL + 30}", role="img", aria_label=f"{month_name[month]} {year}"
     )
@@ -195,7 +231,7 @@ def _rect(x: float, y: float, width: float, height: float, class_: str, tip: str
 
 
 def _scale(most: float) -> tuple[float, list[float]]:
-    """The end of an axis that holds ``most``, and where it has lines: at round whole numbers, at most 5 of them above 0."""
+    """The end of an axis up to ``most``, and its grid lines: round whole numbers, at most 5 above 0."""
     step = 10 ** max(0, len(f"{most:.0f}") - 2)
     step *= next(n for n in (1, 2, 5, 10, 20) if step * n * 5 >= most)
     lines = max(1, -int(-most // step))

@@ -1,4 +1,4 @@
-"""Elements of HTML and SVG. They are a tree until the end, so that everything that comes from the data is escaped."""
+"""Elements of HTML and SVG. They stay a tree until the end, so everything that comes from the data is escaped."""
 
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element, tostring
@@ -7,7 +7,7 @@ Child = Element | str | Iterable[Element]
 
 
 def e(tag: str, *children: Child, **attributes: object) -> Element:
-    """An element; ``class_`` and ``stroke_width`` are the attributes `class` and `stroke-width`, None leaves one out."""
+    """An element. ``class_`` sets the attribute `class`, ``stroke_width`` sets `stroke-width`; None omits an attribute."""
     element = Element(tag, {k.rstrip("_").replace("_", "-"): str(v) for k, v in attributes.items() if v is not None})
     for child in children:
         if not isinstance(child, str):
@@ -20,6 +20,6 @@ def e(tag: str, *children: Child, **attributes: object) -> Element:
 
 
 def document(root: Element) -> str:
-    # A reason that quotes raw bytes may hold control characters, which are no part of HTML.
+    # A reason that quotes raw bytes may contain control characters, which HTML does not allow.
     text = tostring(root, encoding="unicode", method="html")
     return "<!doctype html>\n" + "".join(c if c >= " " or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,7 +1,7 @@
-"""What happened in the last nights, a night being a batch or a restore.
+"""What happened in the last nights. A night is a batch or a restore.
 
-Reads     status and ledger; of each partition that these nights touch, its manifests down to the first of them
-Repeat    safe; reads only. Versions that were trimmed are no error: what they would tell is left out and said to be
+Reads     status and ledger; for each partition that these nights touch, its manifests back to the first of them
+Repeat    safe; reads only. Trimmed versions are not an error: the page says what it leaves out because of them
 """
 
 from collections import defaultdict
@@ -23,15 +23,15 @@ from lakeupsert.table.spec import TableSpec
 
 CHAINS_AT_ONCE = 16
 PAUSE = timedelta(minutes=10)
-"""So long a pause between two merges ends a run."""
+"""A longer pause between two merges ends a run."""
 
 
 @dataclass(frozen=True)
 class Merge:
-    """One version of one partition that rows were merged into.
+    """A version of a partition that a merge wrote.
 
-    ``seconds`` and ``worker`` are None where an earlier lakeupsert wrote the version. Partitions that one call merged
-    share its time evenly, so ``began`` is exact for the call, not for each of them.
+    ``seconds`` and ``worker`` are None if an earlier lakeupsert wrote the version. Partitions that were merged in one call
+    share its time evenly, so ``began`` is exact for the call, not for each partition.
     """
 
     partition: str
@@ -45,7 +45,7 @@ class Merge:
 
     @property
     def took(self) -> float:
-        """``seconds``, or 0 where nobody knows."""
+        """``seconds``, or 0 if unknown."""
         return self.seconds or 0.0
 
     @property
@@ -58,9 +58,9 @@ class Night:
     """One batch, or one restore.
 
     Attributes:
-        whole: a merge is known for every partition that it touched, so ``bytes_written`` and ``changes`` count them all.
-        withdrawn: a later restore withdrew the batch; its rows do not count any more.
-        restored: what a restore went back to; None of a batch.
+        whole: the merges of all touched partitions are known, so ``bytes_written`` and ``changes`` are complete.
+        withdrawn: a later restore withdrew the batch; its rows no longer count.
+        restored: what a restore went back to; None for a batch.
     """
 
     number: int
@@ -80,7 +80,7 @@ class Night:
 
 @dataclass(frozen=True)
 class Partition:
-    """``times``: how many of the batches that count touched it; ``last``: the last night that did, 0 if none is known."""
+    """``times``: how many batches that count touched it. ``last``: the last night that touched it, 0 if unknown."""
 
     name: str
     value: str
@@ -94,11 +94,11 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Everything that the page shows. ``nights`` go upwards, ``merges`` by their ends.
+class ReportData:
+    """Everything that the page shows. ``nights`` are in ascending order, ``merges`` in the order of their ends.
 
-    ``by_date``: the partition column is a date. ``ages``: rows of batches that count, by days from the partition's date to
-    the receipt.
+    ``by_date``: the partition column is a date. ``ages``: rows of batches that count, by the days from the partition's date to
+    the receipt of the row.
     """
 
     status: Status
@@ -111,7 +111,7 @@ class Observed:
     ages: dict[int, int] = field(default_factory=dict)
 
     def last_run(self) -> list[Merge]:
-        """The merges since the batch was received that the last of them merged, without a pause between them; by their ends."""
+        """The last merges without a pause between them, since their last batch was received, in the order of their ends."""
         run: list[Merge] = []
         received = {night.number: night.received for night in self.nights}
         began = datetime.max.replace(tzinfo=UTC)
@@ -123,14 +123,14 @@ class Observed:
         return run[::-1]
 
 
-def observe(table: OpenTable, nights: int) -> Observed:
-    """The last ``nights`` batches of the table, and every partition there is."""
+def observe(table: OpenTable, nights: int) -> ReportData:
+    """Read the last ``nights`` batches of the table, and all its partitions."""
     now = status(table)
     head, spec = table.ledger_head(), table.head_spec()
     if head is None or spec is None:
-        return Observed(now, clock.now())
+        return ReportData(now, clock.now())
     links = [x for x in table.entries(max(0, head.number - nights), head.number) if x.body.kind in ("batch", "restore")]
-    count = counting(enumerate(table.headers(head.number)))
+    batches = counting(enumerate(table.headers(head.number)))
     touches: dict[str, list[int]] = defaultdict(list)
     for link in links:
         for partition in link.body.touched:
@@ -140,45 +140,45 @@ def observe(table: OpenTable, nights: int) -> Observed:
     heads = table.heads(touches)
     with ThreadPoolExecutor(CHAINS_AT_ONCE) as pool:
         chains = pool.map(lambda link: _merges(table, link, links[0].number - 1), heads.values())
-        for partition, (of_it, covered) in zip(heads, chains, strict=True):
-            merges += [merge for merge in of_it if merge.batch <= head.number]  # a night may go on meanwhile
+        for partition, (found, covered) in zip(heads, chains, strict=True):
+            merges += [merge for merge in found if merge.batch <= head.number]  # a night may be running
             known[partition] = covered
-    of_night: dict[int, list[Merge]] = defaultdict(list)
+    by_night: dict[int, list[Merge]] = defaultdict(list)
     for merge in merges:
-        of_night[merge.batch].append(merge)
+        by_night[merge.batch].append(merge)
     column = ranged_column(spec.body)
     by_date = pa.types.is_date(spec.body.schema.field(column).type)
     days = {p: partition_scalars(spec.body, p)[column].as_py() for p in touches} if by_date else {}
     ages: dict[int, int] = defaultdict(int)
     for link in links:
         for partition, touched in link.body.touched.items():
-            if by_date and link.number in count:
+            if by_date and link.number in batches:
                 ages[(_received(link).date() - days[partition]).days] += touched.rows
-    return Observed(
+    return ReportData(
         status=now,
         at=clock.now(),
         column=column,
         by_date=by_date,
-        nights=[_night(link, of_night[link.number], known, count) for link in links],
+        nights=[_night(link, by_night[link.number], known, batches) for link in links],
         merges=sorted(merges, key=lambda m: m.ended),
-        partitions=_partitions(table, now, spec.body, by_date, touches, count),
+        partitions=_partitions(table, now, spec.body, touches, batches, by_date=by_date),
         ages=dict(ages),
     )
 
 
 def _merges(table: OpenTable, head: Link[Manifest], after: int) -> tuple[list[Merge], range]:
-    """The partition's merges beyond batch ``after``, and the batches about which they tell all."""
+    """The partition's merges after batch ``after``, and the range of batches for which they are complete."""
     chain = table.objects.partition(head.body.partition)
     found = []
     newer = head
     while newer.body.merged > after:
         older = chain.get(newer.number - 1) if newer.number else None
-        # A mark repeats what the version below it says, but for `failed`; a reprocess merges no batch either.
-        mark = older.body.merged == newer.body.merged if older else newer.body.failed is not None
-        if not mark:
+        # A failure mark repeats the version below it except for `failed`. A reprocess merges no batch either.
+        merged_nothing = older.body.merged == newer.body.merged if older else newer.body.failed is not None
+        if not merged_nothing:
             found.append(_merge(older, newer))
         if older is None:
-            begin = 0 if newer.number == 0 else newer.body.merged + mark
+            begin = 0 if newer.number == 0 else newer.body.merged + merged_nothing
             return found, range(begin, head.body.merged + 1)
         newer = older
     return found, range(newer.body.merged + 1, head.body.merged + 1)
@@ -201,7 +201,9 @@ def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
     )
 
 
-def _night(link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, range], count: Collection[int]) -> Night:
+def _night(
+    link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, range], batches: Collection[int]
+) -> Night:
     entry = link.body
     return Night(
         number=link.number,
@@ -215,7 +217,7 @@ def _night(link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, ra
         bytes_written=sum(merge.bytes_written for merge in merges),
         changes=sum((merge.changes for merge in merges), NO_CHANGES),
         whole=all(link.number in known.get(p, ()) for p in entry.touched),
-        withdrawn=entry.kind == "batch" and link.number not in count,
+        withdrawn=entry.kind == "batch" and link.number not in batches,
         restored=entry.restored,
     )
 
@@ -224,9 +226,10 @@ def _partitions(
     table: OpenTable,
     now: Status,
     spec: TableSpec,
-    by_date: bool,
     touches: dict[str, list[int]],
-    count: Collection[int],
+    batches: Collection[int],
+    *,
+    by_date: bool,
 ) -> list[Partition]:
     snapshot = table.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
@@ -242,11 +245,11 @@ def _partitions(
                 name=name,
                 value=partition_text(name),
                 day=partition_scalars(spec, name)[ranged_column(spec)].as_py() if by_date else None,
-                times=sum(number in count for number in touches.get(name, ())),
+                times=sum(number in batches for number in touches.get(name, ())),
                 last=touches[name][-1] if name in touches else shown[name].merged if name in shown else 0,
                 rows=shown[name].rows if name in shown else 0,
                 bytes=shown[name].bytes if name in shown else 0,
-                marks=tuple(mark for mark, there in marks.items() if there),
+                marks=tuple(mark for mark, is_set in marks.items() if is_set),
                 reason=now.failed.get(name, ""),
             )
         )

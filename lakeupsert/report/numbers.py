@@ -1,4 +1,4 @@
-"""Numbers and times as people read them."""
+"""Numbers and times as text for people."""
 
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ def count(n: int, noun: str) -> str:
 
 
 def size(n: float) -> str:
-    """Bytes in decimal units."""
+    """A number of bytes in decimal units."""
     units = ["TB", "GB", "MB", "kB", "B"]
     while n >= 1000 and len(units) > 1:
         n, _ = n / 1000, units.pop()
@@ -20,12 +20,12 @@ def size(n: float) -> str:
 
 
 def when(written_at: str) -> str:
-    """An ISO 8601 time of a chain's version."""
+    """A time from a chain, given in ISO 8601."""
     return f"{datetime.fromisoformat(written_at):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def messages(queue: "QueueStats | None") -> str:
-    """How many messages the queue has; None: it can't be read."""
+    """The messages of the queue. None: the queue can't be read."""
     if queue is None:
         return "unknown: the queue can't be read"
     return f"{queue.visible:,} waiting, {queue.leased:,} being worked on, {queue.dead:,} dead"

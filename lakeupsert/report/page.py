@@ -1,4 +1,4 @@
-"""The page: one HTML file that stands by itself. It loads nothing, runs no script, and is drawn from `Observed` alone."""
+"""The page: one self-contained HTML file. It loads nothing, runs no script, and shows only what `ReportData` has."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -6,15 +6,15 @@ from xml.etree.ElementTree import Element
 
 from lakeupsert.report.figures import FIGURES
 from lakeupsert.report.html import document, e
-from lakeupsert.report.nights import Night, Observed
+from lakeupsert.report.nights import Night, ReportData
 from lakeupsert.report.numbers import messages, size, when
 
-# What a browser refuses even if an escape were missing somewhere: scripts, and loads from anywhere.
+# Browsers then refuse scripts and loads from anywhere, even if an escape were missing somewhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def page(name: str, seen: Observed) -> str:
-    """The page as text, UTF-8; ``name`` is the table's."""
+def page(name: str, data: ReportData) -> str:
+    """The page as text, to be written as UTF-8. ``name`` is the table's name."""
     style = files("lakeupsert.report").joinpath("page.css").read_text("utf-8")
     head = e(
         "head",
@@ -22,15 +22,15 @@ def page(name: str, seen: Observed) -> str:
         e("meta", name="viewport", content="width=device-width, initial-scale=1"),
         e("meta", name="color-scheme", content="light dark"),
         e("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        e("title", f"{name}: lakeupsert report, {seen.at:%Y-%m-%d}"),
+        e("title", f"{name}: lakeupsert report, {data.at:%Y-%m-%d}"),
         e("style", style),
     )
-    body = e("body", _header(name, seen), e("main", [figure(seen) for figure in FIGURES]))
+    body = e("body", _header(name, data), e("main", [figure(data) for figure in FIGURES]))
     return document(e("html", head, body, lang="en"))
 
 
-def _header(name: str, seen: Observed) -> Element:
-    status = seen.status
+def _header(name: str, data: ReportData) -> Element:
+    status = data.status
     if status.snapshot is None or status.published_at is None:
         published = "no snapshot yet"
     else:
@@ -50,7 +50,7 @@ def _header(name: str, seen: Observed) -> Element:
     return e(
         "header",
         e("h1", f"Table {name}"),
-        e("p", f"As of {seen.at:%Y-%m-%d %H:%M:%S} UTC: {published}."),
+        e("p", f"As of {data.at:%Y-%m-%d %H:%M:%S} UTC: {published}."),
         e(
             "dl",
             [
@@ -63,7 +63,7 @@ def _header(name: str, seen: Observed) -> Element:
                 for label, text in facts.items()
             ],
         ),
-        e("p", _span(seen.nights)),
+        e("p", _span(data.nights)),
     )
 
 
@@ -71,19 +71,19 @@ def _span(nights: Sequence[Night]) -> str:
     if not nights:
         return "No batch was appended yet."
     first, last = nights[0], nights[-1]
-    which = (
+    batches = (
         f"batch {last.number}"
         if first is last
         else f"the last {len(nights):,} batches, {first.number} to {last.number}"
     )
-    kinds = {
+    exceptions = {
         "restored an earlier snapshot": sum(n.restored is not None for n in nights),
         "withdrawn": sum(n.withdrawn for n in nights),
     }
-    told = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number)
+    note = ", ".join(f"{number:,} {kind}" for kind, number in exceptions.items() if number)
     days = sorted({f"{first.received:%Y-%m-%d}", f"{last.received:%Y-%m-%d}"})
     return (
-        f"The figures show {which}{f' ({told})' if told else ''}, received {' to '.join(days)}. "
-        f"{'Older ones are left out. ' if first.number > 1 else ''}"
+        f"The figures show {batches}{f' ({note})' if note else ''}, received {' to '.join(days)}. "
+        f"{'Older batches are not shown. ' if first.number > 1 else ''}"
         "All times are UTC; 1 kB is 1,000 bytes."
     )

@@ -1,7 +1,7 @@
-"""What there is and what is still to do, now.
+"""The current state of a table, and what is still to do.
 
-Reads     the last snapshot, the ledger, the heads of partitions that are not published, the queue's counts
-Repeat    cheap on one `OpenTable`: only what is new since the last call is read, beside a LIST for each of these partitions
+Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue
+Repeat    cheap on the same `OpenTable`: reads only what is new since the last call, and lists each unpublished partition
 """
 
 from dataclasses import dataclass
@@ -16,14 +16,17 @@ from lakeupsert.table.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Status:
-    """What there is and what is still to do.
+    """The current state of a table.
 
-    ``behind`` are the partitions that readers don't see at their last batch, and whether they are dirty: have batches that
-    are not merged. ``dirty`` counts those; ``failed`` are those that can't be merged, with the reason.
-    ``queue`` counts the messages of both queues, where there is a ``large_queue``; both are None if they can't be read,
-    and a warning then says why.
-    ``quarantined`` counts refused rows of batches that count, but for those that a replay took up.
-    ``warnings`` are for people: what is not as it was meant, and stops nothing.
+    Attributes:
+        behind: partitions whose last batch readers do not see yet, and whether the partition is dirty (has batches that are
+            not merged).
+        dirty: the number of dirty partitions.
+        failed: partitions that can't be merged, with the reason.
+        queue: messages of the queue, or of both queues if there is a ``large_queue``. Both are None if they can't be read;
+            then a warning says why.
+        quarantined: refused rows of batches that count, without those that a replay has appended.
+        warnings: problems that stop nothing, for people.
     """
 
     snapshot: int | None
@@ -43,7 +46,7 @@ class Status:
 
 
 def status(table: OpenTable) -> Status:
-    """Counts from the newest snapshot, the ledger and the queue."""
+    """The state from the newest snapshot, the ledger and the queue."""
     snapshot = table.last_snapshot()
     head = table.ledger_head()
     body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
@@ -54,14 +57,14 @@ def status(table: OpenTable) -> Status:
     marks = {p: heads[p].body.failed for p, dirty in behind.items() if dirty and p in heads}
     queue: QueueStats | None = QueueStats(0, 0, 0)
     large_queue: QueueStats | None = None
-    unread: tuple[str, ...] = ()
+    queue_warning: tuple[str, ...] = ()
     try:
         if head:
             queue, large_queue = table.queue_stats(), table.large_queue.stats() if table.large_queue else None
-    except LakeupsertError as e:  # who only reads may have no right to the queue; a full disk keeps it from all
+    except LakeupsertError as e:  # a reader may have no permission for the queue; a full disk stops everybody
         if e.code not in ("queue-not-permitted", "queue-disk"):
             raise
-        queue, unread = None, (e.message,)
+        queue, queue_warning = None, (e.message,)
     return Status(
         snapshot=snapshot.number if snapshot else None,
         published_at=snapshot.written_at if snapshot else None,
@@ -76,5 +79,5 @@ def status(table: OpenTable) -> Status:
         rows=body.rows,
         bytes=body.bytes,
         quarantined=sum(f.rows for f in still_quarantined(headers)),
-        warnings=(*without_operations(table, headers), *unread),
+        warnings=(*without_operations(table, headers), *queue_warning),
     )

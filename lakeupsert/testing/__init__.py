@@ -1,1 +1,1 @@
-"""What tests of lakeupsert are made of, published so that a backend of your own can be tested with it."""
+"""The tools that test lakeupsert, published so that you can test your own backend with them."""

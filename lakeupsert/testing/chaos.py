@@ -1,15 +1,15 @@
-"""Chaos: six worker processes on a cloud, one killed every five seconds, one answer in twenty lost; every row compared.
+"""Chaos: six worker processes on a cloud, one killed every five seconds, one answer in twenty lost; all rows compared.
 
     python -m lakeupsert.testing.chaos --minutes 4 --runs 3
 
-Reads     nothing; needs the servers that `make servers` gets
-Writes    a new table in a bucket of versitygw, or a container of Azurite, for each run, which is gone at the end
+Reads     nothing; needs the servers that `make servers` installs
+Writes    a new table for each run, in a bucket of versitygw or a container of Azurite, deleted at the end
 Repeat    safe
 
-All requests to the store, of workers, appends and publishes, go through a proxy that lets the server act and drops one answer in
-twenty. A worker dies (SIGKILL) at its next call of a chosen kind; another one begins in its place, and what it held comes
-back when its lease is over. New batches keep coming. A run is as long as it is told to be, and longer until it has `LEAST`
-of everything. It fails where a snapshot differs from the model in any row, or the counters of a partition do not balance.
+All requests of workers, appends and publishes to the store go through a proxy that lets the server act and drops one answer in
+twenty. A worker dies (SIGKILL) at its next call of a chosen kind. Another worker takes its place, and the messages it held
+return when their lease ends. New batches keep coming. A run takes the given time, or longer until it has `LEAST` of
+everything. It fails if a snapshot differs from the model in any row, or the counters of a partition do not balance.
 """
 
 import argparse
@@ -53,19 +53,19 @@ LEAST = {"kills": 20, "kills at each step": 2, "lost answers": 200, "lost answer
 
 @dataclass
 class Chaos:
-    """One run on a table that is new; its counts."""
+    """One run on a new table, and its counts."""
 
     lake: Lake
     proxy: FaultProxy
     chance: random.Random
     kills: Counter[str] = field(default_factory=Counter)
-    gave_up: int = 0  # steps in which no attempt of a request got an answer
+    gave_up: int = 0  # steps that ended because no attempt of a request got an answer
     nights: int = 0
 
     def __post_init__(self) -> None:
         self._strikes = cycle(STRIKES)
-        self._workers: dict[LakeProcess, str | None] = {}  # and where each is to be killed
-        self._step = "append"  # the writer's
+        self._workers: dict[LakeProcess, str | None] = {}  # the value: where the worker is to be killed
+        self._step = "append"  # of the writer
         self._at_end = False
 
     def counts(self) -> dict[str, int]:
@@ -96,14 +96,14 @@ class Chaos:
                 if now >= strike_at and not over:
                     strike_at += KILL_SECONDS
                     self._strike()
-                if writer.answered() and self._go_on(writer, over):
+                if writer.answered() and self._go_on(writer, over=over):
                     return
-                assert now - begun < 2 * seconds + PATIENCE_SECONDS, f"it comes to no end: {self.counts()}"
+                assert now - begun < 2 * seconds + PATIENCE_SECONDS, f"the run does not end: {self.counts()}"
                 clock.sleep(0.02)
 
     def _strike(self) -> None:
         free = [worker for worker, step in self._workers.items() if step is None]
-        if not free:  # all are to die at calls that come with the next messages
+        if not free:  # all will die at a call that comes with the next messages
             return
         step, strike = next(self._strikes)
         victim = self.chance.choice(free)
@@ -113,21 +113,21 @@ class Chaos:
     def _bury(self, worker: LakeProcess) -> None:
         step = self._workers.pop(worker)
         try:
-            self._ended(worker)  # a container would begin one that gave up again too
+            self._finish_step(worker)  # a worker that gave up is replaced too, as a container would do
         except Died as died:
             if step is None or died.code != -SIGKILL:
                 raise
             self.kills[step] += 1
 
-    def _go_on(self, writer: LakeProcess, over: bool) -> bool:
-        """Begin the writer's next step where it is time for that; True at the end, when all is merged and published."""
+    def _go_on(self, writer: LakeProcess, *, over: bool) -> bool:
+        """Begin the writer's next step when it is due. True at the end, when everything is merged and published."""
         queue = self.lake.table.objects.queue.stats()
         assert not queue.dead, "a message went to the dead letters"
         if not over and queue.visible + queue.leased > PARTITIONS / 2:
             return False
         if over and queue != QueueStats(0, 0, 0):
             return False
-        if not self._ended(writer):  # a pipeline would run the same command again, as the error tells
+        if not self._finish_step(writer):  # run the same step again, as the error advises
             writer.begin(self._step)
             return False
         if self._at_end:
@@ -139,8 +139,8 @@ class Chaos:
         writer.begin(self._step)
         return False
 
-    def _ended(self, process: LakeProcess) -> bool:
-        """Whether its step came to an end; False where it gave up."""
+    def _finish_step(self, process: LakeProcess) -> bool:
+        """Wait for the end of the step. False if it gave up."""
         try:
             process.end()
         except LakeupsertError as e:
@@ -150,7 +150,7 @@ class Chaos:
         return True
 
     def _land(self) -> None:
-        """A night that touches every partition: few keys, times that tie, deletes."""
+        """Land a night that touches every partition: few keys, equal times, deletes."""
         self.nights += 1
         rows = [
             row(self.chance.choice("abcdef"), day, self.chance.randrange(9), self.nights * 10 + line, op=op)

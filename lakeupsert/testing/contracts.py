@@ -1,4 +1,4 @@
-"""What an object store must keep for a table to be safe on it. A backend passes `ObjectStoreContract`, or it is none.
+"""What an object store must guarantee. A table is safe only on a store that passes `ObjectStoreContract`.
 
 class TestMyStore(ObjectStoreContract):
     def new_store(self, tmp_path):
@@ -11,7 +11,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,7 +33,7 @@ AWKWARD_NAMES = [
 
 
 class ObjectStoreContract:
-    """Published tests; subclass it and give `new_store`."""
+    """Published tests. Subclass it and define `new_store`."""
 
     def new_store(self, tmp_path: Path) -> ObjectStore:
         raise NotImplementedError
@@ -76,7 +75,7 @@ class ObjectStoreContract:
             return won
 
         with ThreadPoolExecutor(8) as pool:
-            wins = [w for of_thread in pool.map(race, range(8)) for w in of_thread]
+            wins = [win for won in pool.map(race, range(8)) for win in won]
         assert sorted(wins) == sorted(f"{i}:{store.get(f'race/{i}').decode()}" for i in range(RACES))
 
     def test_race_of_processes_for_a_name_has_one_winner(self, store: ObjectStore) -> None:
@@ -179,7 +178,7 @@ class ObjectStoreContract:
 
     def test_list_gives_names_in_order_across_folders(self, store: ObjectStore) -> None:
         names = ["b", "a/b", "a", "a.c", "a/a/x", "a0", "ab/c", "é", "z"]
-        names.remove("a")  # a folder and an object of one name can't both be on a file system
+        names.remove("a")  # a file system can't have a folder and an object of the same name
         for name in names:
             store.create(name, b"")
         assert [found.name for found in store.list("")] == sorted(names)
@@ -224,12 +223,12 @@ class ObjectStoreContract:
 
     def test_pickled_store_is_the_same_store(self, store: ObjectStore) -> None:
         store.create("a", b"x")
-        other: Any = pickle.loads(pickle.dumps(store))
+        other: ObjectStore = pickle.loads(pickle.dumps(store))
         assert other.get("a") == b"x"
         assert other.requests.as_dict()["create"] == 0
 
     def test_each_call_is_counted_once(self, store: ObjectStore) -> None:
-        store.create("first", b"")  # before which a store may look whether creates are safe at all
+        store.create("first", b"")  # before its first create, a store may check whether creates are safe
         store.delete(["first"])
         before = Counter(store.requests.as_dict())
         store.create("a", b"x")
@@ -245,6 +244,6 @@ class ObjectStoreContract:
         assert counted == {"get": 2, "head": 1, "list": 1, "put": 1, "create": 1, "delete": 1}
 
 
-def _race(given: tuple[ObjectStore, int]) -> list[str]:
-    store, number = given
+def _race(store_and_number: tuple[ObjectStore, int]) -> list[str]:
+    store, number = store_and_number
     return [f"race/{i}:{number}" for i in range(RACES) if store.create(f"race/{i}", str(number).encode())]

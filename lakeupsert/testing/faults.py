@@ -1,15 +1,17 @@
-"""Faults at every call of a store or a queue: it fails before its effect, or after it, or the process dies there.
+"""Faults at any call of a store or a queue: it fails before or after its effect, or the process dies there.
 
 points = Points()
 store = FaultyStore(LocalStore(root), points)
-points.arm(7, Fault.AFTER)            # the eighth call has its effect and its answer is lost
+points.arm(7, Fault.AFTER)            # the eighth call has its effect, but its answer is lost
 """
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import Any
+
+import pyarrow as pa
 
 from lakeupsert.queue import DeadLetter, Lease, Message, QueueStats, WorkQueue
 from lakeupsert.storage import ObjectInfo, ObjectStore, Requests, StoreUnavailableError, UnknownOutcomeError
@@ -25,13 +27,13 @@ class Fault(Enum):
 
 
 class Killed(BaseException):
-    """Stands for the death of the process: nothing in the product may catch it and go on."""
+    """Stands for the death of the process. No product code may catch it and continue."""
 
 
 class Points:
-    """Counts calls, of any thread, and strikes one of them, once."""
+    """Counts the calls of all threads and strikes one of them, once."""
 
-    _counting = threading.Lock()  # of the class, as instances go to other processes
+    _counting = threading.Lock()  # of the class, because instances are sent to other processes
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -40,15 +42,15 @@ class Points:
         self._fault = Fault.BEFORE
         self._kind: str | tuple[str, ...] = ""
         self._dead = False
-        self._amid: Callable[[], Any] | None = None
+        self._amid: Callable[[], object] | None = None
 
     def arm(self, number: int, fault: Fault, kind: str | tuple[str, ...] = "") -> None:
-        """Strike the call ``number`` (from 0, counted from now on) of those whose name begins with ``kind``."""
+        """Strike call ``number`` (from 0, counted from now on) of those whose name begins with ``kind``."""
         self.seen, self.struck, self._dead = [], None, False
         self._number, self._fault, self._kind = number, fault, kind
 
-    def amid(self, number: int, what: Callable[[], Any], kind: str | tuple[str, ...] = "") -> None:
-        """Before that call (see `arm`) let something else happen, once: another process, or time."""
+    def amid(self, number: int, what: Callable[[], object], kind: str | tuple[str, ...] = "") -> None:
+        """Run ``what`` once before that call (see `arm`), for example as another process would."""
         self.arm(number, Fault.BEFORE, kind)
         self._amid = what
 
@@ -57,9 +59,9 @@ class Points:
 
     @contextmanager
     def at(self, name: str, commit: bool = False) -> Iterator[None]:
-        """One call; ``commit`` marks a create, whose lost answer is an unknown outcome and not a failure."""
+        """One call. ``commit`` marks a create: a lost answer is then an unknown outcome, not a failure."""
         if self._dead:
-            raise Killed(name)  # what a `finally` would still do, a dead process does not
+            raise Killed(name)  # a dead process does not run its `finally` blocks either
         strikes = False
         if name.startswith(self._kind):
             with self._counting:
@@ -71,12 +73,12 @@ class Points:
             what()
         if strikes:
             self.struck = name
-            self._strike_if(Fault.BEFORE, Fault.KILL_BEFORE, name, commit)
+            self._strike_if(Fault.BEFORE, Fault.KILL_BEFORE, name, commit=commit)
         yield
         if strikes:
-            self._strike_if(Fault.AFTER, Fault.KILL_AFTER, name, commit)
+            self._strike_if(Fault.AFTER, Fault.KILL_AFTER, name, commit=commit)
 
-    def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
+    def _strike_if(self, fails: Fault, kills: Fault, name: str, *, commit: bool) -> None:
         if self._fault is kills:
             self._dead = True
             raise Killed(name)
@@ -98,8 +100,8 @@ class FaultyStore:
     def requests(self) -> Requests:
         return self._store.requests
 
-    def _at(self, call: str, name: str, commit: bool = False) -> Any:
-        return self._points.at(f"{self._label}{call} {name}", commit)
+    def _at(self, call: str, name: str, *, commit: bool = False) -> AbstractContextManager[None]:
+        return self._points.at(f"{self._label}{call} {name}", commit=commit)
 
     def uri(self, name: str = "") -> str:
         return self._store.uri(name)
@@ -135,7 +137,7 @@ class FaultyStore:
             with self._at("delete", name):
                 self._store.delete([name])
 
-    def open(self, name: str, etag: str | None = None) -> Any:
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         with self._at("open", name):
             return self._store.open(name, etag)
 
@@ -151,7 +153,7 @@ class FaultyQueue:
     def max_receives(self) -> int:
         return self._queue.max_receives
 
-    def _at(self, call: str) -> Any:
+    def _at(self, call: str) -> AbstractContextManager[None]:
         return self._points.at(f"queue {call}")
 
     def send(self, messages: Iterable[Message]) -> None:

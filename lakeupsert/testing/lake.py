@@ -1,4 +1,4 @@
-"""A small lake for tests: write landing files, run steps with faults, read any snapshot, compare with the model."""
+"""A small lake for tests: land files, run steps with faults, read any snapshot, compare it with the model."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings, is_remote
+from lakeupsert.engine.by_name import HostName
 from lakeupsert.errors import TryAgainError
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.pipeline.opened import OpenTable
@@ -33,7 +34,7 @@ EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class _FaultyTable(OpenTable):
-    """A table whose stores and queue have a point at each call."""
+    """A table whose stores and queue have a fault point at each call."""
 
     def __init__(self, name: str, settings: TableSettings, points: Points) -> None:
         super().__init__(name, settings)
@@ -55,8 +56,8 @@ class _FaultyTable(OpenTable):
 class Lake:
     """One table `t` below ``root``: key (k, l), partition column d, ordering column ts, operation column op.
 
-    Its zones are folders there. ``settings`` replace or add to those: zones in another store come with a queue. ``points``
-    sees every call of the stores and of the queue.
+    Its zones are folders below ``root``. ``settings`` replace or extend the usual ones; a zone in another store needs a queue.
+    ``points`` sees every call of the stores and of the queue.
     """
 
     rules = Rules(key=("k", "l"), order_by=("ts",), partition="d", delete_column="op", delete_values=("D",))
@@ -64,16 +65,16 @@ class Lake:
     def __init__(self, root: Path, **settings: Any) -> None:
         self.root = root
         self.given = settings
-        usual = {
+        defaults = {
             "key": ("k", "l"),
             "partition_by": ("d",),
             "order_by": ("ts",),
             "schema": {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "bigint", "op": "string"},
             "delete": DeleteSettings(column="op", values=("D",)),
-            "quarantine_limit": "100%",  # batches are small here, and most tests are about other rules
+            "quarantine_limit": "100%",  # batches are small here, and most tests are not about this limit
         }
         zones = {"landing": str(root / "landing"), "processed": str(root / "processed")}
-        self.settings = TableSettings(**{**zones, **usual, **settings})
+        self.settings = TableSettings(**{**zones, **defaults, **settings})
         self.rules = replace(type(self).rules, in_table=self.settings.key_scope == "table")
         self.landed: dict[str, list[Row]] = {}
         self.refused: dict[str, list[Row]] = {}
@@ -85,16 +86,16 @@ class Lake:
         self.reopen()
 
     def reopen(self) -> None:
-        """A new process's view of the table: nothing is remembered."""
+        """Open the table as a new process would, with nothing cached."""
         self.table.close()
         self.opened = _FaultyTable("t", self.settings, self.points)
         self.table = Table.of(self.opened)
 
     def copy(self, root: Path) -> "Lake":
-        """The same lake, as it is now, in another folder; zones that are not folders below its own go to another prefix."""
+        """Copy the lake in its current state to another folder. Zones in a store are copied to another prefix."""
         self.table.close()
         shutil.copytree(self.root, root)
-        other = type(self)(root, **{name: self._moved(value, root) for name, value in self.given.items()})
+        other = type(self)(root, **{name: self._relocate(value, root) for name, value in self.given.items()})
         for zone in ("landing", "processed"):
             if is_remote(getattr(self.settings, zone)):
                 here, there = open_store(getattr(self.settings, zone)), open_store(getattr(other.settings, zone))
@@ -105,8 +106,8 @@ class Lake:
         other.passes = self.passes
         return other
 
-    def _moved(self, setting: Any, root: Path) -> Any:
-        """A path below the root goes along; an address of a store gets a new prefix."""
+    def _relocate(self, setting: object, root: Path) -> object:
+        """The setting for a copy: a path below the root moves to ``root``, an address in a store gets a new prefix."""
         if not isinstance(setting, str):
             return setting
         if is_remote(setting) and not setting.startswith(("sqs:", "azqueue:")):
@@ -114,7 +115,7 @@ class Lake:
         return setting.replace(str(self.root), str(root))
 
     def mend(self, mended: Callable[[Row], bool], **settings: Any) -> None:
-        """Change settings so that the next spec takes these of the refused rows."""
+        """Change settings so that the next spec accepts those refused rows for which ``mended`` is true."""
         head = self.table.objects.specs.head()
         since = head.number + 1 if head else 0
         self.passes = lambda row, entry: entry.spec_version >= since and mended(row)
@@ -123,7 +124,7 @@ class Lake:
         self.reopen()
 
     def configure(self, **settings: Any) -> Path:
-        """Write the settings, these in place of their own, as the configuration that the command line reads; its path."""
+        """Write the settings, changed by ``settings``, as a configuration for the command line. Returns its path."""
         given = msgspec.to_builtins(msgspec.structs.replace(self.settings, **settings))
         lines = [f"{name} = {_toml(value)}\n" for name, value in given.items() if value is not None]
         path = self.root / "lakeupsert.toml"
@@ -131,7 +132,7 @@ class Lake:
         return path
 
     def land(self, path: str, rows: Sequence[Row], refused: Sequence[Row] = ()) -> None:
-        """Write one JSON-lines landing file, at its end rows that must go to quarantine."""
+        """Write one landing file of JSON lines. ``refused`` rows, at its end, must go to quarantine."""
         lines = [json.dumps({c: _text(v) for c, v in row.items()}) + "\n" for row in (*rows, *refused)]
         if is_remote(self.settings.landing):
             with open_store(self.settings.landing).write(path) as sink:
@@ -143,16 +144,16 @@ class Lake:
         self.landed[path], self.refused[path] = list(rows), list(refused)
 
     def lay(self, name: str, rows: Sequence[Row]) -> None:
-        """Write plain Parquet for `Table.adopt`, a file of that name into each partition's folder; no row is an operation."""
+        """Write plain Parquet for `Table.adopt`: a file of that name in each partition's folder, without the operation column."""
         columns = {c: named_type(type_, c) for c, type_ in self.settings.schema.items() if c not in ("d", "op")}
         for day in {row["d"] for row in rows}:
             target = self.root / "processed" / f"d={day}" / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            of_day = [row for row in rows if row["d"] == day]
-            pq.write_table(pa.Table.from_pylist(of_day, pa.schema(list(columns.items()))), target)
-            self.adopted[f"d={day}/{name}"] = of_day
+            day_rows = [row for row in rows if row["d"] == day]
+            pq.write_table(pa.Table.from_pylist(day_rows, pa.schema(list(columns.items()))), target)
+            self.adopted[f"d={day}/{name}"] = day_rows
 
-    def entries(self) -> list[tuple[int, Any]]:
+    def entries(self) -> list[tuple[int, LedgerEntry]]:
         """Number and body of every ledger entry."""
         ledger = self.table.objects.ledger
         head = ledger.head()
@@ -167,13 +168,13 @@ class Lake:
         return self.expected(view.snapshot.batch, self.unsettled_in(view))
 
     def unsettled_in(self, view: View) -> set[str]:
-        """Partitions of which it shows the very files that were adopted; a batch that counts must have settled the others."""
+        """Partitions in which the view shows exactly the adopted files. A batch that counts must have settled all others."""
         entries = dict(self.entries())
         batches = counts_at(entries, view.snapshot.batch)
         merged = {p for n in batches for p, touched in entries[n].touched.items() if touched.files}
         adopted = {p: [f.name for f in touched.files] for p, touched in entries[0].touched.items()}
         unsettled = {p for p, names in adopted.items() if [f.name for f in view.files(only=p)] == names}
-        assert not unsettled & merged, f"a batch was merged, and {unsettled & merged} are as they were adopted"
+        assert not unsettled & merged, f"a batch was merged, but {unsettled & merged} still have their adopted files"
         return unsettled
 
     def rows(self, snapshot: int | str = "published") -> list[dict[str, Any]]:
@@ -181,8 +182,8 @@ class Lake:
         return rows
 
     def check(self) -> None:
-        """No landing file counts twice; every snapshot that was ever published shows whole batches, and the right rows;
-        every partition knows where each row is that ever came."""
+        """Check the table: no landing file counts twice, every snapshot shows complete batches and the expected rows, and
+        the counters of every partition account for each row that ever arrived."""
         entries = self.entries()
         ledger = dict(entries)
         for number in ledger:
@@ -192,12 +193,14 @@ class Lake:
             head = self.table.objects.partition(partition).head()
             if head is not None and head.body.buckets:
                 counters, merged = [b.counters for b in head.body.buckets], head.body.merged
-                came = {n: e.touched[partition].rows for n, e in entries if n <= merged and partition in e.touched}
-                assert sum(c.appended for c in counters) == sum(came.values()), (
-                    f"{partition}: {counters}, and {came} came"
+                arrived = {n: e.touched[partition].rows for n, e in entries if n <= merged and partition in e.touched}
+                assert sum(c.appended for c in counters) == sum(arrived.values()), (
+                    f"{partition}: {counters}, but {arrived} arrived"
                 )
-                gone = sum(rows for n, rows in came.items() if n and n not in counts_at(ledger, merged))
-                assert sum(c.withdrawn for c in counters) == gone, f"{partition}: {counters}, and {gone} were withdrawn"
+                withdrawn = sum(rows for n, rows in arrived.items() if n and n not in counts_at(ledger, merged))
+                assert sum(c.withdrawn for c in counters) == withdrawn, (
+                    f"{partition}: {counters}, but {withdrawn} were withdrawn"
+                )
         for link in self.table.snapshots()[:1]:
             wrong = {p.partition: p.difference for p in prove(self.opened, link) if not p.balanced}
             assert not wrong, f"it does not balance: {wrong}"
@@ -207,7 +210,7 @@ class Lake:
             assert self.rows(link.number) == expected, f"snapshot {link.number} is wrong"
 
     def named_files(self) -> set[str]:
-        """Every data file that some version of the table names, those of batches that are not merged yet too."""
+        """Every data file that any version of the table names, including those of batches not merged yet."""
         objects = self.table.objects
         named = {
             name for _, entry in self.entries() for t in entry.touched.values() for f in t.files for name in f.objects
@@ -220,7 +223,7 @@ class Lake:
         return named
 
     def stored_files(self) -> set[str]:
-        """Every data file that is there, named by a version or not."""
+        """Every data file in the store, named by a version or not."""
         names = {f.name for f in open_store(self.settings.processed).list("")}
         return {
             n
@@ -228,15 +231,15 @@ class Lake:
             if not n.startswith("_lakeupsert/") or n.startswith(("_lakeupsert/data/", "_lakeupsert/quarantine/"))
         }
 
-    def run(self, host: Any = "local", **options: Any) -> None:
+    def run(self, host: HostName = "local", **options: Any) -> None:
         self.table.run(host=host, **options)
 
     def strike_every_call(
         self, fault: Fault, step: Callable[["Lake"], object], check: Callable[["Lake"], object]
     ) -> int:
-        """Strike ``step`` at its first call, its second, and so on, each time in a copy of this lake; how many there are.
+        """Strike ``step`` at its first call, its second, and so on, each time in a copy of this lake. Returns how many calls.
 
-        ``check`` sees each copy as the next process does.
+        ``check`` gets each copy as the next process would see it.
         """
         folder = self.root.with_name(f"{self.root.name} struck")
         counted = self.copy(folder)
@@ -262,7 +265,7 @@ class Lake:
         return len(counted.points.seen)
 
     def finish_and_check(self) -> None:
-        """After whatever happened: one undisturbed run, and the table is the model."""
+        """Run once without faults, then check that the table equals the model."""
         self.points.disarm()
         self.reopen()
         self.run()
@@ -275,16 +278,16 @@ class Lake:
 
 
 def row(k: str, day: int, ts: int | None, v: int = 0, line: int = 0, op: str | None = None) -> Mapping[str, Any]:
-    """A record of `Lake`; ``ts`` counts seconds, ``day`` counts days, from the first of 2020."""
+    """A record of `Lake`. ``ts`` counts seconds and ``day`` counts days from 2020-01-01."""
     stamp = None if ts is None else EPOCH.replace(tzinfo=None) + timedelta(seconds=ts)
     return {"k": k, "l": line, "d": DAY + timedelta(days=day), "ts": stamp, "v": v, "op": op}
 
 
-def _toml(value: Any) -> str:
+def _toml(value: object) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{json.dumps(name)} = {_toml(v)}' for name, v in value.items() if v is not None)} }}"
     return json.dumps(value)
 
 
-def _text(value: Any) -> Any:
+def _text(value: object) -> object:
     return value.isoformat() if isinstance(value, date) else value

@@ -1,4 +1,4 @@
-"""A lake as a dict: what the ledger's batches must become, said in a few lines that share nothing with the product."""
+"""A lake as a dict: the expected rows after the ledger's batches, computed without any code of the product."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from typing import Any
 
 from lakeupsert.table.ledger import LedgerEntry
 
-Row = Mapping[str, Any]
+Row = Mapping[str, Any]  # values of ordering columns are compared, which `object` does not allow
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which columns decide, and what is a delete.
+    """Which columns decide, and which rows are deletes.
 
-    Of ``ascending`` ordering columns the least value wins, of ``nulls_first`` null does. ``content`` has the columns that decide
-    between equal ordering values, where arrival does not. With ``in_table`` a key has one row in the whole table.
+    In ``ascending`` ordering columns the smallest value wins, in ``nulls_first`` ones null wins. ``content``: the columns that
+    decide between equal ordering values, instead of arrival. With ``in_table`` a key has one row in the whole table.
     """
 
     key: tuple[str, ...]
@@ -35,7 +35,7 @@ class Rules:
 @total_ordering
 @dataclass(frozen=True)
 class Backwards:
-    """A value where the least is the greatest."""
+    """A value that sorts in reverse order."""
 
     value: Any
 
@@ -44,7 +44,7 @@ class Backwards:
 
 
 def rank(row: Row, rules: Rules, batch: int, file: int, place: int) -> tuple[Any, ...]:
-    """G1: ordering columns, then content or nothing, then batch, file and place in the file."""
+    """The rank: ordering columns, then content if given, then batch, file and place in the file."""
     order = []
     for c in rules.order_by:
         value = Backwards(row[c]) if c in rules.ascending and row[c] is not None else row[c]
@@ -65,52 +65,53 @@ def expected(
     adopted: Mapping[str, Sequence[Row]] | None = None,
     unsettled: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """The table's rows after the ledger entries up to number ``up_to``, by partition and key.
+    """The rows of the table after the ledger entries up to number ``up_to``, by partition and key.
 
-    ``landed`` has the rows of every landing file that was ever written, by path; the ledger tells which batch took which.
-    ``refused`` has those at the ends of these files that went to quarantine, but where one ``passes`` in a batch, be it a
-    replay or not. A batch is expected to have one quarantine file.
-    ``adopted`` has the rows of the files that the table began with, by name: they are batch 0, and always count. Partitions
-    that are ``unsettled`` show these files one after the other as they are; where a key has one row in the whole table, they
-    take part in which it is.
+    Args:
+        landed: the rows of every landing file ever written, by path; the ledger says which batch took which file.
+        refused: the rows at the ends of these files that go to quarantine, unless a row ``passes`` in a batch or a replay. A
+            batch must have at most one quarantine file.
+        adopted: the rows of the files that the table started with, by name. They are batch 0 and always count.
+        unsettled: partitions that show their adopted files unchanged, one after the other. If a key has one row in the whole
+            table, these rows still compete with those of other partitions.
     """
     ledger = dict(entries)
     best: dict[tuple[Any, ...], tuple[tuple[Any, ...], Row, bool]] = {}
     quarantined: dict[str, Sequence[Row]] = {}
 
-    def came(row: Row, batch: int, file: int, place: int, *, is_shown: bool = True) -> None:
+    def add(row: Row, batch: int, file: int, place: int, *, is_shown: bool = True) -> None:
         key = (*(() if rules.in_table else (row[rules.partition],)), *(row[c] for c in rules.key))
         ranked = rank(row, rules, batch, file, place)
         if key not in best or best[key][0] < ranked:
             best[key] = ranked, row, is_shown
 
-    as_they_are: list[Row] = []
+    unchanged: list[Row] = []
     for partition, touched in ledger[0].touched.items():
         files = [(adopted or {})[f.name] for f in touched.files]
         if partition in unsettled:
-            as_they_are += [row for rows in files for row in rows]
+            unchanged += [row for rows in files for row in rows]
             if not rules.in_table:
                 continue
         for file, rows in enumerate(files):
             for place, row in enumerate(rows):
-                came(row, 0, file, place, is_shown=partition not in unsettled)
+                add(row, 0, file, place, is_shown=partition not in unsettled)
     for number in counts_at(ledger, up_to):
         entry = ledger[number]
-        tried = [(landed[f.path], (refused or {}).get(f.path, ())) for f in entry.files]
-        tried += [((), quarantined.pop(f.name)) for f in entry.replayed]  # fails where rows are replayed twice
-        stay = [row for _, doubtful in tried for row in doubtful if not passes(row, entry)]
-        quarantined |= {f.name: stay for f in entry.quarantine}
-        for file, (good, doubtful) in enumerate(tried):
+        attempted = [(landed[f.path], (refused or {}).get(f.path, ())) for f in entry.files]
+        attempted += [((), quarantined.pop(f.name)) for f in entry.replayed]  # fails if rows are replayed twice
+        remaining = [row for _, doubtful in attempted for row in doubtful if not passes(row, entry)]
+        quarantined |= {f.name: remaining for f in entry.quarantine}
+        for file, (good, doubtful) in enumerate(attempted):
             for place, row in enumerate([*good, *(row for row in doubtful if passes(row, entry))]):
-                came(row, number, file, place)
+                add(row, number, file, place)
     live = [row for _, row, is_shown in best.values() if is_shown and not rules.deletes(row)]
     live.sort(key=lambda row: [row[c] for c in rules.key])
-    shown = sorted((*live, *as_they_are), key=lambda row: row[rules.partition])
+    shown = sorted((*live, *unchanged), key=lambda row: row[rules.partition])
     return [{c: v for c, v in row.items() if c != rules.delete_column} for row in shown]
 
 
 def counts_at(entries: Mapping[int, LedgerEntry], number: int) -> list[int]:
-    """The batches that count at a number of the ledger: a restore makes it what it was at the batch that it goes back to."""
+    """The batches that count at a ledger entry. After a restore, these are the batches that counted at its target."""
     if number < 0:
         return []
     entry = entries[number]

@@ -1,4 +1,4 @@
-"""A `Lake` in other processes: they work on it at once, die at a call for real (SIGKILL), or are held at one.
+"""A `Lake` in other processes: they work on it concurrently, really die at a call (SIGKILL), or are held at a call.
 
     with LakeProcess(lake) as first, LakeProcess(lake) as second:
         first.begin("append", strike=Strike("create _lakeupsert/ledger", act="hold"))
@@ -7,8 +7,8 @@
         first.go()
         assert first.end() is None
 
-The processes are forked by a server process that has imported everything and runs no thread of ours (multiprocessing's
-`forkserver`), so each begins within milliseconds and shares nothing with the test; ``spawn`` begins one from nothing.
+A server process that has imported everything and runs none of our threads forks them (multiprocessing's `forkserver`), so each
+starts within milliseconds and shares nothing with the test. ``spawn`` starts a new interpreter instead.
 """
 
 import faulthandler
@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,14 +33,14 @@ from lakeupsert.testing.faults import Fault, Points
 from lakeupsert.testing.lake import Lake
 
 PATIENCE_SECONDS = 120.0
-"""How long anything is waited for that must come about; a machine may be busy, and waiting ends as soon as it does."""
+"""The longest wait for anything that must happen. It is generous because the machine may be busy."""
 
 _server = get_context("forkserver")
 _server.set_forkserver_preload([__name__, "pytest"])
 
 
 class Died(Exception):
-    """The process ended before it answered; ``code`` is minus the signal."""
+    """The process ended before it answered. ``code`` is the negative number of the signal."""
 
     def __init__(self, code: int | None) -> None:
         super().__init__(f"exit code {code}")
@@ -48,7 +49,7 @@ class Died(Exception):
 
 @dataclass(frozen=True)
 class Strike:
-    """What happens at the call ``number`` (from 0) of those whose name begins with (one of) ``kind``, before or after it."""
+    """What happens before or after call ``number`` (from 0) of those whose name begins with (one of) ``kind``."""
 
     kind: str | tuple[str, ...] = ""
     number: int = 0
@@ -57,15 +58,15 @@ class Strike:
 
 
 class LakeProcess:
-    """A process, and session, of its own that does one step after the other on a lake as it is told.
+    """A process in its own session that runs the requested steps on a lake, one after the other.
 
-    Steps are `append`, `dedupe`, `publish`, `run`, `vacuum` of `Table`, with their options (host local unless told
-    otherwise), and those of `STEPS`. Leaving the block kills the process and whatever it started.
+    Steps are `append`, `dedupe`, `publish`, `run` and `vacuum` of `Table` with their options (default host: local), and those
+    of `STEPS`. Leaving the block kills the process and everything it started.
     """
 
     def __init__(self, lake: Lake, start: Literal["forkserver", "spawn"] = "forkserver") -> None:
         self._pipe, theirs = _server.Pipe()
-        context: Any = _server if start == "forkserver" else get_context(start)
+        context: Any = _server if start == "forkserver" else get_context(start)  # no common type has `Process`
         self._process = context.Process(target=_serve, args=(theirs, dict(os.environ), lake.root, lake.given))
         self._process.start()
         theirs.close()
@@ -74,7 +75,7 @@ class LakeProcess:
     def __enter__(self) -> "LakeProcess":
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         self._pipe.close()
 
@@ -86,19 +87,19 @@ class LakeProcess:
         self._pipe.send((step, options, strike))
 
     def strike(self, strike: Strike) -> None:
-        """Arm it while a step works that ends by nothing else: calls are counted from now on."""
+        """Arm a strike while a step is running. Calls are counted from now on."""
         self._pipe.send(strike)
 
     def end(self) -> Any:
-        """What the step returned; raises what it raised, or Died."""
+        """The value that the step returned. Raises what the step raised, or Died."""
         what, answer = self._receive()
         if what == "failed":
             raise answer
-        assert what == "done", f"expected the step's end, and it is {what} at {answer}"
+        assert what == "done", f"expected the end of the step, but it is {what} at {answer}"
         return answer
 
     def answered(self) -> bool:
-        """Whether the step has ended, or the process: `end` does not wait then."""
+        """Whether the step or the process has ended, so that `end` does not wait."""
         return bool(self._pipe.poll())
 
     def do(self, step: str, /, *, strike: Strike | None = None, **options: Any) -> Any:
@@ -106,14 +107,14 @@ class LakeProcess:
         return self.end()
 
     def wait_held(self) -> str:
-        """The call at which the process now waits for `go`."""
+        """Wait until the process is held, and return the call at which it waits for `go`."""
         return str(self._expect("held"))
 
     def go(self) -> None:
         self._pipe.send("go")
 
-    def kill(self, only_itself: bool = False) -> None:
-        """SIGKILL to it and everything that it started, Spark's processes too; or to it alone."""
+    def kill(self, *, only_itself: bool = False) -> None:
+        """Send SIGKILL to the process and everything it started, including Spark; or ``only_itself``."""
         if only_itself:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -125,7 +126,7 @@ class LakeProcess:
         what, answer = self._receive()
         if what == "failed":
             raise answer
-        assert what == wanted, f"expected {wanted}, and it is {what}: {answer}"
+        assert what == wanted, f"expected {wanted}, but it is {what}: {answer}"
         return answer
 
     def _receive(self) -> tuple[str, Any]:
@@ -139,26 +140,26 @@ class LakeProcess:
 
 
 def wait_until(reached: Callable[[], bool], what: str) -> None:
-    """Return as soon as it is so."""
+    """Return as soon as ``reached`` returns true. ``what`` names it in the failure."""
     begun = clock.elapsed()
     while not reached():
-        assert clock.elapsed() - begun < PATIENCE_SECONDS, f"this never came about: {what}"
+        assert clock.elapsed() - begun < PATIENCE_SECONDS, f"this never happened: {what}"
         clock.sleep(0.002)
 
 
 def processes_of_session(session: int) -> Iterator[tuple[int, int, str]]:
-    """Pid, parent's pid and command line of every living process of a session."""
+    """Pid, pid of the parent and command line of every running process of a session."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):  # it ended while we look
-                state, parent, _, of = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
-                if int(of) == session and state not in (b"Z", b"X"):
+            with suppress(OSError):  # it ended in the meantime
+                state, parent, _, its_session = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
+                if int(its_session) == session and state not in (b"Z", b"X"):
                     line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                     yield int(folder.name), int(parent), line
 
 
 def end_session(session: int) -> None:
-    """SIGKILL to every process of a session, until none is left."""
+    """Send SIGKILL to every process of a session until none is left."""
 
     def none_left() -> bool:
         found = list(processes_of_session(session))
@@ -174,21 +175,21 @@ def end_session(session: int) -> None:
 
 
 class _ActingPoints(Points):
-    """Points whose strike is an act and no error: the process dies there, or waits there."""
+    """Points whose strike is an act, not an error: the process dies or waits there."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: Connection) -> None:
         super().__init__()
         self._pipe = pipe
         self._listening = threading.Lock()
-        self._acts: Callable[[str], None] = _die
+        self._act: Callable[[str], None] = _die
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Points, ()  # the calls of Spark's tasks are their own
+    def __reduce__(self) -> tuple[type[Points], tuple[()]]:
+        return Points, ()  # Spark's tasks count their own calls
 
     def prepare(self, strike: Strike | None) -> None:
         self.disarm()
         if strike is not None:
-            self._acts = _die if strike.act == "kill" else self._wait
+            self._act = _die if strike.act == "kill" else self._wait
             self.arm(strike.number, Fault.BEFORE if strike.when == "before" else Fault.AFTER, strike.kind)
 
     @contextmanager
@@ -199,12 +200,12 @@ class _ActingPoints(Points):
         with super().at(name, commit):
             yield
 
-    def _strike_if(self, fails: Fault, kills: Fault, name: str, commit: bool) -> None:
+    def _strike_if(self, fails: Fault, kills: Fault, name: str, *, commit: bool) -> None:
         if self._fault is fails:
-            self._acts(name)
+            self._act(name)
 
     def _wait(self, name: str) -> None:
-        with self._listening:  # another thread would take the word
+        with self._listening:  # another thread would receive the message
             self._pipe.send(("held", name))
             assert self._pipe.recv() == "go"
 
@@ -213,10 +214,10 @@ def _die(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _serve(pipe: Any, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
+def _serve(pipe: Connection, environment: dict[str, str], root: Path, given: dict[str, Any]) -> None:
     os.setsid()
-    faulthandler.enable()  # a process that a library's fault ends tells where each of its threads was
-    os.environ.update(environment)  # the server's is that of the first test
+    faulthandler.enable()  # if a library crashes, prints where each thread was
+    os.environ.update(environment)  # the server has the environment of the first test
     lake = Lake(root, **given)
     points = lake.points = _ActingPoints(pipe)
     lake.reopen()
@@ -230,13 +231,16 @@ def _serve(pipe: Any, environment: dict[str, str], root: Path, given: dict[str, 
         try:
             answer = "done", STEPS[step](lake, **options)
         except Exception as e:
-            answer = "failed", e if isinstance(e, LakeupsertError) else RuntimeError(repr(e))  # others may not pickle
+            answer = (
+                "failed",
+                e if isinstance(e, LakeupsertError) else RuntimeError(repr(e)),
+            )  # other exceptions may not pickle
         pipe.send(answer)
 
 
 def _of_table(name: str, lake: Lake, **options: Any) -> Any:
-    usual = {"host": "local"} if name in ("append", "run") else {}
-    return getattr(lake.table, name)(**{**usual, **options})
+    defaults = {"host": "local"} if name in ("append", "run") else {}
+    return getattr(lake.table, name)(**{**defaults, **options})
 
 
 def _work(lake: Lake, lease_seconds: float) -> None:
@@ -245,7 +249,7 @@ def _work(lake: Lake, lease_seconds: float) -> None:
 
 
 def _repeat(lake: Lake, step: str, until: str, **options: Any) -> list[Any]:
-    """Do a step again and again until there is a file ``until`` in the lake's folder; what each time returned."""
+    """Repeat a step until the file ``until`` exists in the lake's folder. Returns the result of each repetition."""
     answers = []
     while not (lake.root / until).exists():
         answers.append(STEPS[step](lake, **options))
@@ -253,7 +257,7 @@ def _repeat(lake: Lake, step: str, until: str, **options: Any) -> list[Any]:
 
 
 def _watch(lake: Lake, until: int) -> list[tuple[int, int, Any]]:
-    """Read what is published, again and again, until it shows the batch ``until``: snapshot, batch, rows, where they differ."""
+    """Read the published snapshot until it shows the batch ``until``. Returns snapshot, batch and rows of each change."""
     seen: list[tuple[int, int, Any]] = []
     while not seen or seen[-1][1] < until:
         view = lake.table.view()

@@ -1,10 +1,10 @@
-"""An HTTP proxy on loopback that goes wrong as it is told, in front of a server that does not.
+"""An HTTP proxy on loopback that injects faults in front of a working server.
 
     with fault_proxy(server, Rule("lose", "PUT", "ledger", times=1)) as proxy:
         ...                                     # boto3 with `proxy.server.env`
         assert proxy.struck("lose") == 1
 
-The `Host` header goes on as it came, so signatures hold. What a server did before its answer was lost, it did.
+The `Host` header is passed on unchanged, so signatures stay valid. If an answer is lost, the server has acted all the same.
 """
 
 import random
@@ -25,20 +25,20 @@ Act = Literal["lose", "cut", "delay", "hold", "answer", "strip"]
 
 @dataclass(frozen=True)
 class Rule:
-    """What happens to which requests.
+    """A fault, and the requests that it strikes.
 
     Attributes:
-        act: `lose` lets the server act and closes the connection without its answer; `cut` closes it in the middle of the
-            answer's body; `delay` waits before the server is asked; `hold` does so until `FaultProxy.go`; `answer` answers
-            instead of it; `strip` leaves a header out.
-        method, path: regular expressions; the whole method, anywhere in path and query (not percent-encoded), or in the
-            operation, which SQS names in a header.
-        having: only requests with this header, such as `if-none-match`.
-        skip, times: strike from the match ``skip`` (from 0) on, this often; None: always.
-        chance: of each of these.
-        seconds: of `delay`.
-        status, body, content_type: of `answer`.
-        header: of `strip`.
+        act: `lose` lets the server act and closes the connection without an answer. `cut` closes it in the middle of the
+            answer's body. `delay` waits before it asks the server, `hold` waits until `FaultProxy.go`. `answer` answers in
+            place of the server. `strip` removes a header.
+        method, path: regular expressions. ``method`` matches the whole method; ``path`` matches anywhere in path and query
+            (percent-decoded) or in the operation, which SQS names in a header.
+        having: strike only requests with this header, for example `if-none-match`.
+        skip, times: strike this many matches, starting at match ``skip`` (from 0). None: all of them.
+        chance: the probability that a match is struck.
+        seconds: for `delay`.
+        status, body, content_type: for `answer`.
+        header: for `strip`.
     """
 
     act: Act
@@ -58,14 +58,14 @@ class Rule:
 def refuse(
     status: int, code: str, method: str = ".*", path: str = "", *, times: int | None = None, chance: float = 1.0
 ) -> Rule:
-    """A rule that answers with an error of S3."""
+    """A rule that answers with an S3 error."""
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>by rule</Message></Error>".encode()
     return Rule("answer", method, path, times=times, chance=chance, status=status, body=body)
 
 
 @dataclass(frozen=True)
 class Event:
-    """One request, what was done to it, and how the server answered it (None: it was not asked)."""
+    """One request, the faults injected, and the server's status (None: the server was not asked)."""
 
     method: str
     path: str
@@ -75,7 +75,7 @@ class Event:
 
 
 class FaultProxy:
-    """See the module. ``rules`` may be replaced at any time; ``log`` has every request in the order of their ends."""
+    """A running proxy. ``rules`` may be replaced at any time. ``log`` has all requests in the order in which they ended."""
 
     def __init__(self, server: Server, port: int, rules: tuple[Rule, ...], seed: int) -> None:
         self._urls = server.url, f"http://{HOST}:{port}"
@@ -84,32 +84,32 @@ class FaultProxy:
         self.log: list[Event] = []
         self.upstream = server.port
         self.holds = threading.Event()
-        """Whether a request is, or was, held."""
+        """Set once a request has been held."""
         self._go = threading.Event()
         self._chance = random.Random(seed)
         self._matched: dict[Rule, int] = {}
         self._lock = threading.Lock()
 
     def moved(self, setting: str) -> str:
-        """The setting of a client, which then comes here."""
+        """A client's setting, changed to connect to this proxy."""
         return setting.replace(*self._urls)
 
     def go(self) -> None:
-        """Let go of what is held, and hold nothing more."""
+        """Release held requests, and hold no more."""
         self._go.set()
 
     def struck(self, act: Act) -> int:
-        """How often that was done."""
+        """How many requests had this act."""
         return sum(act in event.acts for event in self.log)
 
     def striking(self, method: str, path: str, headers: dict[str, str]) -> list[Rule]:
-        """The rules for this request, which count it."""
+        """The rules that strike this request. Each matching rule counts it."""
         found = []
         where = f"{unquote(path)} {headers.get('x-amz-target', '')}"
         with self._lock:
             for rule in self.rules:
-                fits = re.fullmatch(rule.method, method) and re.search(rule.path, where)
-                if not fits or (rule.having is not None and rule.having not in headers):
+                matches = re.fullmatch(rule.method, method) and re.search(rule.path, where)
+                if not matches or (rule.having is not None and rule.having not in headers):
                     continue
                 number = self._matched[rule] = self._matched.get(rule, -1) + 1
                 due = number >= rule.skip and (rule.times is None or number < rule.skip + rule.times)
@@ -118,13 +118,13 @@ class FaultProxy:
         return found
 
     def handle(self, request: "_Handler") -> None:
-        """Forward one request, or not."""
+        """Handle one request according to the rules."""
         method, path = request.command, request.path
         headers = {name.lower(): value for name, value in request.headers.items()}
         body = request.rfile.read(int(headers.get("content-length", 0)))
         conditional = "if-none-match" in headers
         rules = self.striking(method, path, headers)
-        status, answer, told = None, b"", [("Content-Type", "")]
+        status, answer, answer_headers = None, b"", [("Content-Type", "")]
         for rule in rules:
             if rule.act == "delay":
                 threading.Event().wait(rule.seconds)
@@ -138,21 +138,21 @@ class FaultProxy:
             connection = HTTPConnection(HOST, self.upstream)
             connection.request(method, path, body, {**headers, "connection": "close"})
             response = connection.getresponse()
-            status, answer, told = response.status, response.read(), response.getheaders()
+            status, answer, answer_headers = response.status, response.read(), response.getheaders()
             connection.close()
         else:
-            answer, told = instead.body, [("Content-Type", instead.content_type)]
+            answer, answer_headers = instead.body, [("Content-Type", instead.content_type)]
         acts = {rule.act for rule in rules}
         self.log.append(Event(method, path, conditional, tuple(rule.act for rule in rules), status))
         if "lose" in acts:
             request.close_connection = True
             return
         request.send_response(instead.status if instead else status or 0)
-        length = {name.lower(): value for name, value in told}.get("content-length")
-        for name, value in told:
+        length = {name.lower(): value for name, value in answer_headers}.get("content-length")
+        for name, value in answer_headers:
             if name.lower() not in ("connection", "content-length", "transfer-encoding", "date", "server"):
                 request.send_header(name, value)
-        # a HEAD tells the length of what it does not send
+        # the answer to HEAD has the length of a body that is not sent
         request.send_header("Content-Length", length if method == "HEAD" and length else str(len(answer)))
         request.end_headers()
         if "cut" in acts:
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.proxy.handle(self)
 
     def log_message(self, format: str, *args: object) -> None:
-        """`FaultProxy.log` has it."""
+        """Nothing: `FaultProxy.log` has the request."""
 
 
 class _Listener(ThreadingHTTPServer):
@@ -183,12 +183,12 @@ class _Listener(ThreadingHTTPServer):
     proxy: FaultProxy
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is what these tests are about."""
+        """Nothing: these tests expect clients to hang up."""
 
 
 @contextmanager
 def fault_proxy(server: Server, *rules: Rule, seed: int = 0) -> Iterator[FaultProxy]:
-    """A proxy in front of ``server`` while the block runs."""
+    """Run a proxy in front of ``server`` while the block runs."""
     listener = _Listener((HOST, 0), _Handler)
     proxy = listener.proxy = FaultProxy(server, listener.server_port, rules, seed)
     thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

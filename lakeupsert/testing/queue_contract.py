@@ -1,7 +1,7 @@
-"""What every work queue must keep, as a pytest class: subclass it, say what `new_queue` is, and run it.
+"""What every work queue must guarantee, as a pytest class: subclass it and define `new_queue`.
 
-A lost message costs only time (see `lakeupsert.queue.base`), but a queue that loses them, or gives one to two workers,
-costs it every night.
+A lost message costs only time (see `lakeupsert.queue.base`), but a queue that loses messages, or delivers one to two workers,
+costs that time every night.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from lakeupsert import clock
 from lakeupsert.queue.base import DeadLetter, Lease, Message, QueueStats, WorkQueue
 
 HOLD = 600.0
-"""Lease seconds that no test outlives."""
+"""A lease time in seconds that outlives every test."""
 
 PARTITIONS = (
     "transaction_date=2020-01-01",
@@ -39,18 +39,18 @@ def messages(number: int) -> list[Message]:
 
 
 def drain(queue: WorkQueue, lease_seconds: float = HOLD) -> list[Lease]:
-    """Receive, and hold, until nothing is visible."""
+    """Receive and hold messages until none is visible."""
     leases: list[Lease] = []
-    for _ in range(1000):  # a queue that leases what is leased must fail here, not hang
+    for _ in range(1000):  # a queue that delivers leased messages again must fail here, not hang
         received = queue.receive(10, lease_seconds)
         if not received:
             return leases
         leases += received
-    raise AssertionError(f"no end of messages: {len(leases)} leases")
+    raise AssertionError(f"the queue does not run empty: {len(leases)} leases")
 
 
 class StoppedClock(clock.Source):
-    """Wall time stands still but for `skip`."""
+    """A clock that stands still except for `skip`."""
 
     def __init__(self) -> None:
         self._now = super().now()
@@ -64,14 +64,14 @@ class StoppedClock(clock.Source):
 
 class WorkQueueContract:
     lease_seconds = 60.0
-    """The lease time of tests that let it run out; a queue whose time really has to pass sets it to a few seconds."""
+    """The lease time of tests that let a lease run out. A queue that needs real time to pass sets it to a few seconds."""
 
     def new_queue(self) -> WorkQueue:
         """An empty queue with ``max_receives`` = 3 that no other test uses."""
         raise NotImplementedError
 
     def let_time_pass(self, seconds: float) -> None:
-        """Put forward our own clock, which stands still. A queue that goes by a server's clock has that one pass."""
+        """Move our own clock forward. A queue that uses a server's clock overrides this to let that time pass."""
         self._clock.skip(seconds)
 
     @pytest.fixture(autouse=True)
@@ -87,7 +87,7 @@ class WorkQueueContract:
         queue.close()
 
     def receive_one(self, queue: WorkQueue, lease_seconds: float = HOLD) -> Lease:
-        """The one message that is visible."""
+        """Receive the only visible message."""
         [lease] = drain(queue, lease_seconds)
         return lease
 
@@ -103,7 +103,7 @@ class WorkQueueContract:
         assert drain(queue) == []
 
     def test_suspicious_messages_come_alone_and_wait_for_nobody(self, queue: WorkQueue) -> None:
-        """Eight that were held by workers that were killed twice: none may use up its tries waiting for the others."""
+        """Eight messages whose workers were killed twice: none may use up its attempts while it waits for the others."""
         queue.send(messages(8))
         for _ in range(2):
             for lease in drain(queue):
@@ -179,7 +179,7 @@ class WorkQueueContract:
                     assert not got & held
                     held.update(got)
                 for lease in leases:
-                    with lock:  # before the ack, which may let another one have it
+                    with lock:  # before the ack, after which another consumer may receive it
                         held.remove(lease.message)
                         done.append(lease.message)
                     assert queue.ack(lease)
@@ -218,7 +218,7 @@ class WorkQueueContract:
         assert drain(queue) == []
 
     def test_stale_ack_deletes_nothing(self, queue: WorkQueue) -> None:
-        """Whether it answers yes or no is the backend's: SQS can't tell."""
+        """A backend may answer true or false, because SQS can't know."""
         queue.send([message(1)])
         stale = self.receive_one(queue, self.lease_seconds)
         self.let_time_pass(self.lease_seconds)
@@ -324,7 +324,7 @@ class WorkQueueContract:
         assert queue.ack(last)
 
     def buried(self, queue: WorkQueue, number: int) -> list[Message]:
-        """So many messages, sent and buried."""
+        """Send and bury this many messages."""
         queue.send(messages(number))
         for lease in drain(queue):
             queue.bury(lease, "no such table")

@@ -1,10 +1,10 @@
-"""Real servers on loopback, each with a folder and a port of its own; they end with the block that began them.
+"""Real servers on loopback, each with its own folder and port. They end with the block that started them.
 
     python -m lakeupsert.testing.servers aws lakeupsert demo --lake s3://lake/demo --queue sqs://lake
     python -m lakeupsert.testing.servers azure lakeupsert demo --lake az://lake/demo --queue azqueue://devstoreaccount1/lake
 
-run a command beside an S3 (versitygw) and an SQS (ElasticMQ), or an Azure Storage (Azurite), that have a bucket or container and
-a queue of the name `lake`.
+run a command beside an S3 (versitygw) and an SQS (ElasticMQ), or an Azure Storage (Azurite), with a bucket or container and a
+queue, both named `lake`.
 """
 
 import json
@@ -27,21 +27,26 @@ from lakeupsert.testing.processes import wait_until
 
 HOST = "127.0.0.1"
 PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
-"""What `make servers` gets."""
+"""What `make servers` installs."""
 END_SECONDS = 5.0
-"""How long a server may take to end by itself."""
+"""How long a server may take to end after SIGTERM."""
 HADOOP_JARS = PROGRAMS / "hadoop"
-"""Jars with which Spark reads S3 and Azure Storage."""
+"""Jars that Spark needs to read S3 and Azure Storage."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
-"""Of every S3 and SQS server here."""
+"""For every S3 and SQS server here."""
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Published by Azurite; opens nothing else."""
+"""The public key of Azurite, valid for nothing else."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """One that runs; ``env`` is what clients need to use it, ``root`` where an S3 server keeps buckets as plain folders,
-    ``queues`` where one of blobs has queues too."""
+    """A running server.
+
+    Attributes:
+        env: the environment variables that clients need.
+        root: where an S3 server keeps its buckets as plain folders.
+        queues: the queue server that belongs to a blob server.
+    """
 
     port: int
     env: Mapping[str, str]
@@ -53,7 +58,7 @@ class Server:
         return f"http://{HOST}:{self.port}"
 
     def new_place(self, name: str) -> str:
-        """Make a bucket or container; its address. The environment of this process has to be this server's."""
+        """Create a bucket or container and return its address. This process must have the environment of this server."""
         if "AZURE_STORAGE_CONNECTION_STRING" in self.env:
             new_container(name)
             return f"az://{name}"
@@ -69,8 +74,8 @@ class Server:
 
 @dataclass(frozen=True)
 class Cloud:
-    """Servers of a store and of queues; ``store`` is the one that a proxy stands in front of, ``queue`` makes a queue and
-    gives its address."""
+    """The servers of a store and of queues. A proxy goes in front of ``store``; ``queue`` creates a queue and returns its
+    address."""
 
     store: Server
     env: Mapping[str, str]
@@ -78,9 +83,9 @@ class Cloud:
 
 
 def require(path: Path, how: str) -> Path:
-    """The server's program; where it is missing, CI fails and everybody else skips the test, told ``how`` to get it."""
+    """The server's program. If it is missing, the test fails in CI and is skipped elsewhere; ``how`` says how to get it."""
     if not path.exists():
-        reason = f"{path.name} is not there: {how}"
+        reason = f"{path.name} is missing: {how}"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason)
@@ -95,7 +100,7 @@ def free_port() -> int:
 
 @contextmanager
 def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str, str] = {}) -> Iterator[None]:
-    """Run a server that listens on ``port``; the block begins when it takes connections."""
+    """Run a server on ``port``. The block starts when the server accepts connections."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             list(map(str, command)), stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **env}
@@ -107,7 +112,7 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
             with socket.socket() as probe:
                 return probe.connect_ex((HOST, port)) == 0
 
-        wait_until(listens, f"{command[0]} takes connections at port {port}")
+        wait_until(listens, f"{command[0]} accepts connections on port {port}")
         yield
     finally:
         process.terminate()
@@ -120,7 +125,7 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
 
 @contextmanager
 def moto() -> Iterator[Server]:
-    """S3 and SQS in memory; knows no wrong credentials."""
+    """S3 and SQS in memory. Accepts any credentials."""
     port = free_port()
     command = [sys.executable, "-m", "lakeupsert.testing.motoserver", "-H", HOST, "-p", str(port)]
     with tempfile.TemporaryDirectory(prefix="moto-") as folder, serve(command, port, Path(folder) / "log"):
@@ -129,7 +134,7 @@ def moto() -> Iterator[Server]:
 
 @contextmanager
 def versitygw() -> Iterator[Server]:
-    """S3 over a folder, with signatures that are checked; objects are plain files, so a test can damage them."""
+    """S3 over a folder, with checked signatures. Objects are plain files, so a test can damage them."""
     program = require(PROGRAMS / "versitygw", "`make servers` builds it (Go)")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="versitygw-") as folder:
@@ -144,8 +149,8 @@ def versitygw() -> Iterator[Server]:
 
 @contextmanager
 def elasticmq() -> Iterator[Server]:
-    """SQS in memory, with SQS's limits; knows no wrong credentials."""
-    jars = require(PROGRAMS / "elasticmq", "`make servers` gets it (Maven)")
+    """SQS in memory, with the limits of SQS. Accepts any credentials."""
+    jars = require(PROGRAMS / "elasticmq", "`make servers` installs it (Maven)")
     port = free_port()
     options = {
         "rest-sqs.bind-hostname": HOST,
@@ -159,15 +164,17 @@ def elasticmq() -> Iterator[Server]:
     java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     command = [*java, *settings, "-cp", f"{jars}/*", "org.elasticmq.server.Main"]
     env = _aws(port)
-    env["AWS_ENDPOINT_URL_SQS"] = env.pop("AWS_ENDPOINT_URL")  # beside another server for S3
+    env["AWS_ENDPOINT_URL_SQS"] = env.pop("AWS_ENDPOINT_URL")  # S3 is another server
     with tempfile.TemporaryDirectory(prefix="elasticmq-") as folder, serve(command, port, Path(folder) / "log"):
         yield Server(port, env)
 
 
 @contextmanager
 def azurite(blob_port: int | None = None) -> Iterator[Server]:
-    """Blobs and queues of Azure Storage, in a folder; signatures are checked. It has no hierarchical namespace."""
-    program = require(PROGRAMS / "azurite", "`make servers` gets it (npm)") / "node_modules/azurite/dist/src/azurite.js"
+    """Blobs and queues of Azure Storage in a folder, with checked signatures but without a hierarchical namespace."""
+    program = (
+        require(PROGRAMS / "azurite", "`make servers` installs it (npm)") / "node_modules/azurite/dist/src/azurite.js"
+    )
     blobs, queues, tables = blob_port or free_port(), free_port(), free_port()
     ports = ["--blobPort", str(blobs), "--queuePort", str(queues), "--tablePort", str(tables)]
     hosts = [x for service in ("blob", "queue", "table") for x in (f"--{service}Host", HOST)]
@@ -184,7 +191,7 @@ def azurite(blob_port: int | None = None) -> Iterator[Server]:
 
 @contextmanager
 def gcs() -> Iterator[Server]:
-    """Google Cloud Storage in memory; knows no credentials."""
+    """Google Cloud Storage in memory, without credentials."""
     program = require(PROGRAMS / "fake-gcs-server", "`make servers` builds it (Go)")
     port = free_port()
     place = ["-scheme", "http", "-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}"]
@@ -205,14 +212,14 @@ def _aws(port: int) -> dict[str, str]:
 
 
 def new_bucket(name: str) -> None:
-    """Make a bucket in the S3 of this environment."""
+    """Create a bucket in the S3 of this environment."""
     import boto3
 
     boto3.client("s3").create_bucket(Bucket=name)
 
 
 def new_queue(name: str, max_receive_count: int = 6, visibility_seconds: int = 900) -> None:
-    """Make a standard queue, in the SQS of this environment, and `NAME-dead` for its dead letters."""
+    """Create a standard queue in the SQS of this environment, and `NAME-dead` for its dead letters."""
     import boto3
 
     sqs = boto3.client("sqs")
@@ -223,19 +230,19 @@ def new_queue(name: str, max_receive_count: int = 6, visibility_seconds: int = 9
 
 
 def new_container(name: str) -> None:
-    """Make a container in the Azure Storage of this environment."""
+    """Create a container in the Azure Storage of this environment."""
     from azure.storage.blob import BlobServiceClient
 
     BlobServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"]).create_container(name)
 
 
 def new_azure_queue(name: str) -> None:
-    """Make a queue, in the Azure Storage of this environment, and the one for its dead letters."""
+    """Create a queue in the Azure Storage of this environment, and a second one for its dead letters."""
     from azure.storage.queue import QueueServiceClient
 
     service = QueueServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"])
-    for each in (name, name + POISON):
-        service.create_queue(each)
+    for queue in (name, name + POISON):
+        service.create_queue(queue)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from aws_lambda_powertools import Logger
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from lakeupsert import Table
-from lakeupsert.cli.shared import selection
+from lakeupsert.cli.options import selection
 from lakeupsert.pipeline.stop import Stop
 
 PUBLISH_SECONDS = 60.0

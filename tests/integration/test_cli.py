@@ -18,7 +18,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lakeupsert import Table, api, sparkenv
+from lakeupsert import Table, __version__, api, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.testing.processes import wait_until
@@ -209,8 +209,8 @@ def test_run_tells_people_in_a_few_lines(lake: Path) -> None:
     assert "1 of 1,201 rows: 1 null_key" in lines[3]
     (place,) = re.findall(r"in (/.*)", lines[4])
     assert Path(place).is_file()
-    assert lines[5].strip() == "null_key, such as b.csv, place 17: Key column 'id' is null."
-    assert lines[6].strip().startswith("null_key: correct them where they are made, and land them")
+    assert lines[5].strip() == "null_key, for example b.csv, place 17: Key column 'id' is null."
+    assert lines[6].strip().startswith("null_key: fix these rows at the source and land them again")
     assert "1 partition: 1,200 rows in, 1,200 out" in lines[7]
     assert lines[8].split() == ["keys", "1,200", "inserted"]
     assert re.search(r"predicted .* read, .* written; measured .* and ", lines[9])
@@ -377,7 +377,8 @@ def lost_messages(lake: Path) -> None:
 def test_dedupe_of_a_range_sends_lost_messages_by_typed_value(options: list[str], merged: set[str]) -> None:
     found = answer("dedupe", *options)
     assert {p["partition"] for p in found["result"]["partitions"]} == merged
-    assert "not all are merged" in found["warnings"][0]
+    assert "4 partitions (day=10, day=11, day=2 and 1 more)" in found["warnings"][0]
+    assert "`lakeupsert run`" in found["warnings"][0]
 
 
 @pytest.mark.usefixtures("lost_messages")
@@ -435,7 +436,8 @@ def test_failed_partition_holds_the_night_back_until_it_is_mended(broken: Callab
     done("run", "--host", "local")
     assert {value for *_, value in rows_seen()} == {2}
     (warning,) = answer("status")["warnings"]
-    assert "out of date" in warning
+    assert warning.startswith("1 dead letter in the queue")
+    assert "`lakeupsert redrive`" in warning
 
 
 def test_skipped_partition_lags_and_is_told(broken: Callable[[], None]) -> None:
@@ -833,6 +835,34 @@ def test_command_has_help_with_an_example_and_the_common_options(command: str) -
 def test_program_without_arguments_prints_its_help() -> None:
     text = done()
     assert all(f"\n  {command} " in text for command in COMMANDS)
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert done("--version") == f"lakeupsert {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "complete"),
+    [
+        ("bash", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "1"}),
+        ("zsh", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "1"}),
+        ("fish", {"COMP_WORDS": "lakeupsert reco", "COMP_CWORD": "reco"}),
+    ],
+)
+def test_shell_gets_its_script_and_completes_commands(shell: str, complete: dict[str, str]) -> None:
+    script = CliRunner().invoke(main, env={"_LAKEUPSERT_COMPLETE": f"{shell}_source"})
+    assert script.exit_code == 0
+    assert f"_LAKEUPSERT_COMPLETE={shell}_complete" in script.stdout
+    found = CliRunner().invoke(main, env={"_LAKEUPSERT_COMPLETE": f"{shell}_complete", **complete})
+    assert found.exit_code == 0
+    assert re.findall(r"\breco\w*", found.stdout) == ["reconcile"]
+
+
+def test_shell_completes_options_and_their_values() -> None:
+    env = {"_LAKEUPSERT_COMPLETE": "bash_complete", "COMP_WORDS": "lakeupsert run --engine ", "COMP_CWORD": "3"}
+    assert CliRunner().invoke(main, env=env).stdout.split() == ["plain,arrow", "plain,spark"]
+    env |= {"COMP_WORDS": "lakeupsert schema rename --al", "COMP_CWORD": "3"}
+    assert CliRunner().invoke(main, env=env).stdout.split() == ["plain,--alias"]
 
 
 def test_help_brings_neither_arrow_nor_spark() -> None:

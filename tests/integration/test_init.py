@@ -250,7 +250,7 @@ def test_no_unique_key_is_left_open_with_the_closest() -> None:
     found = answer("zone")
     assert found["ok"] is True
     assert found["result"]["proposed"]["key"] is None
-    assert found["result"]["next"].startswith("correct key in it")
+    assert found["result"]["next"].startswith("set key in it, then `lakeupsert run`")
     (warning,) = [w for w in found["warnings"] if w.startswith("key")]
     assert "no column or pair is unique within one file and one transaction_date (400 rows compared)" in warning
     assert "order_id + amount 75.0%" in warning  # of four lines of an order two have one amount
@@ -477,7 +477,7 @@ def test_evidence_is_told_to_people() -> None:
     land("landing/sales", "%Y-%m-%d", ".csv", nights())
     lines = call("landing/sales").stdout.splitlines()
     assert lines[0].split() == ["column", "type", "nulls", "distinct", "low", "high"]
-    assert "  looked at    5 of 5 files" in "\n".join(lines)
+    assert "  sampled      5 of 5 files" in "\n".join(lines)
     assert any(line.split() == ["key", "order_id,", "line_no"] for line in lines)
     assert any("order_id + line_no: unique within one file and one transaction_date" in line for line in lines)
     assert lines[-1].split() == ["next", "`lakeupsert", "run`"]

@@ -196,7 +196,7 @@ def test_who_reads_folders_sees_new_names_in_files_that_were_written_since(lake:
     drop(lake, "name")
     assert names()[3:] == ["v", "name"]
     listed = CliRunner().invoke(main, ["files", "--config", str(lake.configure())])
-    assert "1 of 1 files have columns that were renamed or dropped" in listed.stderr
+    assert "1 of 1 files still contain renamed or dropped columns" in listed.stderr
     lake.table.reprocess()
     assert names()[3:] == ["w"]
     listed = CliRunner().invoke(main, ["files", "--config", str(lake.configure())])

@@ -273,7 +273,7 @@ def test_partition_that_is_no_date_has_a_list_and_no_ages(tmp_path: Path) -> Non
     lake.run()
     found = Page(lake.table.report())
     assert [r[0] for r in found.tables["Most touched partitions, by d"][1:]] == ["south", "north"]
-    assert "d is no date" in found.sections["Age of the data that comes"]
+    assert "d is not a date" in found.sections["Age of the data that comes"]
 
 
 def test_table_without_a_batch_says_so_in_every_figure(lake: Lake) -> None:

@@ -1,0 +1,62 @@
+"""`lakeupsert adopt`: make a table of an existing folder."""
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
+from lakeupsert.config import place
+from lakeupsert.errors import ConfigurationError
+
+
+@main.command()
+@click.argument("path", required=False)
+@common
+@click.pass_obj
+def adopt(call: Call, path: str | None) -> Answer:
+    """Make a table of an existing Hive-partitioned Parquet folder.
+
+    Reads only the footers of the files. The files become the table's first batch; none is rewritten. PATH is the `processed`
+    setting of a table; leave it out if the configuration has one table, or give --table.
+
+    \b
+    Example:
+      lakeupsert adopt lake/sales
+    """
+    if path is not None and call.table is None:
+        config = call.config()
+        names = [name for name, table in config.tables.items() if place(path) == place(table.processed)]
+        if not names:
+            raise ConfigurationError(
+                "no-table-there",
+                f"No table in {config.path} has `processed` = {path}.",
+                next=f"write a configuration with `lakeupsert init {path}`, or correct `processed`",
+            )
+        call.table = names[0]
+    with call.open_table() as table, call.progress(table.name) as progress:
+        found = table.adopt(progress)
+        facts = [
+            (
+                "adopted",
+                f"{output.count(found.files, 'file')}, {output.count(found.rows, 'row')}, {output.size(found.bytes)}",
+            ),
+            ("partitions", f"{found.partitions:,}"),
+            ("published", f"snapshot {found.snapshot}"),
+        ]
+        warnings = found.warnings
+        if found.left:
+            warnings += (
+                f"not part of the table: {output.count(len(found.left), 'object')}, for example {found.left[0]}",
+            )
+        return Answer(
+            {
+                "files": found.files,
+                "partitions": found.partitions,
+                "rows": found.rows,
+                "bytes": found.bytes,
+                "snapshot": found.snapshot,
+                "left": list(found.left),
+            },
+            output.block(f"Table {table.name}", facts),
+            warnings,
+        )

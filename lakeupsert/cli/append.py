@@ -1,0 +1,95 @@
+"""`lakeupsert append`: append landing files as one batch."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import batch_id_option, check_full, full_extract_options, host_option, prepare_spark
+from lakeupsert.cli.problems import append_warnings, quarantine_warning
+from lakeupsert.cli.program import main
+from lakeupsert.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lakeupsert.engine.by_name import HostName
+    from lakeupsert.table.ledger import Scope
+
+
+@main.command()
+@host_option
+@click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to append.")
+@click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to append.")
+@batch_id_option
+@full_extract_options
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Append the landing files of batches that a restore withdrew, and no others.",
+)
+@click.option(
+    "--replay-quarantine",
+    is_flag=True,
+    help="Try the quarantined rows again, after you fixed why they were refused. Appends no landing files.",
+)
+@common
+@click.pass_obj
+def append(
+    call: Call,
+    host: "HostName",
+    received_from: datetime | None,
+    received_to: datetime | None,
+    batch_id: str | None,
+    full: "Scope | None",
+    may_shrink: bool,
+    again: bool,
+    replay_quarantine: bool,
+) -> Answer:
+    """Append all new landing files as one batch.
+
+    Puts a message for each touched partition into the queue. Readers see the batch once `dedupe` or a `worker` has merged
+    it and `publish` has run.
+
+    \b
+    Example:
+      lakeupsert append --host local --received-from 2020-01-01 --received-to 2020-01-31
+    """
+    check_full(full, may_shrink=may_shrink)
+    received = (
+        received_from.date() if received_from else None,
+        received_to.date() if received_to else None,
+    )
+    with call.open_table() as table:
+        if any(received) and not table.settings.landing_dates:
+            raise ConfigurationError(
+                "no-landing-dates",
+                f"Table {table.name!r} has no `landing_dates`, so landing files can't be selected by date.",
+                next=f'set `landing_dates` in [tables.{table.name}], for example "%Y-%m-%d", or omit --received-from '
+                "and --received-to",
+            )
+        if not replay_quarantine:
+            prepare_spark(table, host=host)
+        early_warnings: list[str] = []
+        with call.progress(table.name) as progress, call.stoppable():  # on SIGTERM it still finishes the whole batch
+            appended = table.append(
+                host=host,
+                batch_id=batch_id,
+                received=received,
+                again=again,
+                full=full,
+                may_shrink=may_shrink,
+                replay_quarantine=replay_quarantine,
+                progress=progress,
+                warn=early_warnings.append,
+            )
+        facts = output.append_facts(appended, table.settings)
+        if replay_quarantine and appended is None:
+            facts = [("replayed", "nothing: no quarantined row is valid now")]
+        text = output.block(f"Table {table.name}", facts)
+        return Answer(
+            output.append_result(appended),
+            text,
+            append_warnings(appended, early_warnings),
+            quarantine_warning(appended, table.settings),
+        )

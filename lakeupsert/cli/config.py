@@ -1,0 +1,30 @@
+"""`lakeupsert config`: print the effective settings."""
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.example import EXAMPLE
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
+
+
+@main.command()
+@click.option("--example", is_flag=True, help="Print a commented example configuration instead.")
+@common
+@click.pass_obj
+def config(call: Call, example: bool) -> Answer:
+    """Print the effective settings and where each comes from.
+
+    Prints all tables of the configuration unless you give --table.
+
+    \b
+    Example:
+      lakeupsert config --example > lakeupsert.toml
+    """
+    if example:
+        return Answer({"example": EXAMPLE}, EXAMPLE.rstrip("\n"))
+    found = call.config()
+    if call.table is not None or len(found.tables) == 1:
+        call.table, _ = found.table(call.table)
+    names = list(found.tables) if call.table is None else [call.table]
+    return Answer(output.config_result(found, names), output.config_text(found, names))

@@ -1,0 +1,80 @@
+"""`lakeupsert dedupe`: merge the queued partitions, once."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import engine_option, partition_options, prepare_spark, selection, workers_option
+from lakeupsert.cli.problems import merge_error, publish_warnings
+from lakeupsert.cli.program import main
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import EngineName
+
+
+@main.command()
+@partition_options
+@workers_option
+@engine_option
+@common
+@click.pass_obj
+def dedupe(
+    call: Call,
+    first: str | None,
+    last: str | None,
+    partitions: tuple[str, ...],
+    workers: int,
+    engine: "EngineName | None",
+) -> Answer:
+    """Merge the queued partitions once, then publish.
+
+    With --partition, or --from and --to, first sends a message for each of these partitions that is not fully merged.
+
+    \b
+    Example:
+      lakeupsert dedupe --from 2020-01-01 --to 2020-01-31
+    """
+    with call.open_table() as table:
+        prepare_spark(table, engine=engine, large=True)
+        if partitions or first or last:
+            table.send_missing(selection(table, first, last, partitions))
+        return merge_answer(call, table, workers, engine, until_empty=True)
+
+
+def merge_answer(
+    call: Call,
+    table: "Table",
+    workers: int,
+    engine: "EngineName | None",
+    *,
+    until_empty: bool,
+    both_queues: bool = True,
+    max_seconds: float | None = None,
+    alive: Callable[[], object] = lambda: None,
+) -> Answer:
+    """Merge queued partitions and publish. The parameters are those of `Table.dedupe`."""
+    with call.progress(table.name) as progress, call.stoppable() as stop:
+        results = table.dedupe(
+            workers=workers,
+            engine=engine,
+            until_empty=until_empty,
+            both_queues=both_queues,
+            max_seconds=max_seconds,
+            stop=stop,
+            alive=alive,
+            progress=lambda left: progress(f"{output.count(left, 'partition')} to merge"),
+        )
+        published = None if stop.is_set() else table.publish()
+    facts = output.dedupe_facts(results)
+    if published is not None:
+        facts += output.publish_facts(published)
+    return Answer(
+        output.dedupe_result(results),
+        output.block(f"Table {table.name}", facts),
+        publish_warnings(published) if published else (),
+        error=merge_error(call, table, results, published),
+    )

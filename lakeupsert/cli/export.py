@@ -1,0 +1,46 @@
+"""`lakeupsert export`: write rows to a file or folder."""
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import snapshot_option, where_option
+from lakeupsert.cli.program import main
+
+
+@main.command()
+@click.option(
+    "--output",
+    "target",
+    required=True,
+    metavar="X",
+    help="A file (.parquet, .csv or .jsonl), or a path ending in / for a Hive folder.",
+)
+@snapshot_option
+@where_option
+@click.option("--history", is_flag=True, help="Write all versions of the rows, with valid_from and valid_to.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file or folder.")
+@common
+@click.pass_obj
+def export(call: Call, target: str, snapshot: str, where: str | None, history: bool, overwrite: bool) -> Answer:
+    """Write the rows of a snapshot to a file or folder.
+
+    Rows are ordered by partition and key. The file appears only when it is complete.
+
+    \b
+    Example:
+      lakeupsert export --output january.csv --where "transaction_date < '2020-02-01'"
+    """
+    with call.open_table() as table, call.progress(table.name) as progress:
+        chosen = snapshot if snapshot == "latest" else table.view(snapshot).number
+        progress(f"writing {target}")
+        rows = table.export(
+            target,
+            snapshot="published" if chosen is None else chosen,
+            where=where,
+            overwrite=overwrite,
+            history=history,
+        )
+        source = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
+        text = f"{output.count(rows, 'row')} to {target} ({source})"
+        return Answer({"snapshot": chosen, "output": target, "rows": rows}, text)

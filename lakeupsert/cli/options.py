@@ -1,0 +1,190 @@
+"""Options that several commands take, and the parsing of their values."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert import sparkenv
+from lakeupsert.cli.frame import Function
+from lakeupsert.config import size_of
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import EngineName, HostName
+    from lakeupsert.table.ledger import Scope
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+host_option = click.option(
+    "--host",
+    type=click.Choice(["spark", "local"]),
+    default="spark",
+    show_default=True,
+    help="Where landing files are read and split: in Spark tasks, or in this process.",
+)
+
+
+workers_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=_cores,
+    metavar="N",
+    help="Number of processes that merge partitions (engine arrow). Default: the number of cores.",
+)
+
+
+engine_option = click.option(
+    "--engine",
+    type=click.Choice(["arrow", "spark"]),
+    help="Merge with Arrow in worker processes, or with Spark. Default: the setting `engine`.",
+)
+
+
+batch_id_option = click.option(
+    "--batch-id",
+    metavar="ID",
+    help="Your own name for the batch. A repeated call with the same name and files appends nothing.",
+)
+
+
+def full_extract_options(command: Function) -> Function:
+    """`--full` and `--may-shrink`."""
+    for option in (
+        click.option(
+            "--may-shrink", is_flag=True, help="Accept a full extract with over 40 % fewer rows than are stored."
+        ),
+        click.option(
+            "--full",
+            type=click.Choice(["table", "partitions"]),
+            help="Treat the landing files as a full extract of the table, or of the partitions that their rows are in: keys "
+            "missing from the files are deleted.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def check_full(full: "Scope | None", *, may_shrink: bool) -> None:
+    if may_shrink and full is None:
+        raise click.UsageError("--may-shrink is only for full extracts: give --full.")
+
+
+def partition_options(command: Function) -> Function:
+    """`--from`, `--to` and `--partition`, the arguments of `selection`."""
+    for option in (
+        click.option(
+            "--partition",
+            "partitions",
+            metavar="V",
+            multiple=True,
+            help="A partition, by its value (2020-01-01) or its folder. Repeatable.",
+        ),
+        click.option(
+            "--to",
+            "last",
+            metavar="V",
+            help="Last partition value, inclusive. With several partition columns, the date.",
+        ),
+        click.option(
+            "--from",
+            "first",
+            metavar="V",
+            help="First partition value, inclusive. With several partition columns, the date.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def selection(table: "Table", first: str | None, last: str | None, partitions: Sequence[str]) -> Callable[[str], bool]:
+    """A filter of partitions: those given, or those with a value from ``first`` to ``last``, compared by their type."""
+    if partitions and (first or last):
+        raise click.UsageError("Give either --partition, or --from and --to.")
+    from lakeupsert.table.layout import parse_partition, parse_value, partition_scalars, ranged_column  # imports Arrow
+
+    spec = table.view().spec
+    column = ranged_column(spec)
+
+    if partitions:
+        wanted = {parse_partition(spec, p) for p in partitions}
+        return wanted.__contains__
+    low = parse_value(spec, column, first).as_py() if first else None
+    high = parse_value(spec, column, last).as_py() if last else None
+    if low is not None and high is not None and low > high:
+        raise click.UsageError(f"--from {first} is after --to {last}.")
+
+    def is_in_range(partition: str) -> bool:
+        value = partition_scalars(spec, partition)[column].as_py()
+        return (low is None or value >= low) and (high is None or value <= high)
+
+    return is_in_range
+
+
+where_option = click.option("--where", metavar="SQL", help='Filter, for example "store = 7".')
+
+
+snapshot_option = click.option(
+    "--snapshot",
+    metavar="ID|TIME|TAG|latest",
+    default="published",
+    show_default=True,
+    help="A snapshot's number or tag, or a time (the newest snapshot published by then). `export` also takes latest: all "
+    "appended rows, merged for this export.",
+)
+
+
+def _parse_size(context: click.Context, parameter: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    size = size_of(text)
+    if size is None:
+        raise click.BadParameter(f"{text!r} is not a size, for example 50GB.")
+    return size
+
+
+def _check_amount(context: click.Context, parameter: click.Parameter, amount: float | None) -> float | None:
+    if amount is not None and math.isnan(amount):  # no cost is higher than NaN, so it would limit nothing
+        raise click.BadParameter(f"{amount} is not an amount.")
+    return amount
+
+
+def limit_options(command: Function) -> Function:
+    """`--max-bytes`, `--max-cost` and `--prices`."""
+    for option in (
+        click.option(
+            "--prices",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            metavar="FILE",
+            help="Use the prices in this TOML file.",
+        ),
+        click.option(
+            "--max-cost",
+            type=click.FloatRange(min=0),
+            callback=_check_amount,
+            metavar="MONEY",
+            help="Fail before writing anything if the planned cost is higher.",
+        ),
+        click.option(
+            "--max-bytes",
+            callback=_parse_size,
+            metavar="SIZE",
+            help="Fail before writing anything if the plan reads and writes more than this in total, for example 50GB.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def prepare_spark(
+    table: "Table", *, host: "HostName" = "local", engine: "EngineName | None" = "arrow", large: bool = False
+) -> None:
+    """Set up the environment for Spark if this call will use it. ``large``: the call merges large partitions too."""
+    if host == "spark" or (engine or table.settings.engine) == "spark" or (large and table.settings.large):
+        sparkenv.prepare()

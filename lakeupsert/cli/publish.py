@@ -1,0 +1,31 @@
+"""`lakeupsert publish`: show readers what is complete."""
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.problems import merge_error, publish_warnings
+from lakeupsert.cli.program import main
+
+
+@main.command()
+@click.option("--tag", metavar="NAME", help="Tag the published snapshot. A tagged snapshot is never expired.")
+@click.option("--untag", metavar="NAME", help="Remove this tag.")
+@common
+@click.pass_obj
+def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
+    """Show readers the newest batch merged in every partition.
+
+    \b
+    Example:
+      lakeupsert publish --tag before-migration
+    """
+    with call.open_table() as table:
+        published = table.publish()
+        if untag is not None:
+            table.tag(untag, None)
+        if tag is not None:
+            table.tag(tag)
+        text = output.block(f"Table {table.name}", output.publish_facts(published))
+        error = merge_error(call, table, [], published)
+        return Answer(output.publish_result(published), text, publish_warnings(published), error=error)

@@ -1,0 +1,65 @@
+"""`lakeupsert restore`: restore an earlier snapshot."""
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.dedupe import merge_answer
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import workers_option
+from lakeupsert.cli.program import main
+
+
+@main.command()
+@click.argument("to", metavar="ID|TIME|TAG")
+@click.option("--yes", is_flag=True, help="Do it. Without --yes, only show what would change.")
+@workers_option
+@common
+@click.pass_obj
+def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
+    """Restore the table to an earlier snapshot.
+
+    Readers see the table as it was. Later batches are withdrawn, but no file is deleted: the restore is one more entry in
+    the ledger, and restoring a newer snapshot brings the batches back. Only `lakeupsert append --again` appends the landing
+    files of withdrawn batches again.
+
+    \b
+    Example:
+      lakeupsert restore 2026-01-31T04:00:00Z --yes
+    """
+    with call.open_table() as table:
+        plan = table.restore(to, dry=not yes)
+        result = {
+            "snapshot": plan.snapshot,
+            "batch": plan.batch,
+            "withdrawn": [{"batch": n, "rows": rows} for n, rows in plan.withdrawn.items()],
+            "brought_back": [{"batch": n, "rows": rows} for n, rows in plan.brought_back.items()],
+            "partitions": list(plan.partitions),
+            "entry": plan.entry,
+        }
+        facts = [("restores", f"snapshot {plan.snapshot} (batch {plan.batch})")]
+        if plan.withdrawn or plan.brought_back:
+            facts += [
+                ("withdraws", _batches(plan.withdrawn)),
+                ("brings back", _batches(plan.brought_back)),
+                ("changes", output.count(len(plan.partitions), "partition")),
+            ]
+        elif plan.unpublished:
+            unseen = output.count(len(plan.unpublished), "partition")
+            facts.append(("", f"the ledger is at this snapshot already, but readers still see {unseen} as before"))
+        else:
+            facts.append(("", "nothing to do: the table is at this snapshot already"))
+            return Answer(result, output.block(f"Table {table.name}", facts))
+        if not yes:
+            facts.append(("", f"nothing was changed; `lakeupsert restore {to} --yes` does it"))
+            return Answer(result, output.block(f"Table {table.name}", facts))
+        call.changed = call.changed or plan.entry is not None
+        merged = merge_answer(call, table, workers, engine=None, until_empty=True)
+        text = f"{output.block(f'Table {table.name}', facts)}\n{merged.text}"
+        return Answer(result, text, merged.warnings, error=merged.error)
+
+
+def _batches(rows: dict[int, int]) -> str:
+    if not rows:
+        return "no batch"
+    batches = "batch" if len(rows) == 1 else "batches"
+    return f"{len(rows):,} {batches} ({min(rows)} to {max(rows)}, {output.count(sum(rows.values()), 'row')})"

@@ -1,0 +1,112 @@
+"""`lakeupsert run`: run a night."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert import clock
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.options import (
+    batch_id_option,
+    check_full,
+    engine_option,
+    full_extract_options,
+    host_option,
+    limit_options,
+    prepare_spark,
+    workers_option,
+)
+from lakeupsert.cli.plan import plan_answer, unknown_time_warning
+from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
+from lakeupsert.cli.program import main
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import EngineName, HostName
+    from lakeupsert.operations.run import RunResult
+    from lakeupsert.table.ledger import Scope
+
+
+@main.command()
+@host_option
+@workers_option
+@engine_option
+@batch_id_option
+@full_extract_options
+@click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`. Writes nothing.")
+@limit_options
+@common
+@click.pass_obj
+def run(
+    call: Call,
+    host: "HostName",
+    workers: int,
+    engine: "EngineName | None",
+    batch_id: str | None,
+    full: "Scope | None",
+    may_shrink: bool,
+    dry_run: bool,
+    prices: Path | None,
+    max_bytes: int | None,
+    max_cost: float | None,
+) -> Answer:
+    """Run a night: append new landing files, merge, publish.
+
+    Every step looks at the state of the table, so a run also finishes what an earlier run left. Runs all tables of the
+    configuration unless you give --table.
+
+    \b
+    Example:
+      lakeupsert run --host local --workers 4
+    """
+    check_full(full, may_shrink=may_shrink)
+
+    def run_table(table: "Table") -> Answer:
+        if dry_run:
+            return plan_answer(call, table, prices, max_bytes, max_cost)
+        prepare_spark(table, host=host, engine=engine, large=True)
+        begun = clock.elapsed()
+        early_warnings: list[str] = []
+        with call.progress(table.name) as progress, call.stoppable() as stop:
+            ran = table.run(
+                host=host,
+                workers=workers,
+                engine=engine,
+                batch_id=batch_id,
+                full=full,
+                may_shrink=may_shrink,
+                max_bytes=max_bytes,
+                max_cost=max_cost,
+                prices=prices,
+                stop=stop,
+                progress=progress,
+                warn=early_warnings.append,
+            )
+        warnings = (
+            *append_warnings(ran.append, early_warnings),
+            *unknown_time_warning(ran.planned, max_cost),
+            *publish_warnings(ran.publish),
+        )
+        return _answer(call, table, ran, warnings, seconds=clock.elapsed() - begun)
+
+    return for_each_table(call, run_table)
+
+
+def _answer(call: Call, table: "Table", ran: "RunResult", warnings: tuple[str, ...], *, seconds: float) -> Answer:
+    requests = table.requests
+    facts = [
+        *output.append_facts(ran.append, table.settings),
+        *output.dedupe_facts(ran.dedupe),
+        *output.predicted_facts(ran),
+        *output.publish_facts(ran.publish),
+        output.took_fact(seconds, requests),
+    ]
+    return Answer(
+        output.run_result(ran, requests),
+        output.block(f"Table {table.name}", facts),
+        warnings,
+        quarantine_warning(ran.append, table.settings),
+        merge_error(call, table, ran.dedupe, ran.publish),
+    )

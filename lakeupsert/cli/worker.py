@@ -1,0 +1,78 @@
+"""`lakeupsert worker`: merge partitions as their messages arrive."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lakeupsert import clock
+from lakeupsert.cli.dedupe import merge_answer
+from lakeupsert.cli.frame import Answer, Call, common, for_each_table
+from lakeupsert.cli.options import engine_option, prepare_spark, workers_option
+from lakeupsert.cli.program import main
+from lakeupsert.pipeline.stop import GRACE_SECONDS
+
+if TYPE_CHECKING:
+    from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import EngineName
+
+
+@main.command()
+@workers_option
+@click.option("--until-empty", is_flag=True, help="Stop when the queue is empty instead of waiting for messages.")
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Stop taking new work when it would not finish within this many seconds, if it took as long as the longest so far.",
+)
+@click.option(
+    "--grace-seconds",
+    type=click.FloatRange(min=0),
+    default=GRACE_SECONDS,
+    show_default=True,
+    metavar="S",
+    help="After SIGTERM, return unfinished messages to the queue after this many seconds.",
+)
+@click.option(
+    "--health-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Touch this file every few seconds (for a liveness probe).",
+)
+@engine_option
+@common
+@click.pass_obj
+def worker(
+    call: Call,
+    workers: int,
+    until_empty: bool,
+    max_seconds: float | None,
+    grace_seconds: float,
+    health_file: Path | None,
+    engine: "EngineName | None",
+) -> Answer:
+    """Merge partitions as their messages arrive.
+
+    On SIGTERM it finishes the partitions it is merging. Before it ends by itself, it publishes what is complete. Works on all
+    tables of the configuration unless you give --table. For a table with a [large] section, engine spark takes the queue of
+    large partitions and engine arrow takes the other queue.
+
+    \b
+    Example:
+      lakeupsert worker --workers 2 --until-empty
+    """
+    begun = clock.elapsed()
+    call.stop.grace_seconds = grace_seconds
+    if health_file is not None and not health_file.parent.is_dir():
+        raise click.UsageError(f"--health-file: the folder {health_file.parent} does not exist.")
+    alive = health_file.touch if health_file is not None else lambda: None
+
+    def work_on(table: "Table") -> Answer:
+        prepare_spark(table, engine=engine)
+        left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
+        return merge_answer(
+            call, table, workers, engine, until_empty=until_empty, both_queues=False, max_seconds=left, alive=alive
+        )
+
+    return for_each_table(call, work_on, concurrently=not until_empty)
