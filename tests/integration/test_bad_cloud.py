@@ -108,7 +108,7 @@ S3 = [
     pytest.param(refuse(403, "AccessDenied", "PUT"), 2, "not-permitted", "s3:PutObject", id="put"),
     pytest.param(refuse(403, "ExpiredToken"), 2, "bad-credentials", "renew", id="expired token"),
     pytest.param(refuse(403, "ExpiredToken", "PUT"), 2, "bad-credentials", "renew", id="token expires meanwhile"),
-    pytest.param(Rule("strip", header="if-none-match"), 2, "conditions-ignored", "conditions", id="no conditions"),
+    pytest.param(Rule("strip", header="if-none-match"), 2, "conditions-ignored", "header", id="no conditions"),
     pytest.param(PAGE, 75, "store-unreachable", "endpoint", id="web page"),
     pytest.param(refuse(503, "SlowDown"), 75, "store-unreachable", "again", id="503 storm"),
     pytest.param(refuse(503, "SlowDown", "PUT"), 75, "store-unreachable", "again", id="503 storm on writes"),
@@ -123,7 +123,7 @@ BLOBS = [
     pytest.param(refuse(403, "AuthenticationFailed"), 2, "bad-credentials", "az login", id="wrong key"),
     pytest.param(refuse(401, "InvalidAuthenticationInfo", "PUT"), 2, "bad-credentials", "az login", id="token expires"),
     # A header that is taken out breaks the signature, so this server takes everything.
-    pytest.param(TAKES_ALL, 2, "conditions-ignored", "conditions", id="no conditions"),
+    pytest.param(TAKES_ALL, 2, "conditions-ignored", "header", id="no conditions"),
     pytest.param(PAGE, 75, "store-unreachable", "endpoint", id="web page"),
     pytest.param(refuse(503, "ServerBusy"), 75, "store-unreachable", "again", id="503 storm"),
     pytest.param(refuse(503, "ServerBusy", "PUT"), 75, "store-unreachable", "again", id="503 storm on writes"),

@@ -150,8 +150,9 @@ class Machine:
             self.model.columns = {new if n == old else n: c for n, c in self.model.columns.items()}
         if len(self.model.columns) > 1:
             one, other = self.rng.sample(list(self.model.columns), 2)
-            with pytest.raises(ConfigurationError, match="the same"):
+            with pytest.raises(ConfigurationError, match=repr(other)) as refused:
                 self.lake.table.rename_column(one, other)
+            assert refused.value.code == "column-exists"
 
     def drop(self) -> None:
         if self.model.columns:
