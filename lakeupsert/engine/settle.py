@@ -1,4 +1,4 @@
-"""Rows of a batch in memory: cut by range, settled by G1, sorted, and written as appended files. See `batch`."""
+"""Rows of a batch in memory: cut by range, settled by rank, sorted, and written as appended files. See `batch`."""
 
 import itertools
 import zlib
