@@ -1,10 +1,11 @@
-"""Write the golden tables: small tables as an earlier lakeupsert left them, and what it read of them before and after one more night.
+"""Write the golden tables: small tables as an earlier lakeupsert left them, and what it read of them.
 
     PYTHONPATH=CHECKOUT python tests/golden/make_tables.py FOLDER
 
-CHECKOUT is a clone at the release that writes: those in `tables/` were written by commit fb00a1e. Each table becomes one archive:
-`lake/landing`, `lake/processed`, `later.jsonl` (the files of one more night) and `expected.json`. `tests/integration/test_golden_tables.py`
-reads, merges, compacts and vacuums them. Never write one again: add a new one beside it instead.
+CHECKOUT is a clone of the release that writes: commit fb00a1e wrote those in `tables/`. Each table becomes one archive:
+`lake/landing`, `lake/processed`, `later.jsonl` (the files of one more night) and `expected.json` (what readers saw before and
+after that night). `tests/integration/test_golden_tables.py` reads, merges, compacts and vacuums them. Never write one again:
+add a new one beside it.
 """
 
 import json
