@@ -1,6 +1,6 @@
 """Query the table with DuckDB, after `with_python.py` or `lakeupsert run`.
 
-    python examples/with_duckdb.py
+python examples/with_duckdb.py
 """
 
 from pathlib import Path

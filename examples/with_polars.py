@@ -1,6 +1,6 @@
 """Query the table with Polars, after `with_python.py` or `lakeupsert run`.
 
-    python examples/with_polars.py
+python examples/with_polars.py
 """
 
 from pathlib import Path

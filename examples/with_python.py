@@ -1,6 +1,6 @@
 """Run a night, then read the table.
 
-    python examples/with_python.py
+python examples/with_python.py
 """
 
 from pathlib import Path
