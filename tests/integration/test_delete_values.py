@@ -195,7 +195,7 @@ def test_upserts_of_every_type(tmp_path: Path) -> None:
     feed = Feed(tmp_path, 'values = [true]\nupserts = [false, 0, "no"]')
     feed.land("2.parquet", rows([False, True], pa.bool_()))
     assert feed.ids() == ["a"]
-    with pytest.raises(ConfigurationError, match="'1' .*`delete.values`"):
+    with pytest.raises(ConfigurationError, match=r"'1' .*`delete.values`"):
         feed.configure('values = [1]\nupserts = ["1"]')
 
 

@@ -236,7 +236,7 @@ def test_receipt_stamps_have_the_type_that_is_given(tmp_path: Path, type_: str) 
 def test_receipt_stamps_are_nothing_but_timestamps(tmp_path: Path) -> None:
     feed = Feed(tmp_path, "[tables.t.schema]\nrecord_timestamp = 'bigint'\n")
     feed.land("a.csv", "id,day\na,2020-01-01\n")
-    with pytest.raises(ConfigurationError, match="'record_timestamp'.* int64"):
+    with pytest.raises(ConfigurationError, match=r"'record_timestamp'.* int64"):
         feed.run()
 
 
