@@ -42,7 +42,7 @@ from lakeupsert.rows import datafiles
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.changes import Tally
 from lakeupsert.rows.datafiles import DataFileWriter, Footer, read_file, stream_file
-from lakeupsert.rows.rank import latest, rows_up_to, sortable
+from lakeupsert.rows.rank import count_rows_up_to, sort_by_rank, sortable
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile
@@ -205,7 +205,7 @@ def blocks(given: Given, rows: int | None) -> Iterator[tuple[int, Any, Any]]:
     """
     at, rest = 0, given.incoming.select(given.narrow.names)
     for stored in stream_file(given.store, given.base, given.narrow) if rows is None else _batches(given, rows):
-        met = rows_up_to(rest, given.key, [stored[name][-1] for name in given.key])
+        met = count_rows_up_to(rest, given.key, [stored[name][-1] for name in given.key])
         yield at, stored, rest.slice(0, met)
         at, rest = at + stored.num_rows, rest.slice(met)
 
@@ -226,7 +226,7 @@ def floor(given: Given) -> Any:
 def beaten(candidates: Any, at: Any, came: Any, given: Given) -> Any:
     """Those of the positions ``at`` whose stored row has the key of an incoming one that is not older."""
     both = pa.concat_tables([_add_ranks(candidates, age=0, deleted=False), _add_ranks(came, age=1, deleted=False)])
-    order, first = latest(both, given.spec, (AGE, FILE, PLACE))
+    order, first = sort_by_rank(both, given.spec, (AGE, FILE, PLACE))
     wins = np.zeros(both.num_rows, bool)
     wins[order.filter(first)] = True
     return at[~wins[: len(at)]]
@@ -398,7 +398,7 @@ def rewritten_by_search(given: Given) -> None:
     rest = read_file(store, task.batches[0][0], given.spec.stored_schema)
     with MergeWriter(store, given.spec, 0, task, Tally()) as out:
         for stored in stream_file(store, given.base, given.spec.stored_schema):
-            met = rows_up_to(rest, given.key, [stored[name][-1] for name in given.key])
+            met = count_rows_up_to(rest, given.key, [stored[name][-1] for name in given.key])
             came, rest = rest.slice(0, met), rest.slice(met)
             if not met:
                 out.live.write(stored)

@@ -29,7 +29,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.operations.plan import Plan
 from lakeupsert.operations.run import RunResult
-from lakeupsert.receipts import compared, connected, derive, land
+from lakeupsert.receipts import compare_with_duckdb, connect, derive, land
 
 RESULTS = Path(__file__).parent / "results"
 WORK = Path("build/month")
@@ -97,7 +97,7 @@ def _nights(number: int, check_every: int) -> Iterator[dict[str, Any]]:
         keep_snapshots=KEPT,
     )
     at = TwoOclock()
-    with connected(WORK / "scratch") as db, clock.use(at):
+    with connect(WORK / "scratch") as db, clock.use(at):
         landed: list[Path] = []
         until: dict[int, int] = {}  # of each batch how many landing files there were
         for place, night in enumerate(derive(db)[:number], start=1):
@@ -138,7 +138,7 @@ def _nights(number: int, check_every: int) -> Iterator[dict[str, Any]]:
             if place % check_every == 0 or place == number:
                 for link in table.snapshots():
                     files = landed[: until[link.body.batch]]
-                    checked.append(compared(db, table.to_arrow(link.number), files).exact)
+                    checked.append(compare_with_duckdb(db, table.to_arrow(link.number), files).exact)
             figures |= {"compared": len(checked), "exact": all(checked)}
             figures["balanced"] = (
                 len(proved.proof) == status.partitions and not proved.unbalanced and not proved.batches

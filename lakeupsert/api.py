@@ -48,7 +48,7 @@ from lakeupsert.pipeline.stored_objects import StoredObjects
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
-from lakeupsert.read.view import View, ViewFile, no_files
+from lakeupsert.read.view import View, ViewFile, latest_has_no_files
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
@@ -465,7 +465,7 @@ class Table:
     def files(self, snapshot: str | int | date = "published", where: str | None = None) -> Sequence[ViewFile]:
         """List the files that a reader of the snapshot opens for the filter; not available for ``"latest"``."""
         if snapshot == "latest":
-            raise no_files()
+            raise latest_has_no_files()
         return list(self.view(snapshot).files(where))
 
     def to_arrow(

@@ -204,7 +204,7 @@ def toml_aliases(aliases: Mapping[str, str]) -> str:
     return f"aliases = {{ {', '.join(pairs)} }}"
 
 
-def followed(aliases: Mapping[str, str], old: str, new: str) -> dict[str, str]:
+def rename_aliases(aliases: Mapping[str, str], old: str, new: str) -> dict[str, str]:
     """The aliases after a rename: the column's aliases and its old name stand for its new name.
 
     Names that differ only by case are one column, which needs no alias for itself."""
@@ -687,12 +687,14 @@ def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:
     """Two tables in one place would merge each other's rows. A table inside its landing zone would load its own files."""
     queue_by: dict[str, str] = {}
     for name, settings in tables.items():
-        landing, processed = place(settings.landing), place(settings.processed)
-        queues = [place(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"]
+        landing, processed = canonical_address(settings.landing), canonical_address(settings.processed)
+        queues = [
+            canonical_address(settings.queue) if settings.queue != "auto" else f"{processed}_lakeupsert/queue.sqlite/"
+        ]
         if settings.large:
-            queues.append(place(settings.large.queue))
+            queues.append(canonical_address(settings.large.queue))
         for other, others in tables.items():
-            elsewhere = place(others.processed)
+            elsewhere = canonical_address(others.processed)
             if _overlap(landing, elsewhere):
                 raise ConfigurationError(
                     "overlapping-zones",
@@ -734,11 +736,11 @@ def size_of(text: str | int) -> int | None:
     return int(Decimal(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
 
 
-def _overlap(place: str, other: str) -> bool:
-    return place.startswith(other) or other.startswith(place)
+def _overlap(one: str, other: str) -> bool:
+    return one.startswith(other) or other.startswith(one)
 
 
-def place(address: str) -> str:
+def canonical_address(address: str) -> str:
     """A canonical address, for comparisons: links resolved, one name per scheme, a slash at the end."""
     scheme, _, rest = address.rpartition("://")
     if scheme in ("", "file", "sqlite"):

@@ -25,7 +25,7 @@ from lakeupsert.config import FILE_NAME, is_remote
 from lakeupsert.engine.by_name import EngineName, HostName
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.run import RunResult
-from lakeupsert.receipts import AGAIN_NIGHT, Comparison, compared, connected, derive, land
+from lakeupsert.receipts import AGAIN_NIGHT, Comparison, compare_with_duckdb, connect, derive, land
 from lakeupsert.storage import open_store
 
 DEFAULT_NIGHTS = 30
@@ -80,8 +80,8 @@ def _command(
 def compare(folder: Path) -> Comparison:
     """Compare every column of every published row with DuckDB's window over all landing rows on disk."""
     table = Table.open(folder / FILE_NAME)
-    with connected(folder / _SCRATCH) as db:
-        found = compared(db, table.to_arrow(), (p for p in (folder / _LANDING).rglob("*") if p.is_file()))
+    with connect(folder / _SCRATCH) as db:
+        found = compare_with_duckdb(db, table.to_arrow(), (p for p in (folder / _LANDING).rglob("*") if p.is_file()))
     table.close()
     return found
 
@@ -91,7 +91,7 @@ def compare(folder: Path) -> Comparison:
 
 def _run_nights(folder: Path, nights: int, host: HostName, engine: EngineName, lake: str | None) -> None:
     begun = clock.elapsed()
-    with connected(folder / _SCRATCH) as db:
+    with connect(folder / _SCRATCH) as db:
         _say("deriving when each receipt arrives")
         dates = derive(db)[:nights]
         if "spark" in (host, engine):

@@ -70,7 +70,7 @@ class LakeupsertError(Exception):
         return kind, (self.code, self.message), {"standing": self.standing}
 
 
-def parts(text: str) -> tuple[str, str]:
+def split_text(text: str) -> tuple[str, str]:
     """Split an error's text, as in a failed mark or a dead letter, into message and next command ("" if it has none).
 
     Also splits texts of an earlier lakeupsert, which have ``Data changed: no.`` before the command.

@@ -106,7 +106,7 @@ class Comparison:
 
 
 def derive(db: "DuckDBPyConnection") -> list[date]:
-    """Create the table ``arrivals`` in a connection of `connected`. Returns the days after which something arrives."""
+    """Create the table ``arrivals`` in a connection of `connect`. Returns the days after which something arrives."""
     db.execute(_ARRIVALS.format(receipts=_literal(_receipts())))
     return [row[0] for row in db.execute("SELECT DISTINCT night FROM arrivals ORDER BY 1").fetchall()]
 
@@ -153,7 +153,7 @@ def _landing_query(landed: Iterable[Path]) -> str:
     )
 
 
-def compared(db: "DuckDBPyConnection", reader: "RecordBatchReader", landed: Iterable[Path]) -> Comparison:
+def compare_with_duckdb(db: "DuckDBPyConnection", reader: "RecordBatchReader", landed: Iterable[Path]) -> Comparison:
     """Compare every column of every row with DuckDB's window over these landing files."""
     db.register("reader", reader)
     db.execute(f"CREATE OR REPLACE TABLE published AS SELECT {', '.join(COLUMNS)} FROM reader")
@@ -173,7 +173,7 @@ def _receipts() -> Path:
 
 
 @contextmanager
-def connected(scratch: Path) -> Iterator["DuckDBPyConnection"]:
+def connect(scratch: Path) -> Iterator["DuckDBPyConnection"]:
     try:
         import duckdb
     except ModuleNotFoundError as e:

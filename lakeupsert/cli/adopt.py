@@ -5,7 +5,7 @@ import click
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.program import main
-from lakeupsert.config import place
+from lakeupsert.config import canonical_address
 from lakeupsert.errors import ConfigurationError
 
 
@@ -25,7 +25,11 @@ def adopt(call: Call, path: str | None) -> Answer:
     """
     if path is not None and call.table is None:
         config = call.config()
-        names = [name for name, table in config.tables.items() if place(path) == place(table.processed)]
+        names = [
+            name
+            for name, table in config.tables.items()
+            if canonical_address(path) == canonical_address(table.processed)
+        ]
         if not names:
             raise ConfigurationError(
                 "no-table-there",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakeupsert.config import ENVIRONMENT_PREFIX, Config, followed, parse, toml_aliases, toml_key
+from lakeupsert.config import ENVIRONMENT_PREFIX, Config, parse, rename_aliases, toml_aliases, toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 
 
@@ -61,7 +61,7 @@ def plan_alias(config: Config, table: str, old: str, new: str) -> AliasEdit:
     text = path.read_bytes().decode()
     wanted = tomllib.loads(text)
     before = wanted["tables"][table].get("read", {}).get("aliases", {})
-    aliases = followed(before, old, new)
+    aliases = rename_aliases(before, old, new)
     if aliases != before:
         wanted["tables"][table].setdefault("read", {})["aliases"] = aliases
     for edited in [text] if aliases == before else _edits(text, table, aliases):

@@ -22,11 +22,11 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
     Example:
       lakeupsert files --where "transaction_date = '2020-01-01'" | xargs ls -l
     """
-    from lakeupsert.read.view import no_files  # imports Arrow
+    from lakeupsert.read.view import latest_has_no_files  # imports Arrow
 
     with call.open_table() as table:
         if snapshot == "latest":
-            raise no_files()
+            raise latest_has_no_files()
         view = table.view(snapshot)
         names = ("partition", "path", "rows", "superseded", "bytes")
         listed = list(view.files(where))
@@ -35,7 +35,7 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
         superseded = sum(bool(file["superseded"]) for file in found)
         if superseded:
             return Answer(result, "", error=_superseded_rows(table.name, superseded, len(found)))
-        older = sum(bool(view.spec.renamed_since(file.file.renames)) for file in listed)
+        older = sum(bool(view.spec.changed_names(file.file.renames)) for file in listed)
         warnings = (
             (
                 f"{older:,} of {len(found):,} files still contain renamed or dropped columns under their old names; "

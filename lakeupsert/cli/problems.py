@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Call
-from lakeupsert.errors import LakeupsertError, RefusedError, parts
+from lakeupsert.errors import LakeupsertError, RefusedError, split_text
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -81,7 +81,7 @@ def failure_reasons(results: "Sequence[PartitionResult]") -> dict[str, str]:
 def failed_partitions_error(table: "Table", reasons: Mapping[str, str], *, changed: bool = False) -> RefusedError:
     """``reasons``: the failed partitions, each with its error's text, whose advice becomes the advice of this error."""
     partition, text = next(iter(reasons.items()))
-    reason, advice = parts(text)
+    reason, advice = split_text(text)
     others = [p for p in reasons if p != partition]
     hold = table.settings.on_failed_partition == "hold"
     return RefusedError(

@@ -147,14 +147,14 @@ def _balance_error(table: "Table", found: "ReconcileResult") -> LakeupsertError 
         )
     if not found.unbalanced:
         return None
-    from lakeupsert.table.layout import made_anew  # imports Arrow
+    from lakeupsert.table.layout import rebuild_command  # imports Arrow
 
     first, *others = found.unbalanced
     return RefusedError(
         "not-balanced",
         f"Table {table.name!r}: {first.partition}: {first.difference}."
         + (f" {output.count(len(others), 'other partition')} do not balance either." if others else ""),
-        next=f"run `{made_anew(first.partition)}`, which rewrites the partition from its landing files; or restore its files "
+        next=f"run `{rebuild_command(first.partition)}`, which rewrites it from landing files; or restore its files "
         "from a backup or from the versions that the bucket keeps",
         partition=first.partition,
     )

@@ -19,16 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
-from lakeupsert.landing.adopted import adopted_rows
+from lakeupsert.landing.adopted import read_adopted
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
 from lakeupsert.rows.buckets import in_bucket, key_hashes
-from lakeupsert.rows.changes import Tally, of_keys, same_content
-from lakeupsert.rows.columns import combined
-from lakeupsert.rows.convert import true
+from lakeupsert.rows.changes import Tally, any_per_key, content_comparison
+from lakeupsert.rows.columns import combine_columns
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import POSITION, read_file, stream_file
 from lakeupsert.rows.digest import Digest, digests
-from lakeupsert.rows.floor import DELETED_AT, lacking, since
-from lakeupsert.rows.rank import latest, rows_up_to, sortable, sorted_by
+from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_missing_keys
+from lakeupsert.rows.rank import count_rows_up_to, sort_by_key, sort_by_rank, sortable
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, share
@@ -139,7 +139,7 @@ class _Merge:
         unsettled = spec.history or bool(task.full)
         refuses = False
         if unsettled:
-            rest = incoming.take(sorted_by(incoming, spec.stored_key))
+            rest = incoming.take(sort_by_key(incoming, spec.stored_key))
         else:
             found = self._settle(incoming)
             rest = found.rows.take(found.winners)
@@ -154,7 +154,7 @@ class _Merge:
                     stored = in_bucket(block, file, task, spec)
                     if not stored.num_rows:
                         continue
-                    met = rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
+                    met = count_rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
                     if not met and not task.full:
                         out.live.write(stored)
                         continue
@@ -170,7 +170,7 @@ class _Merge:
                 self._write_winners(out, rest, past)
             elif refuses or pc.any(rest[DELETE_FLAG]).as_py():
                 every = pa.array(np.arange(rest.num_rows))
-                out.write(rest, every, true(rest[_KNOWN]) if refuses else None)
+                out.write(rest, every, as_mask(rest[_KNOWN]) if refuses else None)
             else:
                 out.live.write(rest)
         return out.output(self._lost_rows, adopted=None if task.settled else str(self._adopted))
@@ -181,16 +181,16 @@ class _Merge:
         begins = np.cumsum([0, *(file.rows for file in task.kept)])
         met, number = self._met(begins, incoming)
         both = pa.concat_tables([met, incoming.select(met.schema.names)])
-        order, wins = latest(both, spec, _TIES)
+        order, wins = sort_by_rank(both, spec, _TIES)
         losers = order.filter(pc.invert(wins))
         self.lost.append(both.select(spec.tombstone_schema.names).take(losers))
         winners = order.filter(wins)
-        is_new = true(pc.greater_equal(winners, met.num_rows))
+        is_new = as_mask(pc.greater_equal(winners, met.num_rows))
         if spec.mode == "columns":
-            rows, chosen, uses = combined(both, spec, order, wins, _TIES)
+            rows, chosen, uses = combine_columns(both, spec, order, wins, _TIES)
             self._count(both, order, wins, uses)
-            is_new = of_keys(true(wins), (uses & (np.arange(both.num_rows) >= met.num_rows))[order.to_numpy()])
-            superseded, chosen = order.to_numpy()[is_new[np.cumsum(true(wins)) - 1]], chosen.filter(pa.array(is_new))
+            is_new = any_per_key(as_mask(wins), (uses & (np.arange(both.num_rows) >= met.num_rows))[order.to_numpy()])
+            superseded, chosen = order.to_numpy()[is_new[np.cumsum(as_mask(wins)) - 1]], chosen.filter(pa.array(is_new))
         else:
             rows = incoming
             self._count(both, order, wins)
@@ -247,7 +247,7 @@ class _Merge:
         store, spec, task = self._store, self._spec, self._task
         tables: list[Rows] = []
         for number, file in enumerate(() if task.settled else task.base):
-            rows = adopted_rows(store, file, spec, task.partition)
+            rows = read_adopted(store, file, spec, task.partition)
             rows = rows.append_column(_FILE, pa.repeat(pa.scalar(number, _FILE.type), rows.num_rows))
             rows = rows.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
             tables.append(self._own(rows, file, age=0))
@@ -264,7 +264,7 @@ class _Merge:
             return pa.concat_tables(tables or [_add_ranks(stored.empty_table(), age=0, deleted=False)])
         tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
         rows = pa.concat_tables(tables, promote_options="default")
-        return since(rows, rows[AGE], task.forgets)
+        return add_deletion_times(rows, rows[AGE], task.forgets)
 
     def _own(self, rows: Rows, file: DataFile, *, age: int, deleted: bool = False) -> Rows:
         """The rows of a file that belong to the task's bucket, with every column that ranks them."""
@@ -276,12 +276,12 @@ class _Merge:
         ``again``: the incoming rows are winners of an earlier call.
         """
         spec = self._spec
-        order, wins = latest(rows, spec, _TIES)
+        order, wins = sort_by_rank(rows, spec, _TIES)
         winners = order.filter(wins)
         if len(winners) < rows.num_rows:
             self.lost.append(rows.select(spec.tombstone_schema.names).take(order.filter(pc.invert(wins))))
         if spec.mode == "columns":
-            settled, chosen, uses = combined(rows, spec, order, wins, _TIES)
+            settled, chosen, uses = combine_columns(rows, spec, order, wins, _TIES)
             self._count(rows, order, wins, uses, again=again)
             return _Winners(settled, chosen, None)
         self._count(rows, order, wins, again=again)
@@ -297,10 +297,10 @@ class _Merge:
     def _count(self, rows: Rows, order: Column, wins: Column, uses: Mask | None = None, *, again: bool = False) -> None:
         """``uses`` marks rows that are part of what their key comes to; None: the winners."""
         places = order.to_numpy()
-        ages, deleted = rows[AGE].to_numpy()[places], true(rows[DELETE_FLAG])[places]
-        same = same_content(rows, self._spec)
+        ages, deleted = rows[AGE].to_numpy()[places], as_mask(rows[DELETE_FLAG])[places]
+        same = content_comparison(rows, self._spec)
         self._tally.meet(
-            true(wins),
+            as_mask(wins),
             ages,
             deleted,
             same and (lambda one, other: same(places[one], places[other])),
@@ -311,14 +311,14 @@ class _Merge:
     def _without_lacking(self, rows: Rows, past: MergeWriter | None) -> Rows:
         """``rows`` without those that a full extract deletes. These go to `lost`, and to the history of ``past``."""
         spec, task = self._spec, self._task
-        order, wins = latest(rows, spec, _TIES)
+        order, wins = sort_by_rank(rows, spec, _TIES)
         ages = rows[AGE].to_numpy()
-        killed_by = lacking(rows, order, wins, ages, task.full, spec, task.forgets)
+        killed_by = find_missing_keys(rows, order, wins, ages, task.full, spec, task.forgets)
         dead = killed_by >= 0
         if not dead.any():
             return rows
         self.lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))
-        self._tally.lacking(ages[dead], true(rows[DELETE_FLAG])[dead])
+        self._tally.lacking(ages[dead], as_mask(rows[DELETE_FLAG])[dead])
         if past is not None:
             past.keep_lacking(rows, killed_by)
         return rows.filter(pa.array(~dead))
@@ -353,10 +353,10 @@ def _add_ranks(rows: Rows, *, age: int, deleted: bool) -> Rows:
 
 def _known(rows: Rows, order: Column, wins: Column) -> Mask:
     """For each winner, in their order, whether the table stores something under its key."""
-    stored = true(pc.equal(rows[AGE], 0))
+    stored = as_mask(pc.equal(rows[AGE], 0))
     if _KNOWN in rows.schema.names:
-        stored |= true(rows[_KNOWN])
-    key = np.cumsum(true(wins)) - 1
+        stored |= as_mask(rows[_KNOWN])
+    key = np.cumsum(as_mask(wins)) - 1
     known = np.zeros(len(wins) and key[-1] + 1, bool)
     known[key[stored[order.to_numpy()]]] = True
     return known

@@ -51,11 +51,11 @@ class AppendJob:
     Attributes:
         start: how many entries the ledger had; the names of new files contain it.
         only: set if a batch is read again for these partitions alone. Their rows are written; nothing is quarantined.
-        left_out: of a batch that is read again, the keys that merges refused (`floor.refused_by_merges`). Their rows count
+        left_out: of a batch that is read again, the keys that merges refused (`floor.read_refused_keys`). Their rows count
             as superseded.
         full: the batch is a full extract, so reports have its greatest order.
         bits: partitions that are cut into 2^bits ranges of key hashes (`rows.buckets`).
-        compared: share of the keys, by hash, that are compared between partitions (`settle.in_several_partitions`).
+        compared: share of the keys, by hash, that are compared between partitions (`settle.count_keys_in_several_partitions`).
     """
 
     landing: ObjectStore
@@ -190,7 +190,7 @@ def drop_left_out(job: AppendJob, rows: Rows) -> tuple[Rows, list[Written]]:
     return rows.filter(pa.array(~is_left_out)), reports
 
 
-def quarantine_files(job: AppendJob, unreadable: Mapping[str, str]) -> list[Report]:
+def quarantine_unreadable(job: AppendJob, unreadable: Mapping[str, str]) -> list[Report]:
     """Write one quarantine row for each file that can't be read at all, given as path and reason."""
     with job.quarantine() as quarantine:
         n = len(unreadable)

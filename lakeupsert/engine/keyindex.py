@@ -10,7 +10,7 @@ Repeat    safe: objects have names of their own, and the same ledger gives the s
 
 A row of the index has the key columns and the ordering columns, no payload. Hashes only find candidates: rows are compared by
 their keys, so two keys with the same hash stay two keys. A delete stays in the index, so that older records of its key stay
-dead in every partition. `rank.latest` decides which record wins, as everywhere.
+dead in every partition. `rank.sort_by_rank` decides which record wins, as everywhere.
 
 Memory: the rows of one range, and key and order of the keys that move. Ranges grow beyond 2^`MOST_BITS` of them.
 """
@@ -34,16 +34,16 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
 from lakeupsert.rows.arrays import Column, Hashes, Indices, Mask, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
-from lakeupsert.rows.convert import true
-from lakeupsert.rows.datafiles import POSITION, DataFileWriter, Footer, Pack, aligned, stream_file, write_into
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.datafiles import POSITION, DataFileWriter, Footer, Pack, align, stream_file, write_to_pack
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import PARTITION
-from lakeupsert.rows.rank import latest, sorted_by
-from lakeupsert.rows.vectors import with_deleted
+from lakeupsert.rows.rank import sort_by_key, sort_by_rank
+from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, Touched
-from lakeupsert.table.manifest import Bucketed, DataFile, TombstoneFile, added, share
+from lakeupsert.table.manifest import Bucketed, DataFile, TombstoneFile, add_digests, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
 
 PACK_BYTES = 64 << 20
@@ -61,7 +61,7 @@ _ALIVE = "_lakeupsert_alive"
 
 
 @dataclass(frozen=True)
-class Writing:
+class IndexTarget:
     """The batch that objects are written for; ``start`` is as in `TableObjects`."""
 
     store: ObjectStore
@@ -116,7 +116,7 @@ def key_schema(spec: TableSpec) -> pa.Schema:
 
 
 def settle(
-    to: Writing, touched: dict[str, Touched], index: Sequence[DataFile], deltas: Sequence[DataFile], *, fold: bool
+    to: IndexTarget, touched: dict[str, Touched], index: Sequence[DataFile], deltas: Sequence[DataFile], *, fold: bool
 ) -> Settled:
     """Settle the rows of a batch against the index: ``index`` with the changes ``deltas``, oldest first.
 
@@ -150,7 +150,7 @@ def settle(
                 stored = stored.filter(pa.array(_is_among(stored, hashes)))
             if incoming is None:
                 continue
-            order, wins = latest(incoming, spec, (FILE, PLACE))
+            order, wins = sort_by_rank(incoming, spec, (FILE, PLACE))
             found = _look_up(incoming.take(order.filter(wins)), stored, partitions, spec)
             moved.append(found.moved)
             keys.write(found.changes.take(pc.sort_indices(found.changes[_HASH])))
@@ -164,7 +164,7 @@ def settle(
     return Settled(dict(sorted(result.items())), tuple(keys.files), tuple(folded) if fold else None, frozenset(objects))
 
 
-def made_anew(to: Writing, sources: Iterable[Source], rows: int) -> tuple[DataFile, ...]:
+def rebuild_index(to: IndexTarget, sources: Iterable[Source], rows: int) -> tuple[DataFile, ...]:
     """Rebuild the index from all live rows and deletes in these files, about ``rows``; files of a partition rank by their age.
 
     Raises RefusedError if a key has rows in several partitions.
@@ -180,11 +180,11 @@ def made_anew(to: Writing, sources: Iterable[Source], rows: int) -> tuple[DataFi
             in_range = spilled.take(range_)
             if in_range is None:
                 continue
-            order, wins = latest(in_range, spec, (AGE, FILE, PLACE), by=[PARTITION])
+            order, wins = sort_by_rank(in_range, spec, (AGE, FILE, PLACE), by=[PARTITION])
             best = in_range.take(order.filter(wins))
             # When a key moves, the delete that it leaves behind has the same order.
-            best = best.append_column(_ALIVE, pa.array((~true(best[DELETE_FLAG])).astype(np.int8)))
-            order, wins = latest(best, spec, (_ALIVE,))
+            best = best.append_column(_ALIVE, pa.array((~as_mask(best[DELETE_FLAG])).astype(np.int8)))
+            order, wins = sort_by_rank(best, spec, (_ALIVE,))
             others = best.take(order.filter(pc.invert(wins)))
             others = others.filter(pc.equal(others[_ALIVE], 1))
             if others.num_rows:
@@ -194,7 +194,7 @@ def made_anew(to: Writing, sources: Iterable[Source], rows: int) -> tuple[DataFi
     return tuple(files)
 
 
-def _write_index(to: Writing, range_: _Range, rows: Rows) -> list[DataFile]:
+def _write_index(to: IndexTarget, range_: _Range, rows: Rows) -> list[DataFile]:
     footer = to.footer("keys", bucket=range_.bucket, bits=range_.bits)
     new_name = partial(TableObjects.new_keys, to.start)
     with DataFileWriter(to.store, new_name, key_schema(to.spec), footer, ()) as out:
@@ -249,8 +249,8 @@ def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _
             for age, rows in enumerate((stored, best))
         ]
     )
-    order, wins = latest(both, spec, (AGE,))
-    places, begins = order.to_numpy(), np.flatnonzero(true(wins))
+    order, wins = sort_by_rank(both, spec, (AGE,))
+    places, begins = order.to_numpy(), np.flatnonzero(as_mask(wins))
     alone = np.diff(np.append(begins, len(places))) == 1
     first = places[begins]
     second = np.where(alone, 0, places[np.minimum(begins + 1, len(places) - 1)])
@@ -259,10 +259,10 @@ def _look_up(best: Rows, stored: Rows, partitions: Column, spec: TableSpec) -> _
 
     def pairs(incoming: Indices, known: Indices) -> _Pairs:
         mine, theirs = pa.array(incoming - n), stored.take(pa.array(known))
-        return _Pairs(mine, theirs, true(pc.not_equal(here.take(mine), theirs[PARTITION].combine_chunks())))
+        return _Pairs(mine, theirs, as_mask(pc.not_equal(here.take(mine), theirs[PARTITION].combine_chunks())))
 
     newer = pairs(first[won & ~alone], second[won & ~alone])
-    leaves = pa.array(newer.apart & ~true(newer.stored[DELETE_FLAG]))
+    leaves = pa.array(newer.apart & ~as_mask(newer.stored[DELETE_FLAG]))
     movers = newer.incoming.filter(leaves)
     moved = best.take(movers).drop_columns(DELETE_FLAG)
     moved = moved.append_column(PARTITION, newer.stored[PARTITION].filter(leaves))
@@ -307,7 +307,7 @@ def _read_index(
     contested = _is_among(base, np.unique(newer[_HASH].to_numpy()))
     older = base.filter(pa.array(contested))
     both = pa.concat_tables([older.append_column(AGE, _repeat(0, pa.int32(), older)), newer])
-    order, wins = latest(both, spec, (AGE,))
+    order, wins = sort_by_rank(both, spec, (AGE,))
     rows = pa.concat_tables([base.filter(pa.array(~contested)), both.take(order.filter(wins)).select(schema.names)])
     return rows.take(pc.sort_indices(rows[_HASH]))
 
@@ -363,10 +363,10 @@ class _Losers:
         return [np.concatenate([nothing, *self._positions.get(number, [])]) for number in range(len(self.files))]
 
 
-def _drop_losers(to: Writing, touched: dict[str, Touched], losers: _Losers) -> tuple[dict[str, Touched], set[str]]:
+def _drop_losers(to: IndexTarget, touched: dict[str, Touched], losers: _Losers) -> tuple[dict[str, Touched], set[str]]:
     """``touched`` with these rows superseded, and the objects that were written for it."""
     files = [file for _, file in losers.files]
-    live = with_deleted(to.store, files, losers.positions(), partial(TableObjects.new_late, to.start))
+    live = mark_deleted(to.store, files, losers.positions(), partial(TableObjects.new_late, to.start))
     by_name = {(f.name, f.at): f for f in live}
     result = dict(touched)
     for partition, digest in losers.digests.items():
@@ -375,23 +375,23 @@ def _drop_losers(to: Writing, touched: dict[str, Touched], losers: _Losers) -> t
             before,
             files=tuple(by_name[f.name, f.at] for f in before.files if (f.name, f.at) in by_name),
             superseded=before.superseded + digest.rows,
-            superseded_digest=added((before.superseded_digest, str(digest))),
+            superseded_digest=add_digests((before.superseded_digest, str(digest))),
         )
     return result, {name for f in live for name in f.objects} - {name for f in files for name in f.objects}
 
 
-def _add_moved(to: Writing, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
+def _add_moved(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict[str, Touched]:
     """``touched`` with a delete in every partition that a key leaves. It has the rank of the record that moved the key."""
     spec, result = to.spec, dict(touched)
     schema = spec.ranked_schema.append(pa.field(MOVED_TO, pa.string()))
     rows = rows.append_column(DELETE_FLAG, _repeat(True, pa.bool_(), rows))
     with Pack(to.store, TableObjects.new_moved(to.start)) as pack:
         for partition in sorted(pc.unique(rows[PARTITION]).to_pylist()):
-            leaving = aligned(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
+            leaving = align(rows.filter(pc.equal(rows[PARTITION], partition)), schema)
             digest = Digest(spec)
             digest.add(leaving)
-            ordered = leaving.take(sorted_by(leaving, spec.stored_key))
-            files = write_into(pack, ordered, schema, to.footer("appended", partition), spec.stored_key)
+            ordered = leaving.take(sort_by_key(leaving, spec.stored_key))
+            files = write_to_pack(pack, ordered, schema, to.footer("appended", partition), spec.stored_key)
             before = result.get(partition, NOTHING)
             result[partition] = msgspec.structs.replace(
                 before,
@@ -399,7 +399,7 @@ def _add_moved(to: Writing, touched: dict[str, Touched], rows: Rows) -> dict[str
                 rows=before.rows + digest.rows,
                 moved=before.moved + digest.rows,
                 bytes=before.bytes + sum(f.bytes for f in files),
-                digest=added((before.digest, str(digest))),
+                digest=add_digests((before.digest, str(digest))),
             )
     return result
 

@@ -21,13 +21,13 @@ import pyarrow.compute as pc
 from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
 from lakeupsert.landing.formats.blocks import ArrowBlock
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
-from lakeupsert.rows.changes import Tally, of_keys
-from lakeupsert.rows.convert import true
+from lakeupsert.rows.changes import Tally, any_per_key
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import DataFileWriter, Footer, stream_file, to_bytes
 from lakeupsert.rows.digest import Digest
-from lakeupsert.rows.floor import DELETED_AT, Forgetting, below, forgotten, greatest, scalars
-from lakeupsert.rows.rank import latest, versions
-from lakeupsert.rows.vectors import with_deleted
+from lakeupsert.rows.floor import DELETED_AT, Forgetting, find_below, find_forgotten, floor_values, greatest_floor
+from lakeupsert.rows.rank import mark_versions, sort_by_rank
+from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
@@ -198,7 +198,7 @@ class MergeWriter:
         self._floor: str | None = None
         self._since: int | None = None
         if floors := [*task.floors, *(order for _, order in task.full)]:
-            self._floor = greatest(floors, spec.tombstone_schema.empty_table(), spec)
+            self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec)
         self._stack = ExitStack()
         self._inline: list[Rows] | None = []  # None: too many tombstones to be inline
         new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")
@@ -257,25 +257,25 @@ class MergeWriter:
         self.live.write(rows.select(self.live.schema.names).take(winners.filter(pc.invert(deleted))))
 
     def keep_past(self, rows: Rows, order: Column, wins: Column, known: Mask | None = None) -> None:
-        """Write superseded versions to the history, given all rows of some keys in the order of `rank.latest`.
+        """Write superseded versions to the history, given all rows of some keys in the order of `rank.sort_by_rank`.
 
         Among rows with one ordering value only the greatest was ever a version. A winning delete that ends a version is written
         too, so readers of the history need no tombstones. ``known`` is as in `write`; a refused key has no history.
         """
         if not rows.num_rows:
             return
-        wins, deleted = true(wins), true(rows[DELETE_FLAG].take(order))
+        wins, deleted = as_mask(wins), as_mask(rows[DELETE_FLAG].take(order))
         of_key = np.cumsum(wins) - 1
-        ends = of_keys(wins, ~wins & ~deleted)[of_key]
+        ends = any_per_key(wins, ~wins & ~deleted)[of_key]
         if self._task.floors or self._task.forgets:  # a forgotten key may have versions
             ends |= rows[AGE].take(order).to_numpy() > 0
-        goes = versions(rows, self._spec, order, wins) & (~wins | (deleted & ends))
+        goes = mark_versions(rows, self._spec, order, wins) & (~wins | (deleted & ends))
         if known is not None:
             goes &= ~self._late(rows, order.filter(pa.array(wins)), known)[of_key]
         self._put_past(rows.take(order.filter(pa.array(goes))))
 
     def keep_lacking(self, rows: Rows, killed_by: Indices) -> None:
-        """Write what full extracts delete to the history, given all rows of some keys; ``killed_by`` as of `floor.lacking`.
+        """Write what full extracts delete to the history, given all rows of keys; ``killed_by`` as of `floor.find_missing_keys`.
 
         The live version, or the known delete, ends at the extract's greatest order. Other rows had been superseded before.
         """
@@ -283,14 +283,16 @@ class MergeWriter:
         for number, (age, floor) in enumerate(self._task.full):
             present = (ages < age) & ((killed_by < 0) | (killed_by >= number))
             earlier = rows.filter(pa.array(present))
-            order, wins = latest(earlier, self._spec, (AGE, FILE, PLACE))
-            dead, wins = (killed_by[present] == number)[order.to_numpy()], true(wins)
+            order, wins = sort_by_rank(earlier, self._spec, (AGE, FILE, PLACE))
+            dead, wins = (killed_by[present] == number)[order.to_numpy()], as_mask(wins)
             void = (
-                forgotten(earlier, self._task.forgets, age) if self._task.forgets else np.zeros(earlier.num_rows, bool)
+                find_forgotten(earlier, self._task.forgets, age)
+                if self._task.forgets
+                else np.zeros(earlier.num_rows, bool)
             )
-            self._put_past(earlier.take(order.filter(pa.array(dead & versions(earlier, self._spec, order, wins)))))
+            self._put_past(earlier.take(order.filter(pa.array(dead & mark_versions(earlier, self._spec, order, wins)))))
             ends = earlier.take(order.filter(pa.array(dead & wins & ~void[order.to_numpy()])))
-            for name, value in {AGE: age, DELETE_FLAG: True, **scalars(floor, self._spec)}.items():
+            for name, value in {AGE: age, DELETE_FLAG: True, **floor_values(floor, self._spec)}.items():
                 at = ends.schema.get_field_index(name)
                 column = pa.repeat(pa.scalar(value, ends.schema.field(at).type), ends.num_rows)
                 ends = ends.set_column(at, ends.schema.field(at), column)
@@ -306,13 +308,13 @@ class MergeWriter:
             return ~known
         # A full extract's own rows are never refused: they exist at the source, however old they are.
         extracts = pa.array([age for age, _ in self._task.full], pa.int32())
-        late: Mask = ~known & ~true(pc.is_in(rows[AGE].take(winners), extracts))
-        late[late] = below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
+        late: Mask = ~known & ~as_mask(pc.is_in(rows[AGE].take(winners), extracts))
+        late[late] = find_below(rows.take(winners.filter(pa.array(late))), self._task.floors, self._spec)
         return late
 
     def _refuse(self, rows: Rows) -> None:
         self._refused.add(rows)
-        self._tally.refused(true(rows[DELETE_FLAG]))
+        self._tally.refused(as_mask(rows[DELETE_FLAG]))
         columns = {name: rows[name].combine_chunks() for name in self._spec.stored_schema.names}
         for name, value in partition_scalars(self._spec, self._task.partition).items():
             columns[name] = pa.repeat(value, rows.num_rows)
@@ -341,7 +343,7 @@ class MergeWriter:
             old, tombstones = tombstones.filter(is_old), tombstones.filter(pc.invert(is_old))
             if old.num_rows:
                 self._dropped.add(old)
-                self._floor = greatest([self._floor] if self._floor else [], old, self._spec)
+                self._floor = greatest_floor([self._floor] if self._floor else [], old, self._spec)
             if tombstones.num_rows:
                 least = pc.min(pc.fill_null(tombstones[DELETED_AT.name], 0)).as_py()
                 self._since = least if self._since is None else min(self._since, least)
@@ -376,7 +378,7 @@ class MergeWriter:
                 )
             )
         new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
-        kept = with_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
+        kept = mark_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
         return MergeOutput(
             tuple(self.live.files),
             tuple(files),

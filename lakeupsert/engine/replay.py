@@ -21,15 +21,15 @@ from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import new_columns, take
-from lakeupsert.landing.files import TYPED, Survey, aliased, format_of
-from lakeupsert.landing.formats.blocks import ArrowBlock, Block, Renamed, UnreadableFileError
-from lakeupsert.landing.formats.jsonlines import block_of_some
+from lakeupsert.landing.files import TYPED, Survey, apply_aliases, format_of
+from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, UnreadableFileError
+from lakeupsert.landing.formats.jsonlines import decode_lines
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.convert import true
-from lakeupsert.rows.datafiles import from_bytes, opened
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.datafiles import from_bytes, open_object
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.evolution import evolve
-from lakeupsert.table.ledger import Replayed
+from lakeupsert.table.ledger import ReplayedFile
 from lakeupsert.table.spec import PLACE
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ UNTRIED = ("unreadable_file", "malformed", "missing_column")
 
 
 def replay_rows(
-    job: AppendJob, files: Sequence[Replayed], renames_of: Callable[[str], int]
-) -> tuple[tuple[Replayed, ...], list[Report]]:
+    job: AppendJob, files: Sequence[ReplayedFile], renames_of: Callable[[str], int]
+) -> tuple[tuple[ReplayedFile, ...], list[Report]]:
     """Try the rows of quarantine files again. Returns the files with a row that passes, and reports of all their rows.
 
     Within the batch a row ranks by its file's place among the returned files, then by its own place in that file. Nothing is
@@ -52,7 +52,7 @@ def replay_rows(
     Raises:
         DamagedTableError: a quarantine file is missing or can't be read.
     """
-    replayed: list[Replayed] = []
+    replayed: list[ReplayedFile] = []
     passed: list[Rows] = []
     reports: list[Report] = []
     with job.quarantine() as quarantine:
@@ -78,7 +78,7 @@ def replay_rows(
     return tuple(replayed), reports
 
 
-def new_columns_of(job: AppendJob, files: Sequence[Replayed], renames_of: Callable[[str], int]) -> list[Survey]:
+def new_columns_of(job: AppendJob, files: Sequence[ReplayedFile], renames_of: Callable[[str], int]) -> list[Survey]:
     """Columns that the table lacks and that quarantined rows which now pass bring: one survey for each block of rows.
 
     Raises DamagedTableError as `replay_rows` does.
@@ -95,8 +95,8 @@ def new_columns_of(job: AppendJob, files: Sequence[Replayed], renames_of: Callab
     return found
 
 
-def _read(store: ObjectStore, file: Replayed) -> Rows:
-    with opened(store, file.name) as source:
+def _read(store: ObjectStore, file: ReplayedFile) -> Rows:
+    with open_object(store, file.name) as source:
         return pq.read_table(source)
 
 
@@ -158,18 +158,18 @@ def _with_current_names(quarantined: _QuarantinedBlock, job: AppendJob, renames_
     another column.
     """
     block, renames = quarantined.block, renames_of(quarantined.batch)
-    current = {then.lower(): name for then, name in job.spec.renamed_since(renames).items()}
+    current = {then.lower(): name for then, name in job.spec.changed_names(renames).items()}
     if current:
         own = {current.get(name.lower(), name): name for name in block.names}
-        block = Renamed(block, {name: in_file for name, in_file in own.items() if name is not None})
+        block = RenamedBlock(block, {name: in_file for name, in_file in own.items() if name is not None})
     with suppress(UnreadableFileError):
-        return aliased(block, quarantined.file, job.reading)
+        return apply_aliases(block, quarantined.file, job.reading)
     return block
 
 
 def _blocks(rows: Rows) -> Iterator[_QuarantinedBlock]:
     """The rows that have columns, as they came."""
-    places = np.flatnonzero(~true(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
+    places = np.flatnonzero(~as_mask(pc.is_in(rows["reason_code"].combine_chunks(), pa.array(UNTRIED))))
     streams, lines = (rows[column].to_pylist() for column in ("arrow", "raw"))
     origins = list(zip(rows["file"].to_pylist(), rows["batch"].to_pylist(), strict=True))
     at = 0
@@ -178,7 +178,7 @@ def _blocks(rows: Rows) -> Iterator[_QuarantinedBlock]:
         if stream is None:
             others = (i for i, p in enumerate(places[at:], at) if streams[p] is not None or origins[p] != origin)
             end = next(others, len(places))
-            block: Block = block_of_some([lines[place].encode() for place in places[at:end]], places[at:end])
+            block: Block = decode_lines([lines[place].encode() for place in places[at:end]], places[at:end])
         else:
             table = from_bytes(stream)
             end = at + table.num_rows

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from lakeupsert.table.ledger import NOTHING, QuarantineFile, Touched
-from lakeupsert.table.manifest import DataFile, added
+from lakeupsert.table.manifest import DataFile, add_digests
 
 
 class FileRead(msgspec.Struct, frozen=True, tag=True):
@@ -56,7 +56,7 @@ class Written(msgspec.Struct, frozen=True, tag=True):
         order: of a full extract, the greatest order among these rows (see `rows.floor`).
         live: rows in ``files`` that are not deletes.
         keys: hashes (uint64) of the compared keys of every partition written together with this one; see
-            `settle.in_several_partitions`.
+            `settle.count_keys_in_several_partitions`.
     """
 
     partition: str
@@ -92,7 +92,7 @@ def touched_by(reports: Iterable[Report]) -> dict[str, Touched]:
                 rows=before.rows + report.rows,
                 superseded=before.superseded + report.superseded,
                 bytes=before.bytes + sum(f.bytes for f in report.files),
-                digest=added((before.digest, report.digest)),
-                superseded_digest=added((before.superseded_digest, report.superseded_digest)),
+                digest=add_digests((before.digest, report.digest)),
+                superseded_digest=add_digests((before.superseded_digest, report.superseded_digest)),
             )
     return dict(sorted(touched.items()))

@@ -15,11 +15,11 @@ from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.reports import Report, Written
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
-from lakeupsert.rows.convert import true
-from lakeupsert.rows.datafiles import Pack, write_into
-from lakeupsert.rows.digest import as_text, hashed_columns, row_hashes
-from lakeupsert.rows.floor import PARTITION, greatest
-from lakeupsert.rows.rank import latest
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.datafiles import Pack, write_to_pack
+from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
+from lakeupsert.rows.floor import PARTITION, greatest_floor
+from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
@@ -63,7 +63,7 @@ class RowBuffer:
         counts = np.bincount(ranked.codes[losers.to_numpy()], minlength=len(ranked.partitions))
         for partition, count, total in zip(ranked.partitions, counts.tolist(), _sums(hashes, counts), strict=True):
             if count:
-                self.lost.append(Written(partition, count, count, as_text(total), as_text(total), ()))
+                self.lost.append(Written(partition, count, count, digest_text(total), digest_text(total), ()))
         self.tables = [rows.take(ranked.order.filter(ranked.wins))]
         self._bytes = self.tables[0].nbytes
 
@@ -98,12 +98,12 @@ def _hashes_with_partition(keys: Rows, spec: TableSpec) -> Hashes:
 
 
 class _Ranked:
-    """Rows of one batch in the order of `rank.latest`, partition by partition.
+    """Rows of one batch in the order of `rank.sort_by_rank`, partition by partition.
 
     Attributes:
         partitions: their names.
         codes: for each row the number of its partition in ``partitions``.
-        order, wins: as of `rank.latest`.
+        order, wins: as of `rank.sort_by_rank`.
     """
 
     def __init__(self, spec: TableSpec, rows: Rows) -> None:
@@ -112,7 +112,7 @@ class _Ranked:
         self.partitions: list[str] = encoded.dictionary.to_pylist()
         self.codes: NDArray[np.int32] = encoded.indices.to_numpy()
         numbered = rows.set_column(rows.schema.get_field_index(PARTITION), PARTITION, encoded.indices)
-        self.order, self.wins = latest(numbered, spec, (FILE, PLACE), by=[PARTITION])
+        self.order, self.wins = sort_by_rank(numbered, spec, (FILE, PLACE), by=[PARTITION])
 
 
 def _sums(hashes: Hashes, counts: Indices) -> list[int]:
@@ -190,7 +190,7 @@ def settle_and_write(job: AppendJob, tables: Sequence[Rows]) -> list[Written]:
     if rows.num_rows == 0:
         return []
     ranked = _Ranked(spec, rows)
-    places, wins = ranked.order.to_numpy(), true(ranked.wins)
+    places, wins = ranked.order.to_numpy(), as_mask(ranked.wins)
     stays = wins if spec.settles_early else np.ones(len(wins), bool)
     kept = rows.take(ranked.order.filter(pa.array(stays)))
     n = len(ranked.partitions)
@@ -201,8 +201,8 @@ def settle_and_write(job: AppendJob, tables: Sequence[Rows]) -> list[Written]:
     digests = _sums(hashes, count)
     hashes[stays] = 0
     lost_digests = _sums(hashes, count)
-    order = greatest((), kept, spec) if job.full else None
-    alive = ~true(kept[DELETE_FLAG]) if spec.has_deletes else np.ones(kept.num_rows, bool)
+    order = greatest_floor((), kept, spec) if job.full else None
+    alive = ~as_mask(kept[DELETE_FLAG]) if spec.has_deletes else np.ones(kept.num_rows, bool)
     live = np.bincount(codes[alive], minlength=n)
     keys = _compared_keys(job, kept.select(spec.stored_key).filter(pa.array(alive & wins[stays])))
     files = _write(job, kept)
@@ -211,8 +211,8 @@ def settle_and_write(job: AppendJob, tables: Sequence[Rows]) -> list[Written]:
             partition,
             int(count[i]),
             int(lost_count[i]),
-            as_text(digests[i]),
-            as_text(lost_digests[i]),
+            digest_text(digests[i]),
+            digest_text(lost_digests[i]),
             tuple(files[partition]),
             order,
             int(live[i]),
@@ -230,7 +230,7 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
         for number, of_range in _cut(rows, ranges.numbers):
             partition, bucket = ranges.partitions[number >> ranges.bits], number & ((1 << ranges.bits) - 1)
             footer = job.footer("appended", partition, bucket)
-            files[partition] += write_into(pack, of_range, job.spec.ranked_schema, footer, job.spec.stored_key)
+            files[partition] += write_to_pack(pack, of_range, job.spec.ranked_schema, footer, job.spec.stored_key)
     return files
 
 
@@ -241,7 +241,7 @@ def _compared_keys(job: AppendJob, rows: Rows) -> bytes:
     return bytes(hashes[hashes <= 2.0**64 * job.compared])
 
 
-def in_several_partitions(job: AppendJob, reports: Iterable[Report]) -> int:
+def count_keys_in_several_partitions(job: AppendJob, reports: Iterable[Report]) -> int:
     """How many keys the batch has in more than one partition, deletes not counted; in a large batch an estimate."""
     # Each partition writes a key once.
     keys = [np.frombuffer(report.keys, np.uint64) for report in reports if isinstance(report, Written)]

@@ -19,17 +19,17 @@ from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spar
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
 from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.adopted import adopted_rows
+from lakeupsert.landing.adopted import read_adopted
 from lakeupsert.rows.arrays import Column as ArrowColumn
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.buckets import in_bucket
-from lakeupsert.rows.changes import Tally, of_keys
-from lakeupsert.rows.columns import combined
-from lakeupsert.rows.convert import true
+from lakeupsert.rows.changes import Tally, any_per_key
+from lakeupsert.rows.columns import combine_columns
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import POSITION, stream_file
-from lakeupsert.rows.digest import as_text, hashed_columns, row_hashes
-from lakeupsert.rows.floor import DELETED_AT, forgotten, lacking, since, up_to
-from lakeupsert.rows.rank import latest
+from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
+from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_forgotten, find_missing_keys, find_up_to
+from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
@@ -237,19 +237,19 @@ def _lacking_ages(rows: Rows, age: int, spec: TableSpec, task: MergeTask) -> pa.
     """For each row, the ages of the full extracts that delete it if they lack its key."""
     later = [(extract, order) for extract, order in task.full if age < extract]
     return _age_lists(
-        [extract for extract, _ in later], [up_to(rows, order, spec) for _, order in later], rows.num_rows
+        [extract for extract, _ in later], [find_up_to(rows, order, spec) for _, order in later], rows.num_rows
     )
 
 
 def _void_ages(rows: Rows, deleted: ArrowColumn | Mask, age: int, task: MergeTask) -> pa.ListArray:
-    """For each row, the ages of the full extracts that void it if they have its key (see `floor.lacking`)."""
+    """For each row, the ages of the full extracts that void it if they have its key (see `floor.find_missing_keys`)."""
     forgets = task.forgets
     if forgets is None:
         return _age_lists([], [], rows.num_rows)
     deletes = pa.table({DELETE_FLAG: deleted, DELETED_AT.name: rows[DELETED_AT.name]})
-    deletes = since(deletes, np.full(rows.num_rows, age), forgets)
+    deletes = add_deletion_times(deletes, np.full(rows.num_rows, age), forgets)
     later = [extract for extract, _ in task.full if age < extract]
-    return _age_lists(later, [forgotten(deletes, forgets, extract) for extract in later], rows.num_rows)
+    return _age_lists(later, [find_forgotten(deletes, forgets, extract) for extract in later], rows.num_rows)
 
 
 def _age_lists(ages: Sequence[int], masks: Sequence[Mask], rows: int) -> pa.ListArray:
@@ -328,7 +328,7 @@ class _Gatherer:
         self._cursors: list[_Cursor | Rows] = [
             _Cursor(stream_file(store, msgspec.structs.replace(s.file, deleted=None), self._schema, spec=spec))
             if s.age or task.settled
-            else adopted_rows(store, s.file, spec, task.partition)
+            else read_adopted(store, s.file, spec, task.partition)
             for s in sources
         ]
 
@@ -359,7 +359,7 @@ class _Gatherer:
             if counted:
                 _count(spec, tally, pa.concat_tables(counted), np.concatenate(used) if used else None)
         positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
-        return out.output(lost, as_text(lost_sum), None if task.settled else as_text(adopted_sum), positions)
+        return out.output(lost, digest_text(lost_sum), None if task.settled else digest_text(adopted_sum), positions)
 
     def _write_winners(self, out: MergeWriter, batch: pa.RecordBatch, wins: Mask) -> None:
         won = pa.array(wins & (batch["source"].to_numpy() >= len(self._task.kept)))
@@ -369,14 +369,14 @@ class _Gatherer:
             if self._spec.history:
                 self._write_history(out, batch, rows, order)
                 order = order.filter(won)
-            out.write(rows, order, true(batch["known"].filter(won)) if self._task.refuses else None)
+            out.write(rows, order, as_mask(batch["known"].filter(won)) if self._task.refuses else None)
 
     def _write_combined(self, out: MergeWriter, batch: pa.RecordBatch, wins: Mask) -> tuple[Mask, Mask]:
         """Returns which rows are part of what their key comes to, and which keys have such a row that is new."""
         rows, order = self._read(batch)
-        rows, chosen, uses = combined(rows, self._spec, order, pa.array(wins), _TIES)
+        rows, chosen, uses = combine_columns(rows, self._spec, order, pa.array(wins), _TIES)
         uses = uses[order]
-        changed = of_keys(wins, uses & (batch["source"].to_numpy() >= len(self._task.kept)))
+        changed = any_per_key(wins, uses & (batch["source"].to_numpy() >= len(self._task.kept)))
         out.write(rows, chosen.filter(pa.array(changed)))
         return uses, changed
 
@@ -386,8 +386,10 @@ class _Gatherer:
         nth = batch["nth"].to_numpy()
         if not nth.all():
             ages = rows[AGE].to_numpy()
-            out.keep_lacking(rows, lacking(rows, *latest(rows, spec, _TIES), ages, task.full, spec, task.forgets))
-        known = true(batch["known"])[nth == 1] if task.refuses else None
+            out.keep_lacking(
+                rows, find_missing_keys(rows, *sort_by_rank(rows, spec, _TIES), ages, task.full, spec, task.forgets)
+            )
+        known = as_mask(batch["known"])[nth == 1] if task.refuses else None
         out.keep_past(rows, order.filter(pa.array(nth > 0)), pa.array(nth[nth > 0] == 1), known)
 
     def _read(self, batch: pa.RecordBatch) -> tuple[Rows, ArrowColumn]:
@@ -402,7 +404,7 @@ class _Gatherer:
         for name, column in ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place")):
             rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
         if task.forgets:
-            rows = since(rows, rows[AGE], task.forgets)
+            rows = add_deletion_times(rows, rows[AGE], task.forgets)
         return rows, pa.array(np.argsort(by_source, kind="stable"))
 
 
@@ -410,7 +412,7 @@ def _whole_keys(ranked: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | R
     """The same rows, in batches that do not cut the rows of a key."""
     held: list[pa.RecordBatch] = []
     for batch in ranked:
-        begins = np.flatnonzero(true(batch["begins"]))
+        begins = np.flatnonzero(as_mask(batch["begins"]))
         if len(begins) and (held or begins[-1]):
             yield pa.Table.from_batches([*held, batch.slice(0, begins[-1])]).combine_chunks()
             held = []

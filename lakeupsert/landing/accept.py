@@ -42,8 +42,8 @@ from lakeupsert.landing.formats.blocks import (
 )
 from lakeupsert.landing.partitions import derived_columns, folder_names, joined_names
 from lakeupsert.rows.arrays import Mask, Rows
-from lakeupsert.rows.columns import brought
-from lakeupsert.rows.convert import convert, true
+from lakeupsert.rows.columns import find_brought_columns
+from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
@@ -226,7 +226,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
         raise UnplannedColumnError(path, f"Column {name!r} has values that do not fit {spec.schema.field(name).type}.")
     is_delete = _deletes(block, refusals, spec, path)
     for name in spec.key:
-        absent = true(columns[name].is_null())
+        absent = as_mask(columns[name].is_null())
         if name in spec.partition_by:
             absent &= ~converted.partition_unfit[name]
         refusals.add("null_key", absent, f"Key column {name!r} is null.")
@@ -234,10 +234,10 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     folders = [folder_names(name, columns[name]) for name in spec.partition_by]
     for name, folder in zip(spec.partition_by, folders, strict=True):
         what = f"does not name a partition of {spec.schema.field(name).type}"
-        refusals.add_values("bad_partition", true(folder.is_null()), sources.get(name) or name, what)
+        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name) or name, what)
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
-        columns[HAS], unordered = brought(columns, block.has, spec)
+        columns[HAS], unordered = find_brought_columns(columns, block.has, spec)
         for reason, rows in unordered.items():
             refusals.add("order_missing", rows, reason)
 
@@ -317,9 +317,9 @@ def _deletes(block: Block, refusals: _Refusals, spec: TableSpec, path: str) -> M
         return np.zeros(count, bool)
     text, unfit = block.convert(rule.column, pa.string())
     refusals.add_values("bad_type", unfit, rule.column, "can't be compared with `delete.values` as text")
-    is_delete: Mask = true(pc.is_in(text, pa.array(rule.values, pa.string())))
+    is_delete: Mask = as_mask(pc.is_in(text, pa.array(rule.values, pa.string())))
     if rule.upserts is not None:
-        declared = is_delete | true(pc.is_in(text, pa.array(rule.upserts, pa.string())))
+        declared = is_delete | as_mask(pc.is_in(text, pa.array(rule.upserts, pa.string())))
         what = "is neither in `delete.values` nor in `delete.upserts`"
         refusals.add_values("bad_operation", ~declared, rule.column, what)
     return is_delete
@@ -331,7 +331,7 @@ def _check_order(columns: Mapping[str, pa.Array], is_delete: Mask, refusals: _Re
     if spec.stamped:
         return
     if not spec.nulls_first:
-        absent = np.logical_and.reduce([true(columns[name].is_null()) for name in spec.order_by])
+        absent = np.logical_and.reduce([as_mask(columns[name].is_null()) for name in spec.order_by])
         reason = f"A delete without a value in {', '.join(spec.order_by)} loses to every row that has one."
         refusals.add("order_missing", is_delete & absent, reason)
     received = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=rules.received_at)
@@ -348,7 +348,7 @@ def _is_after(column: pa.Array, limit: int) -> Mask:
     per_unit = {"s": limit // 10**6, "ms": limit // 1000, "us": limit, "ns": min(limit * 1000, 2**63 - 1)}
     in_unit = limit // _DAY if t.is_date32(type_) else per_unit[type_.unit if t.is_timestamp(type_) else "ms"]
     stored = column.view(pa.int32() if t.is_date32(type_) else pa.int64())
-    after: Mask = true(pc.greater(stored, in_unit))
+    after: Mask = as_mask(pc.greater(stored, in_unit))
     return after
 
 

@@ -10,15 +10,15 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.parquetfile import schema_of
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.columns import with_brought
-from lakeupsert.rows.datafiles import opened, read_file
+from lakeupsert.rows.columns import fill_in_brought_columns
+from lakeupsert.rows.datafiles import open_object, read_file
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import TableSpec
 
 
 @dataclass(frozen=True)
-class Footing:
+class FileFooter:
     """The footer of a file.
 
     Attributes:
@@ -31,7 +31,7 @@ class Footing:
     nulls: dict[str, int]
 
 
-def footing(store: ObjectStore, info: ObjectInfo, columns: Sequence[str]) -> Footing:
+def read_footer(store: ObjectStore, info: ObjectInfo, columns: Sequence[str]) -> FileFooter:
     """Read one footer. Raises UnreadableFileError, and NotFoundError if the file was deleted."""
     with store.open(info.name) as source:
         schema, footer = schema_of(source, LandingInput(info.name, info.size, info.etag, place=0))
@@ -41,17 +41,17 @@ def footing(store: ObjectStore, info: ObjectInfo, columns: Sequence[str]) -> Foo
             statistics = column.statistics
             if column.path_in_schema in nulls and statistics is not None and statistics.has_null_count:
                 nulls[column.path_in_schema] += statistics.null_count
-    return Footing(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls)
+    return FileFooter(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls)
 
 
-def adopted_rows(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Rows:
+def read_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Rows:
     """All rows of an adopted file in the spec's `base_schema`. Raises RefusedError if a row has no key."""
     rows = read_file(store, file, spec.base_schema, spec)
     if spec.mode == "columns":
-        with opened(store, file.name) as source:
+        with open_object(store, file.name) as source:
             own_names = pq.read_schema(source).names
         then = spec.names_in(file.renames)
-        rows = with_brought(
+        rows = fill_in_brought_columns(
             rows, spec, [name for name in spec.stored_schema.names if then.get(name, name) in own_names]
         )
     refuse_null_keys(store, file, spec, rows, partition)
@@ -63,10 +63,10 @@ def refuse_null_keys(store: ObjectStore, file: DataFile, spec: TableSpec, rows: 
     for name in spec.stored_key:
         nulls = rows[name].null_count
         if nulls:
-            raise null_keys(store, file, name, nulls, partition)
+            raise null_key_error(store, file, name, nulls, partition)
 
 
-def null_keys(store: ObjectStore, file: DataFile, column: str, nulls: int, partition: str) -> RefusedError:
+def null_key_error(store: ObjectStore, file: DataFile, column: str, nulls: int, partition: str) -> RefusedError:
     return RefusedError(
         "null-keys",
         f"{store.uri(file.name)}: {nulls} of {file.rows} rows have no value in the key column {column!r}. Rows without a key "

@@ -27,13 +27,13 @@ from lakeupsert.landing.formats.blocks import (
     Columns,
     Contents,
     LandingInput,
-    Renamed,
+    RenamedBlock,
     Source,
     UnreadableFileError,
 )
 from lakeupsert.landing.formats.csvfile import Csv
 from lakeupsert.landing.formats.delimited import dialect_of
-from lakeupsert.landing.formats.dominant import Example, Leaning
+from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.records import Dialect
 from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
@@ -88,7 +88,7 @@ class Survey:
     changed: bool = False
     row_groups: int = 0
     rows: int | None = None
-    leanings: dict[str, Leaning] = dataclasses.field(default_factory=dict)
+    leanings: dict[str, DominantType] = dataclasses.field(default_factory=dict)
     own: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -254,20 +254,20 @@ def _aliased_blocks(own_blocks: Iterator[Block], path: str, reading: Reading) ->
         if not seen.keys() >= set(block.names):
             seen |= dict.fromkeys(block.names)
             _own_names(path, seen, reading)
-        yield aliased(block, path, reading)
+        yield apply_aliases(block, path, reading)
 
 
-def aliased(block: Block, path: str, reading: Reading) -> Block:
+def apply_aliases(block: Block, path: str, reading: Reading) -> Block:
     """The block with its columns renamed by `aliases`. Raises UnreadableFileError if two become the same."""
     own = _own_names(path, block.names, reading) if reading.aliases else {}
-    return Renamed(block, own) if any(map(operator.ne, own.keys(), own.values())) else block
+    return RenamedBlock(block, own) if any(map(operator.ne, own.keys(), own.values())) else block
 
 
 def first_rows(
     store: ObjectStore, file: LandingInput, rows: int, size: int, reading: Reading = _DEFAULT_READING
 ) -> Rows:
-    """The rows of `beginning`."""
-    return beginning(store, file, rows, size, reading).rows
+    """The rows of `read_beginning`."""
+    return read_beginning(store, file, rows, size, reading).rows
 
 
 @dataclass(frozen=True)
@@ -278,7 +278,7 @@ class Beginning:
     survey: Survey
 
 
-def beginning(
+def read_beginning(
     store: ObjectStore,
     file: LandingInput,
     rows: int,
@@ -464,4 +464,4 @@ def required_columns(spec: TableSpec) -> frozenset[str]:
 def under_table_names(block: Block, spec: TableSpec) -> Block:
     """The block with the table's names, which may differ from the file's by case."""
     own = {spec.called(name): name for name in block.names}
-    return block if all(map(operator.eq, own.keys(), own.values())) else Renamed(block, own)
+    return block if all(map(operator.eq, own.keys(), own.values())) else RenamedBlock(block, own)

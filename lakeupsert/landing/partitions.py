@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.rows.convert import convert, true
+from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import folder_name
 from lakeupsert.table.spec import TableSpec
 
@@ -32,7 +32,7 @@ def _as_moment(values: pa.Array) -> pa.Array:
     else:
         per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[type_.unit if t.is_timestamp(type_) else "ms"]
         seconds = values.view(pa.int64()).fill_null(0).to_numpy() // per_second
-    unfit = true(values.is_null()) | (seconds < _FIRST_SECOND) | (seconds > _LAST_SECOND)
+    unfit = as_mask(values.is_null()) | (seconds < _FIRST_SECOND) | (seconds > _LAST_SECOND)
     return pa.array(np.where(unfit, 0, seconds).astype(np.int64), pa.int64(), mask=unfit).view(pa.timestamp("s"))
 
 

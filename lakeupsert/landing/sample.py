@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from lakeupsert.landing.files import TYPED, Beginning, beginning, format_of
+from lakeupsert.landing.files import TYPED, Beginning, format_of, read_beginning
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
-from lakeupsert.landing.formats.dominant import Leaning, together
+from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.rows.arrays import Mask
-from lakeupsert.rows.convert import convert, plain, true
+from lakeupsert.rows.convert import as_mask, convert, to_json_values
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 
 Item = TypeVar("Item")
@@ -56,10 +56,10 @@ class Sample:
     """
 
     def __init__(self, beginnings: Sequence[tuple[str, Beginning]]) -> None:
-        self.leanings: dict[str, Leaning | None] = {}
+        self.leanings: dict[str, DominantType | None] = {}
         for _, first in beginnings:
             for column, more in first.survey.leanings.items():
-                self.leanings[column] = together(self.leanings.get(column), more)
+                self.leanings[column] = combine(self.leanings.get(column), more)
         tables = [(name, first.rows) for name, first in beginnings]
         types: dict[str, pa.DataType] = {}
         for name, table in tables:
@@ -85,7 +85,7 @@ class Sample:
         if name not in self._codes:
             values = self.values[name]
             if pa.types.is_nested(values.type):
-                values = pa.array([repr(v) for v in plain(values)], pa.string())
+                values = pa.array([repr(v) for v in to_json_values(values)], pa.string())
             indices = values.dictionary_encode("encode").indices
             self._codes[name] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
         return self._codes[name]
@@ -108,7 +108,7 @@ class Sample:
     def present(self, names: Iterable[str]) -> Mask:
         """Which rows have a value in each of these columns."""
         valid: Mask = np.logical_and.reduce(
-            [np.full(self.count, True), *(true(self.values[n].is_valid()) for n in names)]
+            [np.full(self.count, True), *(as_mask(self.values[n].is_valid()) for n in names)]
         )
         return valid
 
@@ -123,7 +123,7 @@ class Sample:
             ends = pc.min_max(self.values[name])
         except pa.ArrowNotImplementedError:
             return None, None
-        low, high = plain(pa.array([ends["min"].as_py(), ends["max"].as_py()], self.values[name].type))
+        low, high = to_json_values(pa.array([ends["min"].as_py(), ends["max"].as_py()], self.values[name].type))
         return low, high
 
     def columns(self) -> Iterator[Column]:
@@ -144,7 +144,7 @@ def read_sample(store: ObjectStore, files: Sequence[ObjectInfo]) -> tuple[Sample
     for file in chosen:
         given = LandingInput(file.name, file.size, file.etag, place=0)
         try:
-            beginnings.append((file.name, beginning(store, given, ROWS // len(chosen), BYTES // len(chosen))))
+            beginnings.append((file.name, read_beginning(store, given, ROWS // len(chosen), BYTES // len(chosen))))
         except UnreadableFileError as e:
             failures.append(f"{file.name!r} can't be read: {e.reason.rstrip('.')}")
         except NotFoundError:

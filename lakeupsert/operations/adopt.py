@@ -17,9 +17,9 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
-from lakeupsert.landing.adopted import Footing, footing, null_keys
+from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
 from lakeupsert.landing.formats.blocks import UnreadableFileError
-from lakeupsert.landing.formats.inference import inferred, unify, without_nulls
+from lakeupsert.landing.formats.inference import infer_type, unify, without_nulls
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
 from lakeupsert.pipeline.opened import OpenTable
@@ -30,7 +30,7 @@ from lakeupsert.table.layout import HOME, parse_partition, partition_name, parti
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.spec import PartitionColumn, TableSpec
-from lakeupsert.table.types import same_values, widened
+from lakeupsert.table.types import same_values, widen
 
 AT_ONCE = 16
 """Concurrent requests."""
@@ -119,7 +119,7 @@ def _refuse_other_folders(table: OpenTable, spec: TableSpec, folders: Iterable[s
             )
 
 
-def _touched(folders: Mapping[str, Sequence[ObjectInfo]], footings: Sequence[Footing]) -> dict[str, Touched]:
+def _touched(folders: Mapping[str, Sequence[ObjectInfo]], footings: Sequence[FileFooter]) -> dict[str, Touched]:
     """The files of each partition, as a ledger entry names them. Their digest is not known."""
     by_name = {f.file.name: f.file for f in footings}
     touched: dict[str, Touched] = {}
@@ -219,10 +219,10 @@ def _is_partition(folder: str, columns: Sequence[str]) -> bool:
     return list(texts) == [*columns] and folder.count("/") == len(columns) - 1 and partition_name(texts) is not None
 
 
-def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[Footing]:
-    def read(info: ObjectInfo) -> Footing | str:
+def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[FileFooter]:
+    def read(info: ObjectInfo) -> FileFooter | str:
         try:
-            return footing(table.store, info, table.settings.key)
+            return read_footer(table.store, info, table.settings.key)
         except UnreadableFileError as e:
             return f"{table.store.uri(info.name)}: {e.reason}"
         except NotFoundError:
@@ -237,10 +237,10 @@ def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[Footing]:
             f"{len(bad)} of {len(files)} files can't be read as Parquet. The first is {bad[0]} Nothing was changed.",
             next="repair these files or move them out of the folder, then run `lakeupsert adopt` again",
         )
-    return [r for r in results if isinstance(r, Footing)]
+    return [r for r in results if isinstance(r, FileFooter)]
 
 
-def _plan_spec(table: OpenTable, footings: Sequence[Footing], folders: Sequence[str]) -> tuple[TableSpec, list[str]]:
+def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequence[str]) -> tuple[TableSpec, list[str]]:
     """The spec of all files, in which each column has a type that holds the values of every file; and warnings."""
     settings = table.settings
     partitions = {p.column for p in map(PartitionColumn.parse, settings.partition_by)}
@@ -263,7 +263,7 @@ def _plan_spec(table: OpenTable, footings: Sequence[Footing], folders: Sequence[
         )
     for column in (p.column for p in map(PartitionColumn.parse, settings.partition_by) if not p.function):
         values = pa.array([partition_texts(folder)[column] for folder in folders])
-        types[column] = given.get(column, inferred(values, _FOLDER_TYPES))
+        types[column] = given.get(column, infer_type(values, _FOLDER_TYPES))
     later = [pa.field(name, type_) for name, type_ in given.items() if name not in types]
     spec = table.declaration.new_spec(pa.schema(list(types.items())), later)
     return spec, [
@@ -273,13 +273,13 @@ def _plan_spec(table: OpenTable, footings: Sequence[Footing], folders: Sequence[
 
 
 def _refuse_mixed_types(
-    table: OpenTable, footings: Sequence[Footing], types: Mapping[str, pa.DataType], given: Container[str]
+    table: OpenTable, footings: Sequence[FileFooter], types: Mapping[str, pa.DataType], given: Container[str]
 ) -> None:
     where = f"[tables.{table.name}.schema]"
     for file in footings:
         for field in file.schema:
             wide = types.get(field.name, field.type)
-            if not pa.types.is_null(field.type) and not same_values(widened(field.type, wide), wide):
+            if not pa.types.is_null(field.type) and not same_values(widen(field.type, wide), wide):
                 raise RefusedError(
                     "mixed-types",
                     f"Column {field.name!r} is {field.type} in {table.store.uri(file.file.name)} and {wide} "
@@ -291,11 +291,11 @@ def _refuse_mixed_types(
                 )
 
 
-def _refuse_null_keys(table: OpenTable, footings: Sequence[Footing]) -> None:
+def _refuse_null_keys(table: OpenTable, footings: Sequence[FileFooter]) -> None:
     for file in footings:
         for name, nulls in file.nulls.items():
             if nulls:
-                raise null_keys(table.store, file.file, name, nulls, file.file.name.rpartition("/")[0])
+                raise null_key_error(table.store, file.file, name, nulls, file.file.name.rpartition("/")[0])
 
 
 def _first_manifest(partition: str, touched: Touched | None, head: Link[Manifest] | None) -> Manifest | None:

@@ -30,7 +30,7 @@ def compact(
 
     def is_costly(buckets: Sequence[BucketEntry]) -> bool:
         rule = SplitRule.of(table.settings.bucket_bytes, types, buckets)
-        return len(rule.joined(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
+        return len(rule.join(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
 
     costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
     return reprocess_and_publish(

@@ -31,10 +31,10 @@ from lakeupsert.operations.explain_why import Outcome, describe_unseen, why
 from lakeupsert.operations.matches import Match, MatchSearch
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Column
-from lakeupsert.rows.columns import given
-from lakeupsert.rows.convert import convert, plain
+from lakeupsert.rows.columns import columns_by_record
+from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.table.chain import Link
-from lakeupsert.table.evolution import nearest
+from lakeupsert.table.evolution import nearest_name
 from lakeupsert.table.layout import parse_partition, partition_scalars
 from lakeupsert.table.ledger import NOTHING, LedgerEntry, counting
 from lakeupsert.table.manifest import Manifest
@@ -141,7 +141,7 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     partitions |= set(snapshot.body.partitions if snapshot else ())
     wanted = sorted(p for p in partitions if wanted_values.items() <= partition_scalars(spec, p).items())
     is_whole = set(spec.key) <= values.keys()
-    named_key = {name: plain(values[name])[0] for name in (spec.key if is_whole else values)}
+    named_key = {name: to_json_values(values[name])[0] for name in (spec.key if is_whole else values)}
     if is_whole:
         found = Explanation(named_key, tuple(found for p in wanted if (found := search.explain(p))))
     else:
@@ -192,7 +192,7 @@ def _values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict[st
 
 
 def _did_you_mean(column: str, known: Sequence[str]) -> str:
-    near = nearest(column, known, cutoff=0.6)
+    near = nearest_name(column, known, cutoff=0.6)
     return f" Did you mean {near!r}?" if near else ""
 
 
@@ -409,7 +409,7 @@ class _Search:
         merged = shown[seen].age
         counts = {0, *counting((link.number, link.body) for link in self.table.entries(-1, merged))}
         rows = [row for row in rows if row.age <= merged and (row.link is None or row.link.number in counts)]
-        names = given(pa.concat_tables([row.values for row in rows]), self.spec, (AGE.name, FILE, PLACE))
+        names = columns_by_record(pa.concat_tables([row.values for row in rows]), self.spec, (AGE.name, FILE, PLACE))
         return {row: tuple(columns) for row, columns in zip(rows, names, strict=True) if columns}
 
     def _version(
@@ -454,7 +454,7 @@ class _Search:
 
 def _row_of(spec: TableSpec, partition: str, row: KeyRow) -> dict[str, JsonValue]:
     folders = partition_scalars(spec, partition)
-    values: dict[str, JsonValue] = {column: plain(pa.repeat(value, 1))[0] for column, value in folders.items()}
+    values: dict[str, JsonValue] = {column: to_json_values(pa.repeat(value, 1))[0] for column, value in folders.items()}
     values |= row.texts(spec.stored_schema.names)
     return {name: values[name] for name in spec.schema.names}
 

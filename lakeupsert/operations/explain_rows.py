@@ -18,11 +18,11 @@ import pyarrow.dataset as ds
 
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Column, Rows
-from lakeupsert.rows.columns import with_brought
-from lakeupsert.rows.convert import plain
-from lakeupsert.rows.datafiles import POSITION, aligned, opened, renamed, stream_file
-from lakeupsert.rows.floor import PARTITION, Forgetting, is_among, refused_by_merges, up_to
-from lakeupsert.rows.rank import latest
+from lakeupsert.rows.columns import fill_in_brought_columns
+from lakeupsert.rows.convert import to_json_values
+from lakeupsert.rows.datafiles import POSITION, align, open_object, rename_columns, stream_file
+from lakeupsert.rows.floor import PARTITION, Forgetting, find_up_to, is_among, read_refused_keys
+from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
@@ -63,7 +63,7 @@ class KeyRow:
         return bool(self.value(DELETE_FLAG))
 
     def texts(self, columns: Sequence[str]) -> dict[str, JsonValue]:
-        return {column: plain(self.values[column].combine_chunks())[0] for column in columns}
+        return {column: to_json_values(self.values[column].combine_chunks())[0] for column in columns}
 
     @property
     def file(self) -> str | None:
@@ -122,9 +122,9 @@ class RowSearch:
         is_lost = np.zeros(n, bool)
         if POSITION in names:
             is_lost = np.isin(rows[POSITION].to_numpy(), deleted_positions(self.table.store, file))
-        rows = aligned(rows, pa.schema([*self.spec.base_schema, *RANK]))
+        rows = align(rows, pa.schema([*self.spec.base_schema, *RANK]))
         if self.spec.mode == "columns" and place.source == "adopted":
-            rows = with_brought(rows, self.spec, names)
+            rows = fill_in_brought_columns(rows, self.spec, names)
         return [
             KeyRow(
                 rows.slice(i, 1), place.source, file.name or place.manifest, place.link, moved_to[i], bool(is_lost[i])
@@ -145,13 +145,13 @@ class RowSearch:
             found = [r.filter(condition) for r in stream_file(self.table.store, file, schema, spec=self.spec)]
             return pa.concat_tables([schema.empty_table(), *found])
         part = None if file.at is None else (file.at, file.bytes)
-        with opened(self.table.store, file.name, part, place.partition) as source:
+        with open_object(self.table.store, file.name, part, place.partition) as source:
             parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files
             fragment, names = parquet.make_fragment(source), self.spec.names_in(file.renames)
             ours = (*(field.name for field in RANK), MOVED_TO)
             wanted = [names.get(n, n) for n in (*self.spec.base_schema.names, *ours)]
             there = set(fragment.physical_schema.names)
-            return renamed(fragment.to_table(columns=[n for n in wanted if n in there], filter=condition), names)
+            return rename_columns(fragment.to_table(columns=[n for n in wanted if n in there], filter=condition), names)
 
     def with_stored(
         self, rows: list[KeyRow], partition: str, version: Link[Manifest] | None, uncounted: set[KeyRow]
@@ -188,12 +188,12 @@ class RowSearch:
         return {
             row
             for row in rows
-            if any(row.age < number and up_to(row.values, order, self.spec).all() for number, order in full)
+            if any(row.age < number and find_up_to(row.values, order, self.spec).all() for number, order in full)
         }
 
     def refused(self, rows: Sequence[KeyRow], manifests: Sequence[Manifest]) -> set[KeyRow]:
         """The rows that merges put into quarantine."""
-        keys = refused_by_merges(self.table.store, manifests, self.spec)
+        keys = read_refused_keys(self.table.store, manifests, self.spec)
         refused = set()
         for row in rows:
             if row.link is not None and row.source == "appended" and row.link.body.batch_id in keys:
@@ -207,7 +207,7 @@ class RowSearch:
         if not rows:
             return []
         table = pa.concat_tables([row.values for row in rows])
-        order, _ = latest(table, self.spec, (AGE.name, FILE, PLACE))
+        order, _ = sort_by_rank(table, self.spec, (AGE.name, FILE, PLACE))
         return [rows[i] for i in order.to_pylist()]
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Column, Rows
-from lakeupsert.rows.convert import plain
+from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
@@ -72,8 +72,8 @@ class MatchSearch:
         names = list(self.spec.stored_key)
         keys = pa.concat_tables(tables).group_by(names).aggregate([(_STATE, "min")])
         first = keys.sort_by([(name, "ascending") for name in names]).slice(0, most)
-        columns = {name: plain(first[name].combine_chunks()) for name in names}
-        columns |= {name: plain(pa.repeat(value, first.num_rows)) for name, value in folders.items()}
+        columns = {name: to_json_values(first[name].combine_chunks()) for name in names}
+        columns |= {name: to_json_values(pa.repeat(value, first.num_rows)) for name, value in folders.items()}
         ordered = [*self.spec.key, *(name for name in self.spec.partition_by if name not in self.spec.key)]
         found = [
             Match({name: columns[name][i] for name in ordered}, partition, STATES[state])

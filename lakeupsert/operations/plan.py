@@ -22,10 +22,10 @@ from lakeupsert.landing.files import (
     WHOLE_BYTES,
     Preview,
     Survey,
-    beginning,
     first_rows,
     format_of,
     preview,
+    read_beginning,
     survey,
 )
 from lakeupsert.landing.formats.blocks import LandingInput
@@ -243,7 +243,7 @@ def _survey(table: OpenTable, file: LandingInput, size: int, known: TableSpec | 
         found = survey(table.landing, file, reading, schema, text)
         return found if found.schema is not None else None
     with suppress(Unreadable, NotFoundError):
-        return beginning(table.landing, file, 0, size, reading, schema, text).survey
+        return read_beginning(table.landing, file, 0, size, reading, schema, text).survey
     return None
 
 

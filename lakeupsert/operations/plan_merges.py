@@ -19,7 +19,7 @@ from lakeupsert.pipeline.steps import next_step
 from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
-from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 
 _NOTHING_STORED = (BucketEntry(id=""),)
 
@@ -184,7 +184,7 @@ def _merge_arrival(table: OpenTable, sizes: Sizes, merges: _Merges, arrival: Arr
     )
 
 
-def _stored_buckets(table: OpenTable, partition: str, shown: Shown) -> tuple[BucketEntry, ...]:
+def _stored_buckets(table: OpenTable, partition: str, shown: PartitionVersion) -> tuple[BucketEntry, ...]:
     """What a clean partition has stored: as one base file, if that is enough to know how it will be merged."""
     if table.strategy == "rewrite" or (table.strategy == "auto" and shown.bytes < SMALL_BYTES):
         file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string, is_temporal, is_timestamp
 
 from lakeupsert.landing.files import format_of
-from lakeupsert.landing.formats.inference import inferred, without_nulls
+from lakeupsert.landing.formats.inference import infer_type, without_nulls
 from lakeupsert.landing.sample import Sample
 from lakeupsert.pipeline.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
-from lakeupsert.rows.convert import convert, true
+from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import HIVE_NULL
 from lakeupsert.table.types import is_key_type, named_type
 
@@ -75,7 +75,7 @@ def folder_values(paths: Sequence[str]) -> Column:
     """The partition values in the folders' names of these files, as dates, integers or text."""
     texts = [unquote(folder_of(path).partition("=")[2]) for path in paths]
     array = pa.array([None if text == HIVE_NULL else text for text in texts], pa.string())
-    return convert(array, without_nulls(inferred(array, [pa.int64(), pa.date32()])))[0]
+    return convert(array, without_nulls(infer_type(array, [pa.int64(), pa.date32()])))[0]
 
 
 def folder_of(path: str) -> str:
@@ -135,7 +135,7 @@ class SettingChoices:
             if deletes and (is_sure or min(map(len, seen)) > 2 or seen >= {"i", "u", "d"}):
                 if is_boolean(values.type) and any(format_of(n, "auto") == "csv" for n in self.names):
                     deletes = ["true", "True", "TRUE"]  # in text files, the text as written is compared
-                is_insert = true(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(_WORDS["insert"]))))
+                is_insert = as_mask(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(_WORDS["insert"]))))
                 self.inserts = is_insert if is_insert.any() else self.inserts
                 return Choice({"column": name, "values": deletes}, (f"{name} says what a row does: {shares}",))
             if deletes or is_sure:

@@ -27,7 +27,7 @@ from lakeupsert.operations.recompute_sql import (
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
-from lakeupsert.rows.floor import refused_by_merges
+from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import LedgerEntry, counting
@@ -90,7 +90,7 @@ def recompute(
     settled = {p: m for p, m in shown.items() if all(b.settled for b in m.buckets)}
     batches = _counted(entries, shown if view.spec.key_scope == "table" else settled)
     with connect() as db:
-        landed = LandedRows(table, view.spec, db, refused_by_merges(table.store, shown.values(), view.spec))
+        landed = LandedRows(table, view.spec, db, read_refused_keys(table.store, shown.values(), view.spec))
         gone: dict[int, str] = {}
         unknown: set[str] = set()
         for number, touched in batches.items():

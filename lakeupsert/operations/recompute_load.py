@@ -47,7 +47,7 @@ from lakeupsert.operations.recompute_text import read_text
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.read.view import plain_path
 from lakeupsert.rows.arrays import Column, Indices, Rows
-from lakeupsert.rows.convert import decoded
+from lakeupsert.rows.convert import decode
 from lakeupsert.rows.datafiles import from_bytes, read_file
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.storage import NotFoundError, ObjectStore
@@ -362,7 +362,7 @@ class LandedRows:
         rule = self._spec.delete
         if rule is None or pa.types.is_nested(column.type):  # nested values have no text, so `append` refused them
             return "false"
-        texts = pc.cast(decoded(column), options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
+        texts = pc.cast(decode(column), options=pc.CastOptions(pa.string(), allow_invalid_utf8=True))
         found = pc.indices_nonzero(pc.is_in(texts, pa.array(rule.values, pa.string()))).to_numpy()
         self._db.register(
             "deletes", pa.table({"place": pa.array(found if places is None else places[found], pa.int64())})
@@ -371,7 +371,7 @@ class LandedRows:
 
     def _new_names(self, entry: LedgerEntry) -> dict[str, str]:
         """The lower-case names of columns that were renamed since a batch, by those in the batch; empty for dropped columns."""
-        renamed = self._spec.renamed_since(len(self._table.spec(entry.spec_version).renames))
+        renamed = self._spec.changed_names(len(self._table.spec(entry.spec_version).renames))
         return {old.lower(): (new or "").lower() for old, new in renamed.items()}
 
     def _derived(self, source: _Source, name: str, types: dict[str, str]) -> str | None:

@@ -32,7 +32,7 @@ from lakeupsert.rows.digest import Digest, row_hashes
 from lakeupsert.rows.rank import sortable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
-from lakeupsert.table.manifest import GONE, BucketEntry, Counters, Manifest, added
+from lakeupsert.table.manifest import GONE, BucketEntry, Counters, Manifest, add_digests
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -251,9 +251,9 @@ def _prove_partition(
         if expected != actual:
             wrong.append(f"{what}: {expected:,} {one}, {actual:,} {other}")
     digests = [bucket.digests for bucket in manifest.buckets]
-    arrived = added([d.adopted for d in digests if 0 in touched] + [t.digest for n, t in touched.items() if n])
+    arrived = add_digests([d.adopted for d in digests if 0 in touched] + [t.digest for n, t in touched.items() if n])
     gone_digests = [getattr(d, name) for d in digests for name in GONE]
-    stored = added([str(live), str(tombstones), *gone_digests])
+    stored = add_digests([str(live), str(tombstones), *gone_digests])
     if None not in (arrived, stored) and arrived != stored and not wrong:
         wrong.append(
             f"the number of rows is right, but they are not the rows that were appended: their digest is {stored}, that of "

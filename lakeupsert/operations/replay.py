@@ -27,7 +27,7 @@ from lakeupsert.pipeline.discover import Ground, read_heads
 from lakeupsert.pipeline.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Lost, until_won
-from lakeupsert.table.ledger import LedgerEntry, Replayed, still_quarantined
+from lakeupsert.table.ledger import LedgerEntry, ReplayedFile, find_quarantined
 from lakeupsert.table.spec import TableSpec
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class _Plan:
     """The row work of an attempt: ``renames_of`` as in `renames_of`, ``warnings`` of the spec."""
 
     job: AppendJob
-    files: Sequence[Replayed]
+    files: Sequence[ReplayedFile]
     renames_of: Callable[[str], int]
     warnings: tuple[str, ...]
 
@@ -81,7 +81,7 @@ def _attempt(
     ground = read_heads(table, batch_id)
     if ground.head is None or ground.spec is None:
         return None
-    files = still_quarantined(ground.entries)
+    files = find_quarantined(ground.entries)
     rows = sum(f.rows for f in files)
     progress(f"trying {rows} quarantined rows again")
     plan = _plan(table, ground, ground.spec, files)
@@ -105,7 +105,7 @@ def _attempt(
     return AppendResult(link.number, link.body, plan.warnings, examples=examples_of(reports))
 
 
-def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Replayed]) -> _Plan:
+def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[ReplayedFile]) -> _Plan:
     """Plan the spec: with the given types, and with columns that only rows which pass now bring."""
     spec, warnings = plan_spec(table, known, ())
     job = AppendJob(
@@ -128,7 +128,7 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
 
 
 def _entry(
-    table: OpenTable, ground: Ground, job: AppendJob, replayed: tuple[Replayed, ...], reports: Sequence[Report]
+    table: OpenTable, ground: Ground, job: AppendJob, replayed: tuple[ReplayedFile, ...], reports: Sequence[Report]
 ) -> LedgerEntry:
     refused = [r for r in reports if isinstance(r, Refused)]
     return LedgerEntry(

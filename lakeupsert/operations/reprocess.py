@@ -33,13 +33,13 @@ from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Message
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.floor import refused_by_merges
+from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.ledger import NOTHING, LandingFile, Touched, counting
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.work import Rebuilt, Source, Work, write_work
+from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
 
 AT_ONCE = 16
 OTHERS_SECONDS = 10.0
@@ -177,7 +177,7 @@ def reprocess(
     head = table.ledger_head()
     start = head.number + 1 if head else 0
     rebuilt: dict[str, dict[int, Touched]] = defaultdict(dict)
-    below_floor = refused_by_merges(table.store, [head.body for head in heads.values()], table.existing_spec())
+    below_floor = read_refused_keys(table.store, [head.body for head in heads.values()], table.existing_spec())
     try:
         for number, partitions in needed.items():
             progress(f"reading batch {number} again, {len(inputs[number])} landing files")
@@ -250,11 +250,11 @@ def _send_work(
     """Write the work object and send its messages. ``start``: the ledger's length before the packs were written."""
     name = TableObjects.new_work()
     partitions = {
-        p: Rebuilt(merged=head.body.merged, batches=rebuilt.get(p, {}), refused=head.body.quarantine)
+        p: PartitionRewrite(merged=head.body.merged, batches=rebuilt.get(p, {}), refused=head.body.quarantine)
         for p, head in plan.heads.items()
     }
     spec_version = snapshot.body.spec_version if snapshot else 0
-    write_work(table.store, name, Work(source=plan.source, partitions=partitions, spec_version=spec_version))
+    write_order(table.store, name, RewriteOrder(source=plan.source, partitions=partitions, spec_version=spec_version))
     head = table.objects.ledger.head()
     # After the work object is written: a vacuum whose fence is later finds it, and keeps the files that it names.
     if start is not None and head and any(e.body.kind == "fence" for e in table.entries(start - 1, head.number)):

@@ -16,9 +16,9 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
-from lakeupsert.read.view import choose, expired
+from lakeupsert.read.view import choose, expired_snapshot
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
-from lakeupsert.table.ledger import NOTHING, LedgerEntry, Restored, counting, next_stamp
+from lakeupsert.table.ledger import NOTHING, LedgerEntry, RestorePoint, counting, next_stamp
 from lakeupsert.table.snapshot import Snapshot
 
 
@@ -63,7 +63,7 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
         changed = now ^ then
         newest = table.last_snapshot()  # after the ledger's head, so that the commit fails if a fence came later
         if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it meanwhile
-            raise expired(to.number, newest)
+            raise expired_snapshot(to.number, newest)
         entries = {number: table.entries(number - 1, number)[0].body for number in sorted(changed)}
         partitions = sorted({p for entry in entries.values() for p in entry.touched})
         plan = RestorePlan(
@@ -86,7 +86,7 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
             received_at=next_stamp(head.body),
             spec_version=head.body.spec_version,
             touched=dict.fromkeys(partitions, NOTHING),
-            restored=Restored(snapshot=to.number, batch=to.body.batch, versions=versions),
+            restored=RestorePoint(snapshot=to.number, batch=to.body.batch, versions=versions),
             snapshot=newest.number,
         )
         link = table.objects.ledger.append(entry, head).link

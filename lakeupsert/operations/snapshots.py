@@ -12,7 +12,7 @@ import msgspec
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.read.view import choose, expired, newest_snapshot
+from lakeupsert.read.view import choose, expired_snapshot, newest_snapshot
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
 
@@ -57,7 +57,7 @@ def tag(table: OpenTable, name: str, snapshot: str | int | date | None) -> Link[
         if head is None or head.body.tags.get(name) == number:
             return None
         if number is not None and not head.body.keeps(number):  # a vacuum may have expired it meanwhile
-            raise expired(number, head)
+            raise expired_snapshot(number, head)
         tags = {n: at for n, at in head.body.tags.items() if n != name}
         return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
 

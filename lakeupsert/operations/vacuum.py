@@ -28,10 +28,10 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, KEYS, TableObjects
-from lakeupsert.table.ledger import LedgerEntry, Restored, next_stamp
+from lakeupsert.table.ledger import LedgerEntry, RestorePoint, next_stamp
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.work import Work
+from lakeupsert.table.work import RewriteOrder
 
 VERSIONS_KEPT = timedelta(days=7)
 """Younger versions are kept: a stalled writer must not take a number that once existed."""
@@ -290,7 +290,7 @@ class _Survey:
         versions = self._numbers(partition)
         return self._version(partition, versions[-1]) if versions else None
 
-    def _restores(self, partition: str) -> Iterable[tuple[int, Restored]]:
+    def _restores(self, partition: str) -> Iterable[tuple[int, RestorePoint]]:
         for link in self._entries:
             if link.body.restored is not None and partition in link.body.touched:
                 yield link.number, link.body.restored
@@ -311,7 +311,7 @@ class _Survey:
         touched = self._table.entries(-1, 0)[0].body.touched.get(partition)
         return touched.files if touched else ()
 
-    def _unfinished_works(self) -> list[Work]:
+    def _unfinished_works(self) -> list[RewriteOrder]:
         """Reprocesses that are neither done nor abandoned; the work objects of others are garbage."""
         unfinished = []
         for name, found in self._objects[f"{HOME}/units"].items():

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 
-from lakeupsert.engine.batch import AppendJob, quarantine_files
+from lakeupsert.engine.batch import AppendJob, quarantine_unreadable
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
-from lakeupsert.engine.settle import in_several_partitions
+from lakeupsert.engine.settle import count_keys_in_several_partitions
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import Survey, format_of
@@ -152,7 +152,7 @@ def _attempt(
     if isinstance(plan, Lost):
         return plan
     progress(f"reading, splitting and writing the rows of {len(plan.job.inputs)} landing files")
-    reports = [*host.run(plan.job), *quarantine_files(plan.job, plan.unreadable)]
+    reports = [*host.run(plan.job), *quarantine_unreadable(plan.job, plan.unreadable)]
     written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
     files = written | {r.file.name for r in reports if isinstance(r, Refused)}
     if _note_failures(table, ground, plan, reports, notes):
@@ -177,7 +177,7 @@ def _attempt(
         *notes.warnings,
     )
     return AppendResult(
-        link.number, link.body, warnings, in_several_partitions(plan.job, reports), examples_of(reports)
+        link.number, link.body, warnings, count_keys_in_several_partitions(plan.job, reports), examples_of(reports)
     )
 
 

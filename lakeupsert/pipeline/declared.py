@@ -11,7 +11,7 @@ import pyarrow as pa
 from lakeupsert import clock
 from lakeupsert.config import FILE, DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.table.evolution import create, nearest, slip_of
+from lakeupsert.table.evolution import create, find_typo, nearest_name
 from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec
 from lakeupsert.table.types import named_type
 
@@ -71,7 +71,7 @@ class Declaration:
             not settings.groups
             and not re.search(r"\s", name)
             and name not in typed
-            and nearest(name, columns, _SLIP) is None
+            and nearest_name(name, columns, _SLIP) is None
         )
 
     def stamped_by_name(self, spec: TableSpec) -> list[str]:
@@ -88,7 +88,7 @@ class Declaration:
         given = {name.lower() for name in self.settings.schema}
         others = [column for column in columns if column.lower() not in given]
         named = {name.lower() for name in self.named_besides_types}
-        near = {name: slip_of(name, others) for name in typed if name.lower() not in named}
+        near = {name: find_typo(name, others) for name in typed if name.lower() not in named}
         return {name: close for name, close in near.items() if close is not None}
 
     def types_alone(self, columns: Iterable[str], typed: Iterable[str]) -> list[str]:

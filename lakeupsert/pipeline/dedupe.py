@@ -136,7 +136,7 @@ def dedupe_partitions(
         seconds = (clock.elapsed() - begun) / max(1, len(steps))
         merges = [_Merge(step, of_step, engine.name, seconds) for step, of_step in zip(steps, outputs, strict=True)]
         heads = {}
-        for merge, link in zip(merges, table.at_once(partial(_commit, table), merges), strict=True):
+        for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
             partition = merge.step.partition
             if link is None:
                 lost_races[partition] += 1
@@ -218,7 +218,7 @@ def find_steps(
     todo = {partition: batch for partition, batch in wanted.items() if partition not in found}
     from_landing = work is not None and bool(todo) and table.work(work).source == "landing"
     unknown = [partition for partition in todo if partition not in known]
-    newest = table.at_once(
+    newest = table.map_concurrently(
         lambda partition: table.newest(
             partition, snapshot, from_landing=from_landing, up_to=todo[partition] if work is None else None
         ),

@@ -21,7 +21,15 @@ from lakeupsert.pipeline.landing_dates import Skipped, describe_skipped, is_stra
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, ObjectInfo, open_store
 from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, Scope, SeenFile, counting, next_stamp, taken
+from lakeupsert.table.ledger import (
+    LandingFile,
+    LedgerEntry,
+    Scope,
+    SeenFile,
+    counting,
+    landing_files_by_path,
+    next_stamp,
+)
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -123,11 +131,11 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
     zone holds Parquet files but no table.
     """
     ground = read_heads(table, request.batch_id)
-    entries, known, withdrawn = ground.entries, taken(ground.entries), None
+    entries, known, withdrawn = ground.entries, landing_files_by_path(ground.entries), None
     if request.again:
         count = counting(enumerate(entries))
-        known = taken(entry for number, entry in enumerate(entries) if number in count)
-        withdrawn = taken(entry for number, entry in enumerate(entries) if number not in count)
+        known = landing_files_by_path(entry for number, entry in enumerate(entries) if number in count)
+        withdrawn = landing_files_by_path(entry for number, entry in enumerate(entries) if number not in count)
     if ground.head is None:
         _refuse_unadopted(table)
     candidates = None if withdrawn is None else withdrawn.keys()
@@ -197,7 +205,7 @@ def _refuse_renamed(
     if not spec.renames:
         return
     for entry in entries:
-        renamed = spec.renamed_since(len(table.spec(entry.spec_version).renames))
+        renamed = spec.changed_names(len(table.spec(entry.spec_version).renames))
         same = [file.path for file in entry.files if inputs.get(file.path) == file.etag]
         if renamed and same:
             raise ConfigurationError(
@@ -272,7 +280,7 @@ def _new_files(
     fresh = [f for f in files if not any((k.size, k.etag) == (f.size, f.etag) for k in known.get(f.name, ()))]
     # Same path, other etag: only the content shows whether it is the same file sent again.
     unsure = [f for f in fresh if f.name in known and (f.name, f.size, f.etag) not in hashes]
-    contents = table.at_once(partial(_read_content, table), unsure)
+    contents = table.map_concurrently(partial(_read_content, table), unsure)
     read = {f.name: file for f, file in zip(unsure, contents, strict=True)}
     inputs: list[LandingInput] = []
     seen: list[SeenFile] = []

@@ -13,7 +13,7 @@ from lakeupsert.engine.reports import Report, Written
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.rows.floor import greatest
+from lakeupsert.rows.floor import greatest_floor
 from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Touched
 from lakeupsert.table.spec import TableSpec
 
@@ -82,7 +82,7 @@ def full_extract_entry(
     written = [r for r in reports if isinstance(r, Written)]
     _refuse_shrinking(table, ground, request, touched.keys(), sum(r.live for r in written))
     orders = [r.order for r in written if r.order]
-    order = greatest(orders, spec.tombstone_schema.empty_table(), spec)
+    order = greatest_floor(orders, spec.tombstone_schema.empty_table(), spec)
     assert order is not None, "it has rows"
     return msgspec.structs.replace(entry, touched=touched, full=FullExtract(scope=request.full, order=order))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from lakeupsert.engine.keyindex import Settled, Source, Writing, made_anew, settle
+from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, rebuild_index, settle
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import step_to
@@ -52,7 +52,7 @@ def settle_keys(
     Raises DamagedTableError if an appended file can't be read, or if the index can't be rebuilt.
     """
     number = head.number if head else 0
-    to = Writing(table.store, spec, entry.spec_version, entry.batch_id, head.number + 1 if head else 0)
+    to = IndexTarget(table.store, spec, entry.spec_version, entry.batch_id, head.number + 1 if head else 0)
     try:
         return _by_index(table, to, entry, number, progress)
     except (DamagedTableError, RefusedError):
@@ -64,7 +64,7 @@ def settle_keys(
 
 
 def _by_index(
-    table: OpenTable, to: Writing, entry: LedgerEntry, number: int, progress: Callable[[str], None]
+    table: OpenTable, to: IndexTarget, entry: LedgerEntry, number: int, progress: Callable[[str], None]
 ) -> SettledBatch:
     index = named_index(table.headers(number) if to.start else [])
     if index is not None:
@@ -76,7 +76,7 @@ def _by_index(
                 raise
             log.warning("the key index is rebuilt: %s", e.message)
     progress("rebuilding the key index")
-    files = made_anew(to, _sources(table, number), _rows(table, number))
+    files = rebuild_index(to, _sources(table, number), _rows(table, number))
     settled = _settle(to, entry, number, (files, ()), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
     return SettledBatch(entry, settled.objects | {f.name for f in files})
@@ -90,7 +90,7 @@ def _is_overtaken(table: OpenTable, number: int) -> bool:
 def adopted_index(table: OpenTable, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:
     """The index of adopted files. Raises RefusedError if a key has rows in several partitions."""
     sources = [Source(partition, 0, t.files, unsettled=True) for partition, t in touched.items()]
-    files = made_anew(Writing(table.store, spec, 0, "", 0), sources, sum(t.rows for t in touched.values()))
+    files = rebuild_index(IndexTarget(table.store, spec, 0, "", 0), sources, sum(t.rows for t in touched.values()))
     return KeyIndex(up_to=0, files=files)
 
 
@@ -116,7 +116,7 @@ def _is_due(index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]]) -> bool:
 
 
 def _settle(
-    to: Writing,
+    to: IndexTarget,
     entry: LedgerEntry,
     number: int,
     index: tuple[tuple[DataFile, ...], tuple[DataFile, ...]],

@@ -15,14 +15,14 @@ from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.steps import Step, next_step, one_by_one, step_to
+from lakeupsert.pipeline.steps import Step, merges_one_by_one, next_step, step_to
 from lakeupsert.read.view import View, partitions_of
 from lakeupsert.storage import ObjectStore
 from lakeupsert.storage.overlay import OverlayStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Manifest
-from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec
 
 ATTEMPTS = 5
@@ -107,7 +107,7 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
                 step = _step(table, heads, partition, head)
             body = version_after(step, head, _outputs(overlay or table.store, spec, step), {})
             pinned[partition] = body.buckets
-            shown[partition] = Shown(
+            shown[partition] = PartitionVersion(
                 version=-1, merged=step.up_to, rows=body.rows, bytes=body.bytes
             )  # not a stored version
     except BaseException:
@@ -146,7 +146,7 @@ def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] 
     # Up to the snapshot's batch everything is merged, unless it says that this partition lags.
     low = merged_up_to if partition in heads.snapshot.lagging else max(merged_up_to, heads.snapshot.batch)
     pending = [link for link in table.entries(low, batch) if partition in link.body.touched]
-    if one_by_one(head, pending):
+    if merges_one_by_one(head, pending):
         next_one = next_step(table, partition, batch, heads.snapshot if heads.number is not None else None, head)
         if next_one is not None:
             return next_one

@@ -11,19 +11,19 @@ from dataclasses import replace
 import msgspec
 import pyarrow as pa
 
-from lakeupsert.config import Reading, followed, toml_aliases, toml_key
+from lakeupsert.config import Reading, rename_aliases, toml_aliases, toml_key
 from lakeupsert.engine.reports import FileFailed, FileRead, Report
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import Survey, line_of
-from lakeupsert.landing.formats.dominant import Leaning, together
+from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.evolution import evolve, nearest
+from lakeupsert.table.evolution import evolve, nearest_name
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
-from lakeupsert.table.types import normal, same_values, type_name, widened
+from lakeupsert.table.types import normalize, same_values, type_name, widen
 
 Types = Mapping[str, pa.DataType]
 
@@ -93,7 +93,7 @@ def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFai
                 yield FileFailed(survey.path, changed=False, reason=e.message)
 
 
-def describe_unfit(store: ObjectStore, leaning: Leaning, reading: Reading) -> str:
+def describe_unfit(store: ObjectStore, leaning: DominantType, reading: Reading) -> str:
     """How many values of a column do not fit the type that most of them have, and where the first of these is."""
     unfit = leaning.first_unfit
     assert unfit is not None, "the leaning is clear"
@@ -117,7 +117,7 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
             found.setdefault(names, set()).add(path)
     reading, aliases = table.settings.reading, dict(table.settings.read.aliases)
     for own, new in found:
-        aliases = followed(aliases, reading.called(own), new)
+        aliases = rename_aliases(aliases, reading.called(own), new)
     return [
         f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.called(own)!r}, and these files "
         f"still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
@@ -133,7 +133,7 @@ def without_operations(table: OpenTable, entries: Sequence[LedgerEntry]) -> list
         return []
     spec = table.spec(entries[-1].spec_version)
     column = spec.delete.column or "" if spec.delete else ""
-    close = nearest(column, spec.schema.names)
+    close = nearest_name(column, spec.schema.names)
     return [
         f"no file since batch {min(batches)} has the column {column!r} of [tables.{table.name}.delete], so it deletes nothing."
         f"{f' Did you mean {close!r}?' if close else ''} If the name is wrong, correct it and create the table again: "
@@ -207,11 +207,11 @@ def _text_for_good(
     columns = {f.name for f in spec.schema if pa.types.is_string(f.type)}
     columns -= {*own, *given, *table.declaration.text_columns}
     columns -= {spec.called(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
-    leanings: dict[str, Leaning | None] = {}
+    leanings: dict[str, DominantType | None] = {}
     for survey in surveys:
         for column, more in survey.leanings.items():
             name = spec.called(column)
-            leanings[name] = together(leanings.get(name), more)
+            leanings[name] = combine(leanings.get(name), more)
     warnings = {}
     for name in spec.schema.names:
         leaning = leanings.get(name) if name in columns else None
@@ -248,7 +248,7 @@ def _types_without_effect(table: OpenTable, spec: TableSpec, given: Types) -> li
         f"column {name!r} is {type_} and stays so: [tables.{table.name}.schema] says {given[name]}, and {type_} does not grow to "
         f"that; rows with values that do not fit {type_} go to quarantine"
         for name, type_ in types.items()
-        if not same_values(widened(normal(given[name]), type_), type_)
+        if not same_values(widen(normalize(given[name]), type_), type_)
     ]
 
 

@@ -22,7 +22,7 @@ from lakeupsert.table.manifest import (
     Counters,
     Digests,
     Manifest,
-    added,
+    add_digests,
     first_hash,
     share,
 )
@@ -85,13 +85,15 @@ def _buckets_after(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEn
             withdrawn=sum(b.counters.withdrawn for b in replaced) + sum(t.rows for t in withdrawn),
         ),
         digests=Digests(
-            adopted=added([first.digests.adopted, *(b.digests.adopted for b in replaced if b.settled or not merged)]),
-            superseded=added(
+            adopted=add_digests(
+                [first.digests.adopted, *(b.digests.adopted for b in replaced if b.settled or not merged)]
+            ),
+            superseded=add_digests(
                 [b.digests.superseded for b in [first, *replaced]] + [t.superseded_digest for t in counted]
             ),
-            tombstones_dropped=added(b.digests.tombstones_dropped for b in [first, *replaced]) or NO_ROWS,
-            refused=added(b.digests.refused for b in [first, *replaced]) or NO_ROWS,
-            withdrawn=added([b.digests.withdrawn for b in replaced] + [t.digest for t in withdrawn]),
+            tombstones_dropped=add_digests(b.digests.tombstones_dropped for b in [first, *replaced]) or NO_ROWS,
+            refused=add_digests(b.digests.refused for b in [first, *replaced]) or NO_ROWS,
+            withdrawn=add_digests([b.digests.withdrawn for b in replaced] + [t.digest for t in withdrawn]),
         ),
     )
     if step.work is not None and step.pending and step.head is not None:
@@ -107,7 +109,7 @@ def _keep_refused(first: BucketEntry, head: Sequence[BucketEntry]) -> BucketEntr
     either way.
     """
     refused = sum(b.counters.refused for b in head)
-    digest = added(b.digests.refused for b in head) or NO_ROWS
+    digest = add_digests(b.digests.refused for b in head) or NO_ROWS
     superseded = first.digests.superseded
     without = None if superseded is None else f"{(int(superseded, 16) - int(digest, 16)) % 2**64:016x}"
     counters = msgspec.structs.replace(first.counters, refused=refused, superseded=first.counters.superseded - refused)

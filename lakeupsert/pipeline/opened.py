@@ -28,12 +28,12 @@ from lakeupsert.storage import (
 )
 from lakeupsert.table import metadata
 from lakeupsert.table.chain import PLAIN, Link, newer_format
-from lakeupsert.table.layout import HOME, TableObjects, made_anew
-from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, header
+from lakeupsert.table.layout import HOME, TableObjects, rebuild_command
+from lakeupsert.table.ledger import HEADERS_TOGETHER, Headers, LedgerEntry, without_touched
 from lakeupsert.table.manifest import BucketEntry, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec, refuse_unknown
-from lakeupsert.table.work import Work, read_work
+from lakeupsert.table.work import RewriteOrder, read_order
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class OpenTable:
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
     _snapshot: Link[Snapshot] | None = field(default=None, repr=False)
     _heads: dict[str, Link[Manifest]] = field(default_factory=dict, repr=False)
-    _works: dict[str, Work] = field(default_factory=dict, repr=False)
+    _works: dict[str, RewriteOrder] = field(default_factory=dict, repr=False)
 
     @cached_property
     def objects(self) -> TableObjects:
@@ -179,7 +179,7 @@ class OpenTable:
         link = self.entry(manifest.merged)
         if link is not None and link.write_id == manifest.entry:
             return
-        rebuild, again = f"`{made_anew(manifest.partition)}`", "which takes the landing files of that entry again"
+        rebuild, again = f"`{rebuild_command(manifest.partition)}`", "which takes the landing files of that entry again"
         repair = (
             f"run `lakeupsert append`, {again}, then {rebuild}, then `lakeupsert run`"
             if link is None
@@ -253,7 +253,7 @@ class OpenTable:
             first = len(self._headers)
             last = first + HEADERS_TOGETHER - 1
             if last > high:
-                return self._headers + [header(link.body) for link in self.entries(first - 1, high)]
+                return self._headers + [without_touched(link.body) for link in self.entries(first - 1, high)]
             name = TableObjects.ledger_headers(first)
             try:
                 found = metadata.decode(
@@ -266,7 +266,7 @@ class OpenTable:
                 if found.format > PLAIN:
                     raise newer_format(self.store.uri(name), found.format)
             except NotFoundError:
-                entries = tuple(header(link.body) for link in self.entries(first - 1, last))
+                entries = tuple(without_touched(link.body) for link in self.entries(first - 1, last))
                 found = Headers(format=PLAIN, first=first, entries=entries)
                 if write:
                     with suppress(UnknownOutcomeError):  # the next append finds it or writes it
@@ -292,7 +292,7 @@ class OpenTable:
     def heads(self, partitions: Iterable[str]) -> dict[str, Link[Manifest]]:
         """The newest version of each partition that has one. Versions that the last call returned are not read again."""
         partitions = list(partitions)
-        found = self.at_once(lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions)
+        found = self.map_concurrently(lambda p: self.objects.partition(p).head(self._heads.get(p)), partitions)
         heads = {p: head for p, head in zip(partitions, found, strict=True) if head is not None}
         self._heads = heads
         return heads  # not `self._heads`, which another thread may have replaced
@@ -357,7 +357,7 @@ class OpenTable:
 
         waiting, count = list(behind.items()), 1
         while waiting:
-            if not all(self.at_once(is_done, [waiting.pop() for _ in range(min(count, len(waiting)))])):
+            if not all(self.map_concurrently(is_done, [waiting.pop() for _ in range(min(count, len(waiting)))])):
                 return False
             count = CONCURRENT_REQUESTS
         return bool(behind)
@@ -378,9 +378,9 @@ class OpenTable:
             raise self.objects.missing(partition, number, "A snapshot or a restore", lost=lost)
         return found.body
 
-    def work(self, name: str) -> Work:
+    def work(self, name: str) -> RewriteOrder:
         if name not in self._works:
-            self._works[name] = read_work(self.store, name)
+            self._works[name] = read_order(self.store, name)
         return self._works[name]
 
     def failed(self, partitions: Iterable[str], snapshot: Link[Snapshot] | None) -> dict[str, str]:
@@ -448,7 +448,7 @@ class OpenTable:
         except LakeupsertError as e:
             log.warning("files that no version names are kept until the next vacuum: %s", e.message)
 
-    def at_once(self, call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]:
+    def map_concurrently(self, call: Callable[[Item], Found], items: Collection[Item]) -> list[Found]:
         """The results of ``call`` for each item, in their order. For requests to the store, which mostly wait.
 
         Local files are read one after the other: 365 commits took 2.0 s in turn and 2.6 s in threads.

@@ -18,7 +18,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
-from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def _snapshot_at(
             lagging.append(partition)
         table.refuse_another_entry(found.body, old)
         newer.append(found)
-        partitions[partition] = Shown(
+        partitions[partition] = PartitionVersion(
             version=found.number,
             merged=found.body.merged,
             rows=found.body.rows,
@@ -195,7 +195,7 @@ def _snapshot_at(
         lagging=tuple(sorted(lagging)),
         tags=old.tags if old else {},
         expired=old.expired if old else 0,
-        changes=sum(table.at_once(lambda link: _changes(table, link, old), newer), NO_CHANGES),
+        changes=sum(table.map_concurrently(lambda link: _changes(table, link, old), newer), NO_CHANGES),
     )
 
 

@@ -27,7 +27,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, counting
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.work import Rebuilt
+from lakeupsert.table.work import PartitionRewrite
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def next_step(
     if not pending:
         return None
     # One version a batch, except for withdrawn or published batches: nobody needs a snapshot of those.
-    merge_together = 0 if one_by_one(head, pending) else published
+    merge_together = 0 if merges_one_by_one(head, pending) else published
     counts = [count for count, link in enumerate(pending, 1) if link.number <= merge_together or link.body.restored]
     return step_to(table, head, partition, low, pending[max(counts, default=1) - 1].number)
 
 
-def one_by_one(head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]) -> bool:
+def merges_one_by_one(head: Link[Manifest] | None, pending: Sequence[Link[LedgerEntry]]) -> bool:
     """Whether no two of these batches may be merged at once, because each is judged by what the batches before it left."""
     floors = [bucket.floor for bucket in head.body.buckets if bucket.floor] if head else []
     return bool(floors) or any(link.body.retention is not None or link.body.full for link in pending)
@@ -196,7 +196,7 @@ def _step(
     types = table.spec(step.spec_version).base_schema.types
     rule = SplitRule.of(table.settings.bucket_bytes, types, step.buckets, rows)
     tasks: list[MergeTask] = []
-    for bucket in step.buckets if work is None else rule.joined(step.buckets):
+    for bucket in step.buckets if work is None else rule.join(step.buckets):
         tasks += _tasks(table, step, bucket, batches, strategy, rule)
     return replace(step, tasks=tuple(tasks))
 
@@ -271,7 +271,7 @@ def _forgetting(bucket: BucketEntry, counted: Sequence[Link[LedgerEntry]]) -> Fo
     return Forgetting(batches)
 
 
-def _with_rebuilt_files(link: Link[LedgerEntry], partition: str, rebuilt: Rebuilt) -> Link[LedgerEntry]:
+def _with_rebuilt_files(link: Link[LedgerEntry], partition: str, rebuilt: PartitionRewrite) -> Link[LedgerEntry]:
     """The entry with the files that were rebuilt from landing. A batch merged since the rebuild keeps its appended files."""
     if link.number > rebuilt.merged:
         return link

@@ -20,7 +20,7 @@ from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
-from lakeupsert.table.work import Work
+from lakeupsert.table.work import RewriteOrder
 
 Body = TypeVar("Body")
 
@@ -136,6 +136,6 @@ class StoredObjects:
         """Whether the partition's newest manifest includes ``batch``."""
         return self._opened.merged(partition, batch)
 
-    def work(self, name: str) -> Work:
+    def work(self, name: str) -> RewriteOrder:
         """One work object, which asks for partitions to be rewritten."""
         return self._opened.work(name)

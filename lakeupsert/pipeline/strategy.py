@@ -107,7 +107,7 @@ class SplitRule:
         keys = max(sum(f.live for f in bucket.data), incoming.rows)
         return max(0, min(wanted, _most_halvings(keys), self.most_bits - bucket.bits))
 
-    def joined(self, buckets: Iterable[BucketEntry]) -> list[BucketEntry]:
+    def join(self, buckets: Iterable[BucketEntry]) -> list[BucketEntry]:
         """The buckets in the order of their hashes, after joining those that were split too far."""
         done: list[BucketEntry] = []
         for bucket in sorted(buckets, key=first_hash):

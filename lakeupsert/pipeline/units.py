@@ -74,7 +74,7 @@ class UnitResults:
     def read(self) -> list[MergeOutput]:
         """One output for each task; none may be missing. Raises NotFoundError if another worker has committed them meanwhile."""
         names = [self._names[key] for key in self._keys]
-        data = self._table.at_once(self._table.store.get, names)
+        data = self._table.map_concurrently(self._table.store.get, names)
         return [
             metadata.decode(
                 found, MergeOutput, partial(self._table.store.uri, name), "the result of a unit", next=MERGE_AGAIN

@@ -30,7 +30,7 @@ from lakeupsert.pipeline.stop import Stop
 from lakeupsert.queue import Lease, Message
 from lakeupsert.queue.base import ALONE_FROM
 from lakeupsert.table.chain import Link
-from lakeupsert.table.manifest import Failed, Manifest
+from lakeupsert.table.manifest import FailedMark, Manifest
 
 log = logging.getLogger(__name__)
 
@@ -366,7 +366,7 @@ def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> No
         base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
         if base.failed and base.failed.batch == first and reason in (base.failed.reason, UNANSWERED):
             return None  # the mark that is there says as much, or more
-        return msgspec.structs.replace(base, failed=Failed(batch=first, reason=reason))
+        return msgspec.structs.replace(base, failed=FailedMark(batch=first, reason=reason))
 
     table.objects.partition(partition).extend(add_mark)
 

@@ -10,12 +10,12 @@ import pyarrow.dataset as ds
 
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
-from lakeupsert.rows.datafiles import opened
-from lakeupsert.rows.rank import rows_up_to, sorted_by
-from lakeupsert.rows.vectors import deleted_positions, without
+from lakeupsert.rows.datafiles import open_object
+from lakeupsert.rows.rank import count_rows_up_to, sort_by_key
+from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.table.layout import DATA, partition_scalars
 from lakeupsert.table.spec import TableSpec
-from lakeupsert.table.types import normal
+from lakeupsert.table.types import normalize
 
 READAHEAD = 2
 """Batches decoded ahead of the consumer. More hides latency, but takes memory."""
@@ -23,7 +23,7 @@ READAHEAD = 2
 
 def reader_schema(spec: TableSpec) -> pa.Schema:
     """The schema that readers see: the columns of the spec, without field ids and other metadata of ours."""
-    return pa.schema([(field.name, normal(field.type)) for field in spec.schema])
+    return pa.schema([(field.name, normalize(field.type)) for field in spec.schema])
 
 
 def to_arrow(view: View, where: str | None = None, partition: str | None = None) -> pa.RecordBatchReader:
@@ -104,7 +104,7 @@ def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The live rows of one file that pass the filter."""
     store = view.objects.store
     deleted = deleted_positions(store, file.file)
-    with opened(store, file.name, partition=file.partition) as source:
+    with open_object(store, file.name, partition=file.partition) as source:
         expression = partition_expression(partition_scalars(view.spec, file.partition))
         whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=expression)
         begins = [0, *itertools.accumulate(group.num_rows for group in whole.row_groups)] if len(deleted) else []
@@ -115,7 +115,7 @@ def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
             at = begins[group.row_groups[0].id] if len(deleted) else 0
             scanner = group.scanner(schema=scan.schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
             for batch in scanner.to_batches():
-                rows = without(batch, deleted, at)
+                rows = drop_deleted(batch, deleted, at)
                 at += batch.num_rows
                 for condition in after:
                     rows = rows if condition is None else rows.filter(condition)
@@ -127,11 +127,11 @@ def in_key_order(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]
     heads = [(head, stream) for stream in streams if (head := _next(stream)) is not None]
     while len(heads) > 1:
         ends = pa.concat_tables([pa.table(head.select(key).slice(head.num_rows - 1)) for head, _ in heads])
-        first = sorted_by(ends, key)[0].as_py()
+        first = sort_by_key(ends, key)[0].as_py()
         end = [ends[name][first] for name in key]
-        parts = [(head, stream, rows_up_to(head, key, end)) for head, stream in heads]
+        parts = [(head, stream, count_rows_up_to(head, key, end)) for head, stream in heads]
         rows = pa.Table.from_batches([head.slice(0, n) for head, _, n in parts])
-        yield from rows.take(sorted_by(rows, key)).combine_chunks().to_batches()
+        yield from rows.take(sort_by_key(rows, key)).combine_chunks().to_batches()
         rest = [(head.slice(n) if n < head.num_rows else _next(stream), stream) for head, stream, n in parts]
         heads = [(head, stream) for head, stream in rest if head is not None]
     for head, stream in heads:

@@ -17,7 +17,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
-from lakeupsert.rows.convert import convert, plain
+from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
 
 _SCHEMA = "_common_metadata"
@@ -123,7 +123,7 @@ def _jsonl(reader: pa.RecordBatchReader, path: Path) -> int:
         for batch in reader:
             for start in range(0, batch.num_rows, _JSON_ROWS):
                 part = batch.slice(start, _JSON_ROWS)
-                names, columns = part.schema.names, [plain(column) for column in part.columns]
+                names, columns = part.schema.names, [to_json_values(column) for column in part.columns]
                 file.write(encode([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]))
             rows += batch.num_rows
     return rows

@@ -17,9 +17,9 @@ from lakeupsert.read.arrow import Scan, batches, reader_schema, scans
 from lakeupsert.read.view import View
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.convert import true
-from lakeupsert.rows.datafiles import aligned, read_file
-from lakeupsert.rows.rank import latest, rows_up_to, sorted_by, versions
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.datafiles import align, read_file
+from lakeupsert.rows.rank import count_rows_up_to, mark_versions, sort_by_key, sort_by_rank
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, TableSpec
 
@@ -79,7 +79,7 @@ def _versions(view: View, where: str | None, schema: pa.Schema, partition: str) 
     past = _read_past(view, partition, scan(len(spec.renames)))
     for batch in batches(view, view.files(only=partition), scan):
         if batch.num_rows:
-            met = rows_up_to(past, spec.stored_key, [batch[name][-1] for name in spec.stored_key])
+            met = count_rows_up_to(past, spec.stored_key, [batch[name][-1] for name in spec.stored_key])
             alive = pa.Table.from_batches([batch]).append_column(DELETE_FLAG, pa.repeat(False, batch.num_rows))
             alive = alive.append_column(BATCH, pa.repeat(LIVES, batch.num_rows))
             yield _find_ends(pa.concat_tables([alive, past.slice(0, met)]), spec, schema)
@@ -97,24 +97,24 @@ def _read_past(view: View, partition: str, scan: Scan) -> Rows:
         rows = read_file(view.objects.store, file.file, spec.history_schema, spec)
         for name, value in partition_scalars(spec, partition).items():
             rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
-        rows = aligned(rows, schema)
+        rows = align(rows, schema)
         for condition in (scan.pushed, scan.rest):
             rows = rows if condition is None else rows.filter(condition)
         tables.append(rows)
     rows = pa.concat_tables(tables)
-    return rows.take(sorted_by(rows, spec.stored_key))
+    return rows.take(sort_by_key(rows, spec.stored_key))
 
 
 def _find_ends(rows: Rows, spec: TableSpec, schema: pa.Schema) -> Rows:
     """All rows of some keys to their versions, with `FROM` and `UNTIL`."""
     rows = rows.append_column(_LIVES, pc.equal(rows[BATCH], LIVES))
-    order, wins = latest(rows, spec, (BATCH, DELETE_FLAG), first=(_LIVES,))
-    newest = true(wins)
-    is_version = versions(rows, spec, order, newest) & ~true(rows[DELETE_FLAG].take(order))
+    order, wins = sort_by_rank(rows, spec, (BATCH, DELETE_FLAG), first=(_LIVES,))
+    newest = as_mask(wins)
+    is_version = mark_versions(rows, spec, order, newest) & ~as_mask(rows[DELETE_FLAG].take(order))
     rows = rows.take(order)
     begins = rows[spec.order_by[0]]
     # A full extract's row lives, even below a delete that the table has forgotten.
-    endless = newest | true(rows[_LIVES])
+    endless = newest | as_mask(rows[_LIVES])
     before = pa.array(np.maximum(np.arange(rows.num_rows) - 1, 0), mask=endless)
     found = rows.append_column(FROM, begins).append_column(UNTIL, begins.take(before))
     return found.select(schema.names).cast(schema).filter(pa.array(is_version))

@@ -26,7 +26,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
-from lakeupsert.rows.convert import plain
+from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
 from lakeupsert.table.spec import BATCH, DELETE_FLAG
@@ -243,7 +243,7 @@ class SparkTerms:
         t = value.type
         if is_binary(t) or is_large_binary(t) or is_fixed_size_binary(t):
             return f.lit(value.as_py())
-        return f.lit(str(plain(pa.repeat(value, 1))[0])).cast(spark_type(t, ""))
+        return f.lit(str(to_json_values(pa.repeat(value, 1))[0])).cast(spark_type(t, ""))
 
     def is_null(self, column: Column) -> Column:
         return column.isNull()

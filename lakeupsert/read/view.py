@@ -148,7 +148,7 @@ def partition_expression(values: Mapping[str, pa.Scalar]) -> pc.Expression:
     return reduce(and_, (ds.field(column) == value for column, value in values.items()))
 
 
-def no_files() -> ConfigurationError:
+def latest_has_no_files() -> ConfigurationError:
     """The error if a caller asks for the files of `latest`."""
     return ConfigurationError(
         "latest-has-no-files",
@@ -222,7 +222,7 @@ def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] 
     else:
         raise _no_snapshot(f"no snapshot {wanted}", head)
     if link is None or not head.body.keeps(wanted):
-        raise expired(wanted, head)
+        raise expired_snapshot(wanted, head)
     return link
 
 
@@ -237,7 +237,7 @@ def _newest_until(objects: TableObjects, moment: datetime) -> tuple[Link[Snapsho
     return None, after
 
 
-def expired(number: int, head: Link[Snapshot] | None) -> ConfigurationError:
+def expired_snapshot(number: int, head: Link[Snapshot] | None) -> ConfigurationError:
     oldest = f"the oldest one that is kept is {head.body.expired}" if head else "there is none"
     return ConfigurationError(
         "expired-snapshot",

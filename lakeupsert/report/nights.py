@@ -17,7 +17,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars, partition_text, ranged_column
-from lakeupsert.table.ledger import LedgerEntry, Restored, counting
+from lakeupsert.table.ledger import LedgerEntry, RestorePoint, counting
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.spec import TableSpec
 
@@ -75,7 +75,7 @@ class Night:
     changes: Changes
     whole: bool
     withdrawn: bool = False
-    restored: Restored | None = None
+    restored: RestorePoint | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import QueueStats
-from lakeupsert.table.ledger import still_quarantined
+from lakeupsert.table.ledger import find_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
 
@@ -78,6 +78,6 @@ def status(table: OpenTable) -> Status:
         large_queue=large_queue,
         rows=body.rows,
         bytes=body.bytes,
-        quarantined=sum(f.rows for f in still_quarantined(headers)),
+        quarantined=sum(f.rows for f in find_quarantined(headers)),
         warnings=(*without_operations(table, headers), *queue_warning),
     )

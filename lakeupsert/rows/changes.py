@@ -73,7 +73,7 @@ class Tally:
             repeated |= (before == after) & (deleted[came] == deleted[stored]) & same(stored, came)
         late = (stored == begins) & ~repeated
         if uses is not None:
-            late &= ~of_keys(wins, uses & ~is_stored)[keys[met]]
+            late &= ~any_per_key(wins, uses & ~is_stored)[keys[met]]
         self._met += Changes(
             inserted=int(np.sum(~before & after)),
             updated=int(np.sum(before & after & ~late & ~repeated)),
@@ -99,12 +99,12 @@ class Tally:
         return self._met + Changes(inserted=self._new_live, unchanged=self._new_dead)
 
 
-def of_keys(wins: Mask, marked: Mask) -> Mask:
+def any_per_key(wins: Mask, marked: Mask) -> Mask:
     """For each key, whether one of its rows is marked. Rows are sorted by key; ``wins`` marks the first row of each key."""
     return np.logical_or.reduceat(marked, np.flatnonzero(wins))
 
 
-def same_content(rows: Rows, spec: TableSpec) -> Equal | None:
+def content_comparison(rows: Rows, spec: TableSpec) -> Equal | None:
     """The argument ``same`` of `Tally.meet` for these rows."""
     if spec.ties == "arrival":
         return None

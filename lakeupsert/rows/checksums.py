@@ -123,7 +123,7 @@ def compare(data: memoryview, crcs: NDArray[np.uint32], at: int) -> None:
             raise pa.ArrowInvalid(f"the checksum of its bytes {at + begin} to {at + end} is wrong")
 
 
-def checked(source: pa.NativeFile, name: str) -> pa.NativeFile | CheckedBytes | CheckedFile:
+def open_checked(source: pa.NativeFile, name: str) -> pa.NativeFile | CheckedBytes | CheckedFile:
     """The same file, with reads that raise ``pyarrow.ArrowInvalid`` if a byte was changed.
 
     Returns ``source`` itself if it has no checksums: an adopted file, or one from an earlier lakeupsert. A small file is held in

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
-from lakeupsert.rows.convert import true
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.rank import sort_key, sortable
 from lakeupsert.table.spec import DELETE_FLAG, HAS, OLDER, Ordering, TableSpec
 
 
-class Combined(NamedTuple):
+class CombinedRows(NamedTuple):
     """The rows that all keys come to.
 
     Attributes:
@@ -36,7 +36,7 @@ class Combined(NamedTuple):
     uses: Mask
 
 
-def brought(
+def find_brought_columns(
     columns: Mapping[str, Column], has: Callable[[str], Mask], spec: TableSpec
 ) -> tuple[pa.Array, dict[str, Mask]]:
     """`HAS` of n records, and the records that must be refused, by reason.
@@ -51,54 +51,54 @@ def brought(
         orders = [o.column for o in ordering]
         ordered: Mask = np.ones(n, bool)
         if spec.groups:
-            ordered = np.any([true(columns[name].is_valid()) for name in orders], axis=0)
-            has_value = [true(columns[name].is_valid()) for name in ids if name not in orders]
+            ordered = np.any([as_mask(columns[name].is_valid()) for name in orders], axis=0)
+            has_value = [as_mask(columns[name].is_valid()) for name in ids if name not in orders]
             reason = f"It has values that are ordered by {', '.join(orders)}, and no value in these."
             refused[reason] = ~ordered & np.any([np.zeros(n, bool), *has_value], axis=0)
         for name, id_ in ids.items():
             here = np.ones(n, bool) if name in orders else has(name)
             if spec.nulls == "keep" and name not in orders:
-                here = here & true(columns[name].is_valid())
+                here = here & as_mask(columns[name].is_valid())
             bits[:, id_] = ordered & here
     if spec.groups:
         refused[f"It has no value in any of {', '.join(spec.all_orders)}."] = ~np.any(bits, axis=1)
     return _pack(bits), refused
 
 
-def with_brought(rows: Rows, spec: TableSpec, names: Sequence[str]) -> Rows:
+def fill_in_brought_columns(rows: Rows, spec: TableSpec, names: Sequence[str]) -> Rows:
     """Fill in `HAS` for rows (of the spec's `base_schema`) from a file that has the columns ``names`` and no `HAS` of its own."""
     columns = {name: rows[name].combine_chunks() for name in spec.stored_schema.names}
-    has, _ = brought(columns, lambda name: np.full(rows.num_rows, name in names), spec)
+    has, _ = find_brought_columns(columns, lambda name: np.full(rows.num_rows, name in names), spec)
     return rows.set_column(rows.schema.get_field_index(HAS), HAS, has)
 
 
-def combined(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array, ties: Sequence[str]) -> Combined:
+def combine_columns(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array, ties: Sequence[str]) -> CombinedRows:
     """Combine the rows of each key into one row.
 
     ``rows`` have the columns of the spec's `base_schema`, `DELETE_FLAG` and ``ties``; ``order`` and ``wins`` are what
-    `rank.latest` returns for them. All other columns of a result come from the record of greatest rank. If that is a delete,
+    `rank.sort_by_rank` returns for them. All other columns come from the record of greatest rank. If that is a delete,
     the key becomes a tombstone.
     """
-    places, first = order.to_numpy().astype(np.int64), true(wins)
+    places, first = order.to_numpy().astype(np.int64), as_mask(wins)
     tops = places[first]
     key_of = np.empty(rows.num_rows, np.int64)
     key_of[places] = np.cumsum(first) - 1
-    deleted = true(rows[DELETE_FLAG])
+    deleted = as_mask(rows[DELETE_FLAG])
     meet = (np.bincount(key_of, minlength=len(tops)) > 1) & ~deleted[tops]
     uses = np.zeros(rows.num_rows, bool)
     uses[tops] = True
     if not meet.any():
-        return Combined(rows, pa.array(tops), uses)
+        return CombinedRows(rows, pa.array(tops), uses)
     some = np.flatnonzero(meet[key_of])
     number = np.cumsum(meet) - 1
     merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
     uses[some] |= of_some
     chosen = np.where(meet, rows.num_rows + number, tops)
-    return Combined(pa.concat_tables([rows, merged]), pa.array(chosen), uses)
+    return CombinedRows(pa.concat_tables([rows, merged]), pa.array(chosen), uses)
 
 
-def given(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
-    """For each of these records of one key, the columns whose value in the combined row comes from it (see `combined`)."""
+def columns_by_record(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:
+    """For each of these records of one key, the columns whose value in the combined row comes from it (see `combine_columns`)."""
     parts = _Parts(rows, spec, np.zeros(rows.num_rows, np.int64))
     columns: list[list[str]] = [[] for _ in range(rows.num_rows)]
     for number, (ordering, ids) in enumerate(spec.columns_of):
@@ -167,7 +167,7 @@ class _Parts:
         begins = np.repeat(np.cumsum(lengths) - lengths, lengths)
         self._depth = np.concatenate([np.zeros(n, np.int64), 1 + np.arange(len(within)) - begins])
         has = pa.concat_arrays([rows[HAS].combine_chunks(), within.field("has")])
-        self.deletes = np.concatenate([true(rows[DELETE_FLAG]), true(within.field("has").is_null())])
+        self.deletes = np.concatenate([as_mask(rows[DELETE_FLAG]), as_mask(within.field("has").is_null())])
         self._orders = {
             name: pa.concat_arrays([rows[name].combine_chunks(), within.field(f"o{i}")])
             for i, name in enumerate(spec.all_orders)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Mask
-from lakeupsert.table.types import normal
+from lakeupsert.table.types import normalize
 
 Converted = tuple[pa.Array, Mask]
 """Converted values, and which are bad: the type can't hold them, and they are null."""
@@ -33,12 +33,12 @@ _FORMS = {
 _ZONED = r"^.{11}[^Z+-]*[Z+-]"  # looks for a zone behind the date, which has a `-` of its own
 
 
-def decoded(array: Column) -> Column:
+def decode(array: Column) -> Column:
     """The same values without dictionaries, run-end encoding and views, which many pyarrow kernels do not support."""
     type_ = array.type
     if pa.types.is_run_end_encoded(type_):
-        return decoded(pc.run_end_decode(array))
-    plain_type = normal(type_)
+        return decode(pc.run_end_decode(array))
+    plain_type = normalize(type_)
     if plain_type.equals(type_):
         return array
     return _without_list_views(array, plain_type) if _has_list_view(type_) else array.cast(plain_type)
@@ -56,7 +56,7 @@ def _without_list_views(array: pa.Array, plain_type: pa.DataType) -> pa.Array:
     t, type_ = pa.types, array.type
     absent = array.is_null()
     if t.is_struct(type_):
-        children = [decoded(child) for child in array.flatten()]
+        children = [decode(child) for child in array.flatten()]
         return pa.StructArray.from_arrays(children, fields=list(plain_type), mask=absent)
     if t.is_map(type_) or t.is_fixed_size_list(type_):
         return pa.array(array.to_pylist(), plain_type)
@@ -64,7 +64,7 @@ def _without_list_views(array: pa.Array, plain_type: pa.DataType) -> pa.Array:
     large = t.is_large_list(plain_type)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64 if large else np.int32)
     kind = pa.LargeListArray if large else pa.ListArray
-    return kind.from_arrays(pa.array(ends), decoded(array.flatten()), type=plain_type, mask=absent)
+    return kind.from_arrays(pa.array(ends), decode(array.flatten()), type=plain_type, mask=absent)
 
 
 def convert(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -77,14 +77,14 @@ def convert(array: pa.Array, type_: pa.DataType) -> Converted:
 
     Checked by tests/property/test_conversion.py against a slow oracle that converts one value at a time.
     """
-    array = decoded(array)
+    array = decode(array)
     if array.null_count == len(array):
         return pa.nulls(len(array), type_), _none_bad(array)
     source, target = _family(array.type), _family(type_)
     if array.type.equals(type_, check_metadata=True):
         return _validate(array) if target in ("text", "nested") else (array, _none_bad(array))
     if source == target == "nested":
-        if not array.type.equals(normal(type_)):
+        if not array.type.equals(normalize(type_)):
             return _nested_to_nested(array, type_)
         array, bad = _validate(array)
         return array.cast(type_), bad
@@ -101,7 +101,7 @@ def texts_like(texts: Sequence[str], type_: pa.DataType) -> list[str | None]:
     return convert(values, pa.string())[0].to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
-def true(condition: Column) -> Mask:
+def as_mask(condition: Column) -> Mask:
     """Where a boolean column is true. Null counts as false."""
     if condition.null_count:  # with few rows, most of the time is the call itself
         condition = pc.fill_null(condition, False)
@@ -109,7 +109,7 @@ def true(condition: Column) -> Mask:
     return mask
 
 
-def plain(array: pa.Array) -> list[object]:
+def to_json_values(array: pa.Array) -> list[object]:
     """The values as JSON values: numbers, booleans, texts, lists, objects. Never fails, whatever the type.
 
     Dates, times, timestamps (UTC), decimals, and floats that JSON lacks become text; bytes become base64. A date, time or
@@ -117,11 +117,11 @@ def plain(array: pa.Array) -> list[object]:
     """
     t, type_ = pa.types, array.type
     if t.is_dictionary(type_):
-        return plain(array.dictionary_decode())
+        return to_json_values(array.dictionary_decode())
     if t.is_run_end_encoded(type_):
-        return plain(pc.run_end_decode(array))
+        return to_json_values(pc.run_end_decode(array))
     if isinstance(type_, pa.BaseExtensionType):
-        return plain(array.storage)
+        return to_json_values(array.storage)
     if t.is_string(type_) or t.is_large_string(type_) or t.is_string_view(type_):
         return [None if v is None else v.decode("utf-8", "backslashreplace") for v in _bytes(array)]
     if _family(type_) == "binary" or t.is_binary_view(type_):
@@ -133,12 +133,14 @@ def plain(array: pa.Array) -> list[object]:
     if t.is_temporal(type_):
         return _time_texts(array)
     if t.is_struct(type_):
-        children = [plain(child) for child in array.flatten()]  # unlike field(i), carries the struct's own nulls
+        children = [
+            to_json_values(child) for child in array.flatten()
+        ]  # unlike field(i), carries the struct's own nulls
         names = [field.name for field in type_]
         valid = array.is_valid().to_pylist()
         return [{n: c[i] for n, c in zip(names, children, strict=True)} if ok else None for i, ok in enumerate(valid)]
     if t.is_nested(type_):
-        return [plain(v.values) if v.is_valid else None for v in array]
+        return [to_json_values(v.values) if v.is_valid else None for v in array]
     return array.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
@@ -172,7 +174,7 @@ def _cast(array: pa.Array, type_: pa.DataType) -> Converted:
     except _FAILURES:
         form = _FORMS.get(_family(type_)) if _family(array.type) == "text" else None
         if form:
-            bad = true(pc.invert(pc.match_substring_regex(array, form)))
+            bad = as_mask(pc.invert(pc.match_substring_regex(array, form)))
     pieces, waiting = [], list(reversed(_parts(0, _with_nulls(array, bad))))
     while waiting:
         start, part = waiting.pop()
@@ -217,7 +219,7 @@ def _nested_to_nested(array: pa.Array, type_: pa.DataType) -> Converted:
             bad[owner[np.logical_or.reduce([part_bad for _, part_bad in pieces])]] = True
             if bad.any():  # a map's key can't be null, not even in a value that is replaced by null
                 return _nested_to_nested(_with_nulls(array, bad), type_)[0], bad
-            begins = pa.array(ends, mask=np.append(~true(array.is_valid()), False))
+            begins = pa.array(ends, mask=np.append(~as_mask(array.is_valid()), False))
             return kind.from_arrays(begins, *(part for part, _ in pieces), type=type_), bad
     return _all_bad(array, type_)
 
@@ -252,7 +254,7 @@ def _via_text(array: pa.Array, type_: pa.DataType) -> Converted:
 def _float_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     out = array.cast(type_)  # silently rounds, and turns values that are too large into infinity
     before, after = array.cast(pa.float64()), out.cast(pa.float64())
-    return _result(out, true(pc.and_not(pc.not_equal(before, after), pc.is_nan(before))))
+    return _result(out, as_mask(pc.and_not(pc.not_equal(before, after), pc.is_nan(before))))
 
 
 def _decimal_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -263,7 +265,7 @@ def _decimal_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
     # pyarrow 26 silently overflows 128 bits when it rescales upwards: 123456789012345678901234567890 as decimal(38,18) becomes
     # 46509284486016680345.84. So values that are too large are removed first.
     limit = pa.scalar(Decimal(10**digits), array.type)
-    too_large = true(pc.greater_equal(pc.abs(array), limit))
+    too_large = as_mask(pc.greater_equal(pc.abs(array), limit))
     out, bad = _cast(_with_nulls(array, too_large), type_)
     return out, bad | too_large
 
@@ -282,20 +284,20 @@ def _decimal_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     array = _wide(array)
     out, bad = _via_text(array, type_)
     back, lost = _via_text(out, array.type)
-    return _result(out, bad | lost | true(pc.not_equal(array, back)))
+    return _result(out, bad | lost | as_mask(pc.not_equal(array, back)))
 
 
 def _text_to_int(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
     hexadecimal = pc.or_(pc.starts_with(array, "0x"), pc.starts_with(array, "0X"))  # Arrow reads 0x1F as 31
-    return _result(out, bad | true(hexadecimal))
+    return _result(out, bad | as_mask(hexadecimal))
 
 
 def _text_to_float(array: pa.Array, type_: pa.DataType) -> Converted:
     out, bad = _cast(array, type_)
-    too_large = true(pc.is_inf(out.cast(pa.float64())))
+    too_large = as_mask(pc.is_inf(out.cast(pa.float64())))
     if too_large.any():  # 1e999 is out of range; "inf" is meant to be infinite
-        too_large &= ~true(pc.match_substring(array, "inf", ignore_case=True))
+        too_large &= ~as_mask(pc.match_substring(array, "inf", ignore_case=True))
     return _result(out, bad | too_large)
 
 
@@ -306,14 +308,14 @@ def _text_to_decimal(array: pa.Array, type_: pa.DataType) -> Converted:
     # 18960114910927365649.47, "4e-68" becomes 0. A double is precise enough to detect both.
     about, unfit = _cast(array, pa.float64())
     distance = pc.abs(pc.subtract(_wide(out).cast(pa.float64()), about))
-    return _result(out, bad | unfit | true(pc.greater(distance, pc.multiply(pc.abs(about), 1e-9))))
+    return _result(out, bad | unfit | as_mask(pc.greater(distance, pc.multiply(pc.abs(about), 1e-9))))
 
 
 def _text_to_bool(array: pa.Array, type_: pa.DataType) -> Converted:
     place = pc.index_in(
         pc.utf8_lower(array), pa.array(["false", "true"], array.type)
     )  # Arrow's cast also accepts 0 and 1
-    return pc.equal(place, 1), true(pc.and_(pc.is_null(place), array.is_valid()))
+    return pc.equal(place, 1), as_mask(pc.and_(pc.is_null(place), array.is_valid()))
 
 
 def _text_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -326,14 +328,14 @@ def _text_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
     first = array.slice(
         pc.index(array.is_valid(), True).as_py(), 1
     )  # a cast with the wrong form would fail for every value
-    has_zone = true(pc.match_substring_regex(first, _ZONED)).any()
+    has_zone = as_mask(pc.match_substring_regex(first, _ZONED)).any()
     with suppress(pa.ArrowInvalid):
         out = array.cast(zoned_type if has_zone else plain_type).view(plain_type)
         return _result(out.view(type_), ~_in_our_years(out))
     # Some texts have a zone and some have none, or texts have more digits than the unit. Extra zeros are harmless.
     text = pc.replace_substring_regex(array, r"(\.\d*?)0+(\D.*)?$", r"\1\2")
     text = pc.replace_substring_regex(text, r"\.(\D.*)?$", r"\1")
-    zoned = true(pc.match_substring_regex(text, _ZONED))
+    zoned = as_mask(pc.match_substring_regex(text, _ZONED))
     with_zone, bad = _cast(_with_nulls(text, ~zoned), zoned_type)
     without_zone, unfit = _cast(_with_nulls(text, zoned), plain_type)
     out = pc.coalesce(with_zone.view(plain_type), without_zone)
@@ -342,7 +344,7 @@ def _text_to_timestamp(array: pa.Array, type_: pa.DataType) -> Converted:
 
 def _text_to_time(array: pa.Array, type_: pa.DataType) -> Converted:
     moments, bad = _cast(pc.binary_join_element_wise("1970-01-01T", array, ""), pa.timestamp(type_.unit))
-    bad |= ~true(pc.or_kleene(pc.match_substring(array, ":"), array.is_null()))  # Arrow reads "10" as ten o'clock
+    bad |= ~as_mask(pc.or_kleene(pc.match_substring(array, ":"), array.is_null()))  # Arrow reads "10" as ten o'clock
     return _result(moments.cast(type_), bad)
 
 
@@ -360,7 +362,7 @@ def _timestamp_to_date(array: pa.Array, type_: pa.DataType) -> Converted:
     array = _utc(array)
     out, bad = _cast(array, type_)  # silently cuts off the time, and wraps around in far years
     back, lost = _cast(out, array.type)
-    return _result(out, bad | lost | true(pc.not_equal(array, back)))
+    return _result(out, bad | lost | as_mask(pc.not_equal(array, back)))
 
 
 def _moment_to_text(array: pa.Array, type_: pa.DataType) -> Converted:
@@ -413,7 +415,7 @@ def _none_bad(array: pa.Array) -> Mask:
 
 
 def _all_bad(array: pa.Array, type_: pa.DataType) -> Converted:
-    return pa.nulls(len(array), type_), true(array.is_valid())
+    return pa.nulls(len(array), type_), as_mask(array.is_valid())
 
 
 def _result(out: pa.Array, bad: Mask) -> Converted:
@@ -446,7 +448,7 @@ def _in_our_years(array: pa.Array) -> Mask:
         per_second = 1000 if pa.types.is_date64(type_) else _PER_SECOND[type_.unit]
         first, last = _FIRST_DAY * 86_400 * per_second, (_LAST_DAY + 1) * 86_400 * per_second - 1
         first, last, number = max(first, -(2**63)), min(last, 2**63 - 1), array.view(pa.int64())
-    return ~true(pc.or_(pc.less(number, first), pc.greater(number, last)))
+    return ~as_mask(pc.or_(pc.less(number, first), pc.greater(number, last)))
 
 
 def _bytes(array: pa.Array) -> list[bytes | None]:

@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, ChecksumSink, checked
-from lakeupsert.rows.vectors import deleted_positions, without
+from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, ChecksumSink, open_checked
+from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
-from lakeupsert.table.layout import HOME, made_anew, partition_of
+from lakeupsert.table.layout import HOME, partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import TableSpec
 
@@ -223,7 +223,9 @@ class DataFileWriter:
         self._rows = 0
 
 
-def write_into(pack: Pack, rows: Rows, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]) -> list[DataFile]:
+def write_to_pack(
+    pack: Pack, rows: Rows, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]
+) -> list[DataFile]:
     """Write ``rows``, in key order, to one file in the pack, or to several if there are many rows."""
     at, files = pack.bytes, []
     with DataFileWriter(pack, lambda: pack.name, schema, footer, sorted_by) as out:
@@ -318,11 +320,11 @@ def stream_file(
     deleted = deleted_positions(store, file)
     names = spec.names_in(file.renames) if spec else {}
     for at, rows in _decode_file(store, file, [names.get(name, name) for name in schema.names], near):
-        rows = renamed(rows, names)
+        rows = rename_columns(rows, names)
         if POSITION in schema.names:
             places = np.arange(first + at, first + at + rows.num_rows)
             rows = rows.append_column(schema.field(POSITION), pa.array(places))
-        yield without(aligned(rows, schema), deleted, at)
+        yield drop_deleted(align(rows, schema), deleted, at)
 
 
 def _decode_file(
@@ -334,7 +336,7 @@ def _decode_file(
         return
     part = None if file.at is None else (file.at, file.bytes)
     with (
-        opened(store, file.name, part) as source,
+        open_object(store, file.name, part) as source,
         # Adopted files may have INT96. Pre-buffering reads a row group in one request to an object store; local files need none.
         pq.ParquetFile(
             source,
@@ -389,7 +391,7 @@ def _may_hold(group: pq.RowGroupMetaData, near: Near) -> bool:
 
 
 @contextmanager
-def opened(
+def open_object(
     store: ObjectStore, name: str, part: tuple[int, int] | None = None, partition: str | None = None
 ) -> Iterator[pa.NativeFile]:
     """Open one of our objects for reading.
@@ -403,7 +405,7 @@ def opened(
     """
     try:
         with store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source:
-            yield checked(source, name)
+            yield open_checked(source, name)
     except (NotFoundError, pa.ArrowInvalid, OSError) as e:
         if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
             raise StoreUnavailableError(
@@ -417,7 +419,7 @@ def opened(
         advice = metadata.FROM_BACKUP
         stored = partition_of(name)
         if stored is not None:
-            advice += f", or rebuild the partition from its landing files: `{made_anew(stored)}`"
+            advice += f", or rebuild the partition from its landing files: `{rebuild_command(stored)}`"
         elif name.startswith(f"{HOME}/data/"):
             advice += (
                 ", or withdraw all unpublished batches and load their landing files again: "
@@ -432,13 +434,13 @@ def opened(
         ) from e
 
 
-def renamed(rows: Rows, names: Mapping[str, str]) -> Rows:
+def rename_columns(rows: Rows, names: Mapping[str, str]) -> Rows:
     """Rows of a file under the current names of its columns. ``names``: see `TableSpec.names_in`."""
     now = {then: name for name, then in names.items()}
     return rows.rename_columns([now.get(name, name) for name in rows.schema.names]) if names else rows
 
 
-def aligned(rows: Rows, schema: pa.Schema) -> Rows:
+def align(rows: Rows, schema: pa.Schema) -> Rows:
     """Rows under a newer schema: its column order, nulls for missing columns and struct fields, wider types."""
     if rows.schema.equals(schema):
         return rows

@@ -34,25 +34,25 @@ class Digest:
         self._sum += int(row_hashes(rows, self._columns).sum())
 
     def __str__(self) -> str:
-        return as_text(self._sum)
+        return digest_text(self._sum)
 
 
 def digests(groups: Sequence[Sequence[Rows]], spec: TableSpec) -> list[str]:
     """The digest of each group of tables. One call hashes them all, because calls for a few rows cost more than the rows."""
     tables = [rows for group in groups for rows in group]
     if not tables:
-        return [as_text(0)] * len(groups)
+        return [digest_text(0)] * len(groups)
     sums = np.cumsum(np.append(row_hashes(pa.concat_tables(tables), hashed_columns(spec)), np.uint64(0)))
     ends = np.cumsum([sum(rows.num_rows for rows in group) for group in groups])
     totals = [int(sums[end - 1]) if end else 0 for end in ends]
-    return [as_text(total - before) for before, total in zip([0, *totals], totals, strict=False)]
+    return [digest_text(total - before) for before, total in zip([0, *totals], totals, strict=False)]
 
 
 def hashed_columns(spec: TableSpec) -> tuple[str, ...]:
     return (*spec.stored_key, *spec.order_by)
 
 
-def as_text(total: int) -> str:
+def digest_text(total: int) -> str:
     return f"{total % 2**64:016x}"
 
 

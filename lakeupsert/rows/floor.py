@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
-from lakeupsert.rows.convert import true
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, from_metadata, read_file, to_bytes
 from lakeupsert.rows.rank import sort_key, sortable
 from lakeupsert.storage import ObjectStore
@@ -72,7 +72,7 @@ class Forgetting:
         return [number for number, at in enumerate(self.stamps[1:], 1) if at is not None and at < before]
 
 
-def refused_by_merges(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Rows]:
+def read_refused_keys(store: ObjectStore, manifests: Iterable[Manifest], spec: TableSpec) -> dict[str, Rows]:
     """The keys that merges refused, by batch id. Columns: `PARTITION`, the partition columns and the key columns.
 
     No row of such a key in the batch counts. That includes rows that lost to the refused row and are not in quarantine.
@@ -95,14 +95,14 @@ def is_among(rows: Rows, keys: Rows, spec: TableSpec) -> Mask:
     names = [PARTITION, *spec.stored_key]
     near: Mask = np.ones(rows.num_rows, bool)
     for name in names:
-        near &= true(pc.is_in(sortable(rows[name]), sortable(keys[name].cast(rows.schema.field(name).type))))
+        near &= as_mask(pc.is_in(sortable(rows[name]), sortable(keys[name].cast(rows.schema.field(name).type))))
     wanted = {tuple(key.values()) for key in keys.select(names).to_pylist()}
     candidates = rows.select(names).filter(pa.array(near)).to_pylist()
     near[near] = [tuple(key.values()) in wanted for key in candidates]
     return near
 
 
-def since(rows: Rows, ages: Indices, forgets: Forgetting) -> Rows:
+def add_deletion_times(rows: Rows, ages: Indices, forgets: Forgetting) -> Rows:
     """``rows`` with `DELETED_AT` filled in: a stored tombstone's own value, otherwise the one from `Forgetting.stamps`.
 
     ``ages``: 0 for a stored row, then 1, 2, … for the batches.
@@ -112,12 +112,12 @@ def since(rows: Rows, ages: Indices, forgets: Forgetting) -> Rows:
     return rows.set_column(at, DELETED_AT, pc.coalesce(rows[DELETED_AT.name], of_age))
 
 
-def forgotten(rows: Rows, forgets: Forgetting, age: int) -> Mask:
+def find_forgotten(rows: Rows, forgets: Forgetting, age: int) -> Mask:
     """Which rows (with `DELETED_AT`) are deletes that are forgotten when batch number ``age`` is merged."""
-    return true(rows[DELETE_FLAG]) & true(pc.less(rows[DELETED_AT.name], forgets.before(age)))
+    return as_mask(rows[DELETE_FLAG]) & as_mask(pc.less(rows[DELETED_AT.name], forgets.before(age)))
 
 
-def greatest(floors: Sequence[str], rows: Rows, spec: TableSpec) -> str | None:
+def greatest_floor(floors: Sequence[str], rows: Rows, spec: TableSpec) -> str | None:
     """The greatest of some floors and of the orders of some rows, as a floor; None if there are neither."""
     known = [_orders(floor, spec) for floor in floors]
     orders = pa.concat_tables([*known, rows.select(spec.order_by)]).cast(_schema(spec))
@@ -129,7 +129,7 @@ def greatest(floors: Sequence[str], rows: Rows, spec: TableSpec) -> str | None:
     return base64.b64encode(to_bytes(orders.slice(first, 1).combine_chunks())).decode()
 
 
-def below(rows: Rows, floors: Sequence[str], spec: TableSpec) -> Mask:
+def find_below(rows: Rows, floors: Sequence[str], spec: TableSpec) -> Mask:
     """Which rows have an order below one of these floors. With `ties` content also an equal order, which a delete would win."""
     mask: Mask = np.zeros(rows.num_rows, bool)
     for floor in floors:
@@ -138,13 +138,13 @@ def below(rows: Rows, floors: Sequence[str], spec: TableSpec) -> Mask:
     return mask
 
 
-def up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
+def find_up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
     """Which rows have an order that is not above ``floor``."""
     loses, equal = _compare(rows, floor, spec)
     return loses | equal
 
 
-def lacking(
+def find_missing_keys(
     rows: Rows,
     order: pa.Array,
     wins: pa.Array,
@@ -160,19 +160,19 @@ def lacking(
 
     Args:
         rows: all rows of some keys.
-        order, wins: what `rank.latest` returns for them.
+        order, wins: what `rank.sort_by_rank` returns for them.
         ages: 0 for a stored row, then 1, 2, … for the batches.
         full: the age and the greatest order of each full extract.
     """
     key, rank = np.empty((2, rows.num_rows), np.int64)
-    key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(true(wins)) - 1, np.arange(rows.num_rows)
+    key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(as_mask(wins)) - 1, np.arange(rows.num_rows)
     killed_by = np.full(rows.num_rows, -1)
     for number, (age, floor) in enumerate(full):
         has = np.zeros(rows.num_rows, bool)
         has[key[ages == age]] = True
-        dies = ~has[key] & up_to(rows, floor, spec)
+        dies = ~has[key] & find_up_to(rows, floor, spec)
         if forgets is not None:
-            void = (killed_by < 0) & has[key] & forgotten(rows, forgets, age)
+            void = (killed_by < 0) & has[key] & find_forgotten(rows, forgets, age)
             greatest_void = np.full(rows.num_rows, rows.num_rows)
             np.minimum.at(greatest_void, key[void], rank[void])
             dies |= rank >= greatest_void[key]
@@ -180,7 +180,7 @@ def lacking(
     return killed_by
 
 
-def scalars(floor: str, spec: TableSpec) -> dict[str, pa.Scalar]:
+def floor_values(floor: str, spec: TableSpec) -> dict[str, pa.Scalar]:
     """The values of a floor, by ordering column."""
     orders = _orders(floor, spec)
     return {name: orders[name][0] for name in spec.order_by}
@@ -200,11 +200,11 @@ def _compare(rows: Rows, floor: str, spec: TableSpec) -> tuple[Mask, Mask]:
 
 def _against(column: Column, value: pa.Scalar, ordering: Ordering) -> tuple[Mask, Mask]:
     """Which values of a column lose against a scalar, and which equal it."""
-    absent = true(column.is_null())
+    absent = as_mask(column.is_null())
     if not value.is_valid:
         return (~absent if ordering.nulls_first else np.zeros(len(column), bool)), absent
     loses = pc.greater(column, value) if ordering.ascending else pc.less(column, value)
-    return np.where(absent, not ordering.nulls_first, true(loses)), true(pc.equal(column, value))
+    return np.where(absent, not ordering.nulls_first, as_mask(loses)), as_mask(pc.equal(column, value))
 
 
 def _orders(floor: str, spec: TableSpec) -> Rows:

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
-from lakeupsert.rows.convert import true
+from lakeupsert.rows.convert import as_mask
 from lakeupsert.table.spec import DELETE_FLAG, Ordering, TableSpec
 
 
-def latest(
+def sort_by_rank(
     rows: Rows, spec: TableSpec, ties: Sequence[str], by: Sequence[str] = (), first: Sequence[str] = ()
 ) -> tuple[pa.Array, pa.Array]:
     """Sort rows by key and rank, and mark the row that wins each key.
@@ -51,17 +51,19 @@ def sort_key(name: str, ordering: Ordering) -> tuple[str, str, str]:
 
 
 def equal_rows(rows: Rows, names: Sequence[str], one: Indices, other: Indices) -> Mask:
-    """For n pairs of rows, given by index, whether both are equal in these columns, as `latest` compares. Null equals null."""
+    """For n pairs of rows, by index: whether both are equal in these columns, as `sort_by_rank` compares. Null equals null."""
     equal = np.ones(len(one), bool)
     for name in names:
         left, right = sortable(rows[name].take(one)), sortable(rows[name].take(other))
-        both_null = true(left.is_null()) & true(right.is_null()) if left.null_count and right.null_count else False
-        equal &= true(pc.equal(left, right)) | both_null
+        both_null = (
+            as_mask(left.is_null()) & as_mask(right.is_null()) if left.null_count and right.null_count else False
+        )
+        equal &= as_mask(pc.equal(left, right)) | both_null
     return equal
 
 
-def versions(rows: Rows, spec: TableSpec, order: Indices, wins: Mask) -> Mask:
-    """Mark the first row of each key and ordering value, among n rows in the order of `latest`."""
+def mark_versions(rows: Rows, spec: TableSpec, order: Indices, wins: Mask) -> Mask:
+    """Mark the first row of each key and ordering value, among n rows in the order of `sort_by_rank`."""
     differs = ~equal_rows(rows, spec.order_by, order[1:], order[:-1])
     first: Mask = np.append(True, differs)[: len(order)]
     return wins | first
@@ -84,13 +86,13 @@ def sortable(column: Column) -> Column:
     return pa.array(ordered, mask=pc.is_null(values).to_numpy(zero_copy_only=False))
 
 
-def sorted_by(rows: Rows, key: Sequence[str]) -> pa.Array:
+def sort_by_key(rows: Rows, key: Sequence[str]) -> pa.Array:
     """Indices that sort the rows by key."""
     columns = {f"k{i}": sortable(rows[name]) for i, name in enumerate(key)}
     return pc.sort_indices(pa.table(columns), sort_keys=[(name, "ascending") for name in columns])
 
 
-def rows_up_to(rows: Rows, key: Sequence[str], last: Sequence[pa.Scalar]) -> int:
+def count_rows_up_to(rows: Rows, key: Sequence[str], last: Sequence[pa.Scalar]) -> int:
     """How many of ``rows``, sorted by key, have a key that is not greater than ``last`` (one scalar per key column)."""
     up_to = equal = None
     for name, scalar in zip(key, last, strict=True):

@@ -17,7 +17,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.storage import NotFoundError, ObjectStore
 from lakeupsert.table import metadata
-from lakeupsert.table.layout import made_anew, partition_of
+from lakeupsert.table.layout import partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, DeletionVector
 
 Positions = NDArray[np.uint64]
@@ -53,13 +53,17 @@ def deleted_positions(store: ObjectStore, file: DataFile) -> Positions:
             f"The deletion vector of {store.uri(file.name)} can't be read: {e}. Something other than lakeupsert deleted or "
             "changed it.",
             next=metadata.FROM_BACKUP
-            + (f", or rebuild the partition from its landing files: `{made_anew(partition)}`" if partition else ""),
+            + (
+                f", or rebuild the partition from its landing files: `{rebuild_command(partition)}`"
+                if partition
+                else ""
+            ),
             partition=partition,
         ) from e
     return positions
 
 
-def without(rows: Rows | pa.RecordBatch, deleted: Positions, at: int) -> Rows | pa.RecordBatch:
+def drop_deleted(rows: Rows | pa.RecordBatch, deleted: Positions, at: int) -> Rows | pa.RecordBatch:
     """``rows``, which begin at position ``at`` of their file, without the positions in ``deleted``."""
     if not len(deleted):
         return rows
@@ -71,7 +75,7 @@ def without(rows: Rows | pa.RecordBatch, deleted: Positions, at: int) -> Rows | 
     return rows.filter(pa.array(lives))
 
 
-def with_deleted(
+def mark_deleted(
     store: ObjectStore, files: Sequence[DataFile], superseded: Sequence[Indices], new_name: Callable[[], str]
 ) -> list[DataFile]:
     """``files`` with more rows superseded: for each file, the positions of live rows in ``superseded``.

@@ -23,11 +23,11 @@ from lakeupsert.table.spec import (
     FieldText,
     Ordering,
     PartitionColumn,
-    Renamed,
+    Rename,
     TableSpec,
     field_id,
 )
-from lakeupsert.table.types import is_key_type, is_order_type, is_partition_type, normal, widened
+from lakeupsert.table.types import is_key_type, is_order_type, is_partition_type, normalize, widen
 
 _GRAMMAR = {
     "order_by": " (COLUMN, then asc or desc, then nulls first or nulls last)",
@@ -218,20 +218,20 @@ def _refuse_unfit_rules(schema: pa.Schema, declared: TableSpec) -> None:
 
 def _suggestion(name: str, schema: pa.Schema) -> str:
     """Suggests the column of ``schema`` that ``name`` may be a typo of, and lists them all."""
-    close = nearest(name, schema.names)
+    close = nearest_name(name, schema.names)
     envelope = next((e for e, names in _WRAPPED.items() if any(n <= set(schema.names) for n in names)), None)
     wrapped = f' The rows look wrapped: set `envelope = "{envelope}"` in [tables.….read].' if envelope else ""
     return f"{f' Did you mean {close!r}?' if close else ''} Found: {', '.join(schema.names)}.{wrapped}"
 
 
-def nearest(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:
+def nearest_name(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:
     """The column that ``name`` is most likely a typo of, ignoring case; None if none is as similar as ``cutoff`` (1: equal)."""
     called = {column.lower(): column for column in columns}
     close = difflib.get_close_matches(name.lower(), called, n=1, cutoff=cutoff)
     return called[close[0]] if close else None
 
 
-def slip_of(name: str, columns: Iterable[str]) -> str | None:
+def find_typo(name: str, columns: Iterable[str]) -> str | None:
     """The column that ``name`` is a typo of: they differ by one letter, by two swapped letters, or only by `_` or case.
 
     Other digits or another word make another name: a table may have `price_1` and `price_2`, or `deleted` and `deleted_at`.
@@ -283,7 +283,7 @@ def evolve(spec: TableSpec, schema: pa.Schema) -> TableSpec:
             continue
         place = places[name]
         if name not in (*spec.key, *spec.partition_by):
-            wider = widened(fields[place].type, normal(incoming.type))
+            wider = widen(fields[place].type, normalize(incoming.type))
             if not wider.equals(fields[place].type):
                 _refuse_ambiguous_within(name, wider)
                 fields[place] = fields[place].with_type(numbering.type(wider))
@@ -371,7 +371,7 @@ def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:
 
 
 def _record_rename(spec: TableSpec, field: pa.Field, fields: Sequence[pa.Field]) -> TableSpec:
-    one = Renamed(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
+    one = Rename(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
     requires = tuple(sorted({*spec.requires, "renames"}))  # a reader that goes by name alone would misread such a table
     return msgspec.structs.replace(
         _spec(fields, spec, spec.last_field_id), renames=(*spec.renames, one), requires=requires
@@ -396,7 +396,7 @@ def _refuse_operation_slip(column: str, files: pa.Schema, named: Sequence[str]) 
 
     A first load without the column is common and allowed.
     """
-    close = slip_of(column, [name for name in files.names if name not in named])
+    close = find_typo(column, [name for name in files.names if name not in named])
     if column in files.names or close is None:
         return
     raise ConfigurationError(
@@ -536,7 +536,7 @@ class _Numbering:
 
     def field(self, field: pa.Field) -> pa.Field:
         metadata = {FIELD_ID: str(self._next()).encode()}
-        return pa.field(field.name, self.type(normal(field.type)), nullable=True, metadata=metadata)
+        return pa.field(field.name, self.type(normalize(field.type)), nullable=True, metadata=metadata)
 
     def type(self, type_: pa.DataType) -> pa.DataType:
         t = pa.types

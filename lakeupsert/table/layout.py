@@ -81,7 +81,7 @@ class TableObjects:
             "missing-version",
             f"{named_by} names version {version} of {partition}, but that manifest is missing: {where}. Something other than "
             "lakeupsert deleted it.",
-            next=f"run `{made_anew(partition)}`, which rebuilds the partition from its landing files; or {backup}"
+            next=f"run `{rebuild_command(partition)}`, which rebuilds the partition from its landing files; or {backup}"
             if lost
             else f"{backup}; newer snapshots do not need it, and `lakeupsert run` publishes one if there is none",
             partition=partition,
@@ -206,7 +206,7 @@ def partition_text(partition: str) -> str:
     return "/".join(partition_texts(partition).values())
 
 
-def made_anew(partition: str) -> str:
+def rebuild_command(partition: str) -> str:
     """The command that rebuilds a partition from its landing files, for messages."""
     return f"lakeupsert reprocess --partition {shlex.quote(partition)} --source landing"
 

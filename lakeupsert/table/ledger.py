@@ -63,13 +63,13 @@ class QuarantineFile(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
-class Replayed(QuarantineFile, frozen=True, kw_only=True):
+class ReplayedFile(QuarantineFile, frozen=True, kw_only=True):
     """A quarantine file whose rows a later batch loaded again, all of them. It is in ``quarantine`` of the entry ``batch``."""
 
     batch: int
 
 
-class Restored(msgspec.Struct, frozen=True, kw_only=True):
+class RestorePoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a restore goes back to: a snapshot, its batch, and each touched partition's manifest version (-1: none)."""
 
     snapshot: int
@@ -137,8 +137,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     rows_read: int = 0
     quarantined: dict[str, int] = {}
     quarantine: tuple[QuarantineFile, ...] = ()
-    restored: Restored | None = None
-    replayed: tuple[Replayed, ...] = ()
+    restored: RestorePoint | None = None
+    replayed: tuple[ReplayedFile, ...] = ()
     fence: int | None = None
     seen: tuple[SeenFile, ...] = ()
     full: FullExtract | None = None
@@ -211,7 +211,7 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         )
 
 
-def taken(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
+def landing_files_by_path(entries: Iterable[LedgerEntry]) -> dict[str, list[LandingFile]]:
     """All landing files that these entries loaded, by path."""
     files: dict[str, list[LandingFile]] = {}
     for entry in entries:
@@ -240,7 +240,7 @@ class Headers(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[LedgerEntry, ...]
 
 
-def header(entry: LedgerEntry) -> LedgerEntry:
+def without_touched(entry: LedgerEntry) -> LedgerEntry:
     """The entry without what it touched."""
     return msgspec.structs.replace(
         entry, touched={}, restored=entry.restored and msgspec.structs.replace(entry.restored, versions={})
@@ -268,12 +268,12 @@ def counting(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
     return numbers
 
 
-def still_quarantined(entries: Sequence[LedgerEntry]) -> list[Replayed]:
+def find_quarantined(entries: Sequence[LedgerEntry]) -> list[ReplayedFile]:
     """The quarantine files of all batches that count and that no counting batch replayed. ``entries``: the whole ledger."""
     count = counting(enumerate(entries))
     replayed = {f.name for number in count for f in entries[number].replayed}
     return [
-        Replayed(batch=number, name=f.name, rows=f.rows)
+        ReplayedFile(batch=number, name=f.name, rows=f.rows)
         for number in sorted(count)
         for f in entries[number].quarantine
         if f.name not in replayed

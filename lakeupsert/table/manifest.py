@@ -184,7 +184,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
         return {name for file in (*self.data, *self.tombstones, *self.history) for name in file.objects}
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True):
+class FailedMark(msgspec.Struct, frozen=True, kw_only=True):
     """The merge of batch ``batch`` failed at its last attempt; `merged` did not change. A merge of ``batch`` clears the mark."""
 
     batch: int
@@ -210,7 +210,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     merged: int
     spec_version: int
     buckets: tuple[BucketEntry, ...] = ()
-    failed: Failed | None = None
+    failed: FailedMark | None = None
     fence: int | None = None
     quarantine: tuple[str, ...] = ()
     reprocessed: str | None = None
@@ -233,7 +233,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(b.objects) for b in self.buckets)
 
 
-def added(digests: Iterable[str | None]) -> str | None:
+def add_digests(digests: Iterable[str | None]) -> str | None:
     """The sum of some digests: the digest of all their rows. None if one is not known."""
     total = 0
     for digest in digests:

@@ -7,7 +7,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True):
     """One partition in a snapshot: its manifest version and that version's figures.
 
     ``files``: how many objects it has in the store; -1 in snapshots of an earlier lakeupsert.
@@ -32,7 +32,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: int
     spec_version: int
-    partitions: dict[str, Shown] = {}
+    partitions: dict[str, PartitionVersion] = {}
     lagging: tuple[str, ...] = ()
     tags: dict[str, int] = {}
     expired: int = 0

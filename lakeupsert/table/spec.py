@@ -149,7 +149,7 @@ class FieldText(msgspec.Struct, frozen=True, kw_only=True):
     type: str
 
 
-class Renamed(msgspec.Struct, frozen=True, kw_only=True):
+class Rename(msgspec.Struct, frozen=True, kw_only=True):
     """A rename or drop: before it, field ``id`` was called ``name`` and ``last_field_id`` was the highest field id."""
 
     id: int
@@ -197,7 +197,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     fields: tuple[FieldText, ...]
     arrow_schema: str
     last_field_id: int
-    renames: tuple[Renamed, ...] = ()
+    renames: tuple[Rename, ...] = ()
     bucket_count: int = 1
 
     @cached_property
@@ -295,7 +295,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         names = [*self.schema.names, *([self.delete.column] if self.delete and self.delete.column else [])]
         return {name.lower(): name for name in names} | {name: name for name in names}
 
-    def renamed_since(self, renames: int) -> dict[str, str | None]:
+    def changed_names(self, renames: int) -> dict[str, str | None]:
         """The columns whose names changed since a spec or file with so many ``renames``: old name to current name (None:
         dropped)."""
         later = self.renames[renames:]
@@ -336,7 +336,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"started with {len(self.renames)}. Nothing was changed.",
                 next="run the same command again",
             )
-        changed = self.renamed_since(renames)
+        changed = self.changed_names(renames)
         if not changed:
             return {}
         own = {now: name for name, now in changed.items() if now is not None}
@@ -377,7 +377,7 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     if old is None:
         return
     kept = {f.id: f.name for f in new.fields}
-    renamed = new.renamed_since(len(old.renames))
+    renamed = new.changed_names(len(old.renames))
     fixed = (
         "table_id", "key", "order_by", "ascending", "nulls_first", "order_in_name", "ties", "partition_by",
         "partition_from", "stamped", "mode", "nulls", "groups", "key_scope", "history",

@@ -59,13 +59,13 @@ def type_name(type_: pa.DataType) -> str:
     return next((name for name, named in _NAMES.items() if named.equals(type_)), str(type_))
 
 
-def normal(type_: pa.DataType) -> pa.DataType:
+def normalize(type_: pa.DataType) -> pa.DataType:
     """The type in which a table stores a landing column: without encodings, nested fields nullable. It holds the same values."""
     t = pa.types
     if t.is_dictionary(type_):
-        return normal(type_.value_type)
+        return normalize(type_.value_type)
     if t.is_run_end_encoded(type_):
-        return normal(type_.value_type)
+        return normalize(type_.value_type)
     if t.is_string_view(type_):
         return pa.string()  # pyarrow's filter and take have no kernels for views
     if t.is_binary_view(type_):
@@ -77,14 +77,14 @@ def normal(type_: pa.DataType) -> pa.DataType:
     if t.is_fixed_size_list(type_):
         return pa.list_(_nullable(type_.value_field), type_.list_size)
     if t.is_map(type_):
-        return pa.map_(normal(type_.key_type), _nullable(type_.item_field), type_.keys_sorted)
+        return pa.map_(normalize(type_.key_type), _nullable(type_.item_field), type_.keys_sorted)
     if t.is_struct(type_):
         return pa.struct([_nullable(f) for f in type_])
     return type_
 
 
 def _nullable(field: pa.Field) -> pa.Field:
-    return pa.field(field.name, normal(field.type), nullable=True)
+    return pa.field(field.name, normalize(field.type), nullable=True)
 
 
 _SIGNED = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
@@ -93,7 +93,7 @@ _FLOATS = [pa.float32(), pa.float64()]  # not float16: Spark can't read such fil
 _UNITS = ["s", "ms", "us"]  # not ns: years after 2262 would no longer fit
 
 
-def widened(current: pa.DataType, incoming: pa.DataType) -> pa.DataType:
+def widen(current: pa.DataType, incoming: pa.DataType) -> pa.DataType:
     """The smallest type that holds all values of both types unchanged, or ``current`` if there is none.
 
     A struct gets missing fields behind its own, whose places and ids stay. In lists and maps, the element types widen.
@@ -103,13 +103,13 @@ def widened(current: pa.DataType, incoming: pa.DataType) -> pa.DataType:
         return incoming
     if t.is_struct(current) and t.is_struct(incoming):
         types = {f.name: f.type for f in incoming}
-        own = [f.with_type(widened(f.type, types.pop(f.name, f.type))) for f in current]
+        own = [f.with_type(widen(f.type, types.pop(f.name, f.type))) for f in current]
         return pa.struct([*own, *(f for f in incoming if f.name in types)])
     for is_list, list_of in ((t.is_list, pa.list_), (t.is_large_list, pa.large_list)):
         if is_list(current) and is_list(incoming):
-            return list_of(current.value_field.with_type(widened(current.value_type, incoming.value_type)))
+            return list_of(current.value_field.with_type(widen(current.value_type, incoming.value_type)))
     if t.is_map(current) and t.is_map(incoming):
-        item = current.item_field.with_type(widened(current.item_type, incoming.item_type))
+        item = current.item_field.with_type(widen(current.item_type, incoming.item_type))
         return pa.map_(current.key_field, item, current.keys_sorted)
     for family in (_SIGNED, _UNSIGNED, _FLOATS):
         if current in family and incoming in family:
@@ -149,7 +149,7 @@ _SMALL = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
 
 def same_values(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether two types hold the same values. The width of storage and the zone of a timestamp do not matter."""
-    return bool(_bare(normal(one)).equals(_bare(normal(other))))
+    return bool(_bare(normalize(one)).equals(_bare(normalize(other))))
 
 
 def _bare(type_: pa.DataType) -> pa.DataType:

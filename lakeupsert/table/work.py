@@ -13,7 +13,7 @@ Source = Literal["stored", "landing"]
 AGAIN = "run `lakeupsert reprocess` again"
 
 
-class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionRewrite(msgspec.Struct, frozen=True, kw_only=True):
     """One partition of a work object.
 
     Attributes:
@@ -28,24 +28,24 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[str, ...] = ()
 
 
-class Work(msgspec.Struct, frozen=True, kw_only=True):
+class RewriteOrder(msgspec.Struct, frozen=True, kw_only=True):
     """``spec_version``: of a published snapshot. Partitions are rewritten under this spec or a newer one."""
 
     format: int = 1
     source: Source
-    partitions: dict[str, Rebuilt]
+    partitions: dict[str, PartitionRewrite]
     spec_version: int = 0
 
 
-def write_work(store: ObjectStore, name: str, work: Work) -> None:
+def write_order(store: ObjectStore, name: str, work: RewriteOrder) -> None:
     with store.write(name) as sink:
         sink.write(metadata.encode(work))
 
 
-def read_work(store: ObjectStore, name: str) -> Work:
+def read_order(store: ObjectStore, name: str) -> RewriteOrder:
     """Raises RefusedError if the object is gone or has a newer format, DamagedTableError if it is damaged."""
     try:
-        work = metadata.decode(store.get(name), Work, lambda: store.uri(name), "a work object", next=AGAIN)
+        work = metadata.decode(store.get(name), RewriteOrder, lambda: store.uri(name), "a work object", next=AGAIN)
         reason = None if work.format == 1 else f"has format {work.format}; this lakeupsert reads format 1"
     except NotFoundError:
         reason = "is gone"

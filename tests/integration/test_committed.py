@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from lakeupsert import LakeupsertError, RefusedError, Table, TryAgainError
 from lakeupsert.cli import main
-from lakeupsert.errors import Standing, parts
+from lakeupsert.errors import Standing, split_text
 from lakeupsert.operations import run
 from lakeupsert.pipeline import drain_queues
 from lakeupsert.pipeline.opened import OpenTable
@@ -209,8 +209,10 @@ def test_commit_without_an_answer_that_is_not_there_may_still_appear(
 
 def test_text_of_an_error_is_taken_apart() -> None:
     error = LakeupsertError("x", "it broke\nhere", next="mend it")
-    assert parts(str(error)) == ("it broke\nhere", "mend it")
+    assert split_text(str(error)) == ("it broke\nhere", "mend it")
     error.standing = Standing(3, None)
-    assert parts(str(error)) == ("it broke\nhere", "mend it")
-    assert parts("it broke\nData changed: no. Next: mend it") == ("it broke", "mend it"), "of an earlier lakeupsert"
-    assert parts("it broke") == ("it broke", "")
+    assert split_text(str(error)) == ("it broke\nhere", "mend it")
+    assert split_text("it broke\nData changed: no. Next: mend it") == ("it broke", "mend it"), (
+        "of an earlier lakeupsert"
+    )
+    assert split_text("it broke") == ("it broke", "")

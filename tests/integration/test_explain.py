@@ -17,8 +17,8 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedErro
 from lakeupsert.operations.explain import ExplainedPartition, Version
 from lakeupsert.table.evolution import create
 from lakeupsert.table.ledger import LedgerEntry, Touched
-from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, Failed, Manifest
-from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.manifest import BucketEntry, Counters, DataFile, FailedMark, Manifest
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.testing.lake import DAY, Lake, row
 from lakeupsert.testing.model import rank
 
@@ -290,7 +290,7 @@ def test_partition_that_fails_tells_why_its_batch_is_pending(lake: Lake) -> None
     chain = lake.opened.objects.partition(FIRST)
     head = chain.head()
     assert head
-    chain.append(msgspec.structs.replace(head.body, failed=Failed(batch=2, reason="no memory\nat all")), head)
+    chain.append(msgspec.structs.replace(head.body, failed=FailedMark(batch=2, reason="no memory\nat all")), head)
     assert "It is not merged yet (batch 2 failed: no memory), and" in explained(lake).why
 
 
@@ -391,7 +391,7 @@ def adopt(lake: Lake, *files: Sequence[Any]) -> None:
     objects.partition(FIRST).append(Manifest(partition=FIRST, merged=0, spec_version=0, buckets=(bucket,)), None)
     entry = LedgerEntry(kind="create", batch_id="", received_at=0, spec_version=0, touched=touched, rows_read=n)
     objects.ledger.append(entry, None)
-    shown = {FIRST: Shown(version=0, merged=0, rows=n, bytes=touched[FIRST].bytes)}
+    shown = {FIRST: PartitionVersion(version=0, merged=0, rows=n, bytes=touched[FIRST].bytes)}
     objects.snapshots.append(Snapshot(batch=0, spec_version=0, partitions=shown), None)
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, Replayed, check_entry
+from lakeupsert.table.ledger import LandingFile, LedgerEntry, ReplayedFile, check_entry
 from lakeupsert.testing.faults import Fault, Points
 from lakeupsert.testing.lake import Lake, row
 
@@ -429,8 +429,8 @@ def test_command_says_what_was_replayed(tmp_path: Path, monkeypatch: pytest.Monk
     [
         {"kind": "restore"},
         {"files": (LandingFile(path="1.jsonl", size=1, etag="", sha256="", rows=2),)},
-        {"replayed": (Replayed(batch=1, name="a", rows=3),)},
-        {"replayed": (Replayed(batch=1, name="a", rows=1), Replayed(batch=1, name="a", rows=1))},
+        {"replayed": (ReplayedFile(batch=1, name="a", rows=3),)},
+        {"replayed": (ReplayedFile(batch=1, name="a", rows=1), ReplayedFile(batch=1, name="a", rows=1))},
     ],
 )
 def test_ledger_entry_that_contradicts_what_it_replays_is_not_written(wrong: dict[str, Any]) -> None:
@@ -442,7 +442,7 @@ def test_ledger_entry_that_contradicts_what_it_replays_is_not_written(wrong: dic
         spec_version=0,
         rows_read=2,
         quarantined={"null_key": 2},
-        replayed=(Replayed(batch=1, name="a", rows=2),),
+        replayed=(ReplayedFile(batch=1, name="a", rows=2),),
     )
     check_entry(before, right)
     with pytest.raises(DamagedTableError, match="replay"):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lakeupsert.config import Reading
 from lakeupsert.landing.formats import blocks, csvfile, records
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.landing.formats.inference import FROM_TEXT, inferred, unify
+from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify
 from lakeupsert.rows.convert import convert
 
 EXACT = Context(prec=200)
@@ -393,7 +393,7 @@ def test_nested_metadata_becomes_the_targets() -> None:
 def test_inferred_type_holds_every_value_that_it_came_from(parts: list[list[str]]) -> None:
     type_ = pa.null()
     for part in parts:
-        type_ = unify(type_, inferred(pa.array([v or None for v in part], pa.string()), FROM_TEXT), typed=False)
+        type_ = unify(type_, infer_type(pa.array([v or None for v in part], pa.string()), FROM_TEXT), typed=False)
     values = [v or None for part in parts for v in part]
     assert not convert(pa.array(values, pa.string()), type_)[1].any()
 

@@ -23,7 +23,7 @@ from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
-from lakeupsert.table.manifest import DataFile, added
+from lakeupsert.table.manifest import DataFile, add_digests
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
 PARTITIONS = 50
@@ -163,8 +163,8 @@ def test_engines_agree_on_generated_tables(
             found = [r for half in of_it for r in rows(store, getattr(half, name_of), schema)]
             assert sorted(found) == sorted(rows(store, getattr(whole, name_of), schema))
         assert sum(half.superseded for half in of_it) == whole.superseded
-        assert added(half.superseded_digest for half in of_it) == whole.superseded_digest
-        assert added(half.adopted for half in of_it) == whole.adopted
+        assert add_digests(half.superseded_digest for half in of_it) == whole.superseded_digest
+        assert add_digests(half.adopted for half in of_it) == whole.adopted
         assert {f.bucket for f in of_it[1].written} <= {1}
     del merged[len(rewrites) :]
 

@@ -29,14 +29,14 @@ from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.read.history import history_schema, history_to_arrow
 from lakeupsert.read.view import View
-from lakeupsert.rows.columns import brought
+from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.datafiles import read_file
-from lakeupsert.rows.floor import PARTITION, Forgetting, greatest
+from lakeupsert.rows.floor import PARTITION, Forgetting, greatest_floor
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
-from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
@@ -273,7 +273,9 @@ def written(store: LocalStore, spec: TableSpec, number: int, feeds: dict[str, li
         types = {
             name: pa.array(values, spec.schema.field(name).type) for name, values in columns.items() if name in ALL
         }
-        columns[HAS], unfit = brought(types, lambda name: np.array([name in of_it for of_it in brings]), spec)
+        columns[HAS], unfit = find_brought_columns(
+            types, lambda name: np.array([name in of_it for of_it in brings]), spec
+        )
         assert not any(rows.any() for rows in unfit.values())
     schema = pa.schema([*spec.ranked_schema, pa.field(PARTITION, pa.string())])
     job = AppendJob(store, store, (), "parquet", RowRules(spec, 0), "b", 0, number)
@@ -326,7 +328,7 @@ def ended(row: Record, begin: Any, end: Any) -> str:
 def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark: Any = None) -> dict[str, list[str]]:
     """What readers of the history find."""
     buckets = {p: [BucketEntry(id="", base=x.base, deltas=x.deltas, history=x.history)] for p, x in piles.items()}
-    shown_as = dict.fromkeys(piles, Shown(version=-1, merged=1, rows=0, bytes=0))
+    shown_as = dict.fromkeys(piles, PartitionVersion(version=-1, merged=1, rows=0, bytes=0))
     view = View(TableObjects(store), spec, Snapshot(batch=1, spec_version=0, partitions=shown_as), None, buckets)
     if spark is None:
         rows = history_to_arrow(view).read_all()
@@ -394,7 +396,7 @@ def merged_in_table(
     for number, came in enumerate(arrived):
         feeds = {p: [[r for r in came if r["home"] == p]] for p in piles}
         touched = touched_by(written(store, spec, 0, feeds))
-        to = keyindex.Writing(store, spec, 0, "b", number)
+        to = keyindex.IndexTarget(store, spec, 0, "b", number)
         settled = keyindex.settle(to, touched, index, deltas, fold=rng.random() < 0.5)
         if settled.index is not None:
             index, deltas = settled.index, ()
@@ -507,7 +509,7 @@ def greatest_of(spec: TableSpec, records: Sequence[Record]) -> Record:
 
 def order_of(spec: TableSpec, record: Record) -> str:
     columns = {name: pa.array([record[name]], spec.schema.field(name).type) for name in spec.order_by}
-    return greatest((), pa.table(columns), spec) or ""
+    return greatest_floor((), pa.table(columns), spec) or ""
 
 
 @pytest.mark.parametrize("seed", seeds(ROUNDS // 5))

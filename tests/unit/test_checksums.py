@@ -11,7 +11,7 @@ import pytest
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows import checksums
-from lakeupsert.rows.datafiles import DataFileWriter, Footer, opened, read_file
+from lakeupsert.rows.datafiles import DataFileWriter, Footer, open_object, read_file
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import DataFile
 
@@ -81,7 +81,7 @@ def test_bits_of_a_file_that_is_read_in_parts(folder: Path) -> None:
     bits = random.Random(1).sample(range(size * 8), 200)
     found = outcomes(folder, store, file, rows, iter(bits))
     assert found["refused"] > 150
-    with opened(store, NAME) as source:
+    with open_object(store, NAME) as source:
         whole = ds.ParquetFileFormat().make_fragment(source)
         assert whole.to_table(columns=["number"]).equals(rows.select(["number"]))
 

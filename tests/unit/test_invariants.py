@@ -10,8 +10,8 @@ from lakeupsert.table.ledger import (
     LandingFile,
     LedgerEntry,
     QuarantineFile,
-    Replayed,
-    Restored,
+    ReplayedFile,
+    RestorePoint,
     Touched,
     check_entry,
 )
@@ -20,12 +20,12 @@ from lakeupsert.table.manifest import (
     Counters,
     DataFile,
     DeletionVector,
-    Failed,
+    FailedMark,
     Manifest,
     TombstoneFile,
     check_manifest,
 )
-from lakeupsert.table.snapshot import Shown, Snapshot, check_snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot, check_snapshot
 
 replace = msgspec.structs.replace
 DAY, OTHER = "day=2020-01-01", "day=2020-01-02"
@@ -51,7 +51,7 @@ EMPTY = BucketEntry(id="1")
     [
         replace(MANIFEST, merged=4),
         replace(MANIFEST, fence=1),
-        replace(MANIFEST, failed=Failed(batch=4, reason="why")),
+        replace(MANIFEST, failed=FailedMark(batch=4, reason="why")),
         replace(MANIFEST, buckets=()),
         replace(
             MANIFEST,
@@ -69,7 +69,7 @@ def test_manifest_may_follow(new: Manifest) -> None:
     [
         ({"partition": OTHER}, OTHER),
         ({"merged": 2}, "`merged`"),
-        ({"failed": Failed(batch=3, reason="why")}, "batch 3"),
+        ({"failed": FailedMark(batch=3, reason="why")}, "batch 3"),
         ({"buckets": (replace(BUCKET, bits=1),)}, "[(0, 1)]"),
         ({"buckets": (BUCKET, replace(EMPTY, bits=1))}, "(0, 0), (0, 1)"),
     ],
@@ -127,12 +127,15 @@ RESTORE = LedgerEntry(
     received_at=3,
     spec_version=2,
     touched={DAY: Touched(files=(), rows=0, superseded=0, bytes=0)},
-    restored=Restored(snapshot=0, batch=0, versions={DAY: -1}),
+    restored=RestorePoint(snapshot=0, batch=0, versions={DAY: -1}),
 )
 FENCE = LedgerEntry(kind="fence", batch_id="f", received_at=3, spec_version=2, fence=1)
 SCHEMA = LedgerEntry(kind="schema", batch_id="s", received_at=3, spec_version=3)
 REPLAY = replace(
-    BATCH, received_at=3, files=(), replayed=(Replayed(batch=1, name="q", rows=4), Replayed(batch=1, name="r", rows=2))
+    BATCH,
+    received_at=3,
+    files=(),
+    replayed=(ReplayedFile(batch=1, name="q", rows=4), ReplayedFile(batch=1, name="r", rows=2)),
 )
 
 
@@ -162,7 +165,7 @@ def test_entries_of_each_kind_may_follow() -> None:
         (BATCH, replace(FENCE, fence=None), "kind fence"),
         (CREATE, replace(BATCH, fence=1), "fence 1"),
         (BATCH, replace(REPLAY, files=BATCH.files), "1 landing files"),
-        (BATCH, replace(SCHEMA, replayed=(Replayed(batch=1, name="q", rows=0),)), "kind schema"),
+        (BATCH, replace(SCHEMA, replayed=(ReplayedFile(batch=1, name="q", rows=0),)), "kind schema"),
         (BATCH, replace(REPLAY, replayed=REPLAY.replayed[:1]), "4 in what it replays"),
         (BATCH, replace(REPLAY, replayed=REPLAY.replayed[:1] * 2, rows_read=8, quarantined={"malformed": 4}), "twice"),
         (CREATE, replace(BATCH, rows_read=7), "7 rows read"),
@@ -182,7 +185,7 @@ def test_entry_that_breaks_one_invariant_is_refused(old: LedgerEntry | None, new
 
 # -- snapshots
 
-SHOWN = Shown(version=4, merged=3, rows=10, bytes=100)
+SHOWN = PartitionVersion(version=4, merged=3, rows=10, bytes=100)
 SNAPSHOT = Snapshot(batch=5, spec_version=0, partitions={DAY: SHOWN, OTHER: SHOWN}, lagging=(OTHER,), expired=2)
 
 

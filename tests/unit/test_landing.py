@@ -21,11 +21,11 @@ from lakeupsert.landing.files import Survey, content_hash, format_of, survey
 from lakeupsert.landing.formats import blocks, records
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
 from lakeupsert.landing.formats.inference import unify, without_nulls
-from lakeupsert.rows.convert import decoded
+from lakeupsert.rows.convert import decode
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import DeleteRule, TableSpec
-from lakeupsert.table.types import normal
+from lakeupsert.table.types import normalize
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 RECEIVED = int(NOW.timestamp()) * 1_000_000
@@ -1166,7 +1166,7 @@ def test_list_views_with_nulls_lose_nothing(view: Any) -> None:
     ):
         array = pa.array(values, type_)
         for start in range(len(values)):
-            found = decoded(array.slice(start))
+            found = decode(array.slice(start))
             found.validate(full=True)
             assert found.to_pylist() == values[start:]
-            assert found.type.equals(normal(type_))
+            assert found.type.equals(normalize(type_))

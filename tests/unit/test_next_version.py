@@ -22,7 +22,7 @@ from lakeupsert.table.manifest import (
     DataFile,
     DeletionVector,
     Digests,
-    Failed,
+    FailedMark,
     Manifest,
     TombstoneFile,
     check_manifest,
@@ -268,7 +268,7 @@ def test_version_that_lost_a_row_or_has_one_too_many_is_refused(lost: int) -> No
 
 @pytest.mark.parametrize(("failed", "stays"), [(2, False), (3, True)])
 def test_failed_mark_goes_with_the_merge_of_its_batch(failed: int, stays: bool) -> None:
-    mark = Failed(batch=failed, reason="a test")
+    mark = FailedMark(batch=failed, reason="a test")
     old = stored(10)
     found = after(step(manifest(old, failed=mark), batch(2, 3), tasks=(task(old),)), output(file("new", 13)))
     assert found.failed == (mark if stays else None)
@@ -277,7 +277,7 @@ def test_failed_mark_goes_with_the_merge_of_its_batch(failed: int, stays: bool) 
 def test_version_behind_a_newer_head_keeps_what_that_says_beside_its_buckets() -> None:
     old = stored(10)
     merged = step(manifest(old), batch(2, 3), tasks=(task(old),), entry="w2")
-    newer = manifest(old, fence=5, failed=Failed(batch=9, reason="a test"), reprocessed="before")
+    newer = manifest(old, fence=5, failed=FailedMark(batch=9, reason="a test"), reprocessed="before")
     found = after(merged, output(file("new", 13)), head=newer)
     assert (found.fence, found.failed, found.reprocessed, found.entry) == (5, newer.failed, "before", "w2")
 

@@ -15,8 +15,8 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.table.ledger import LedgerEntry, Touched
-from lakeupsert.table.manifest import BucketEntry, Changes, Counters, DataFile, Failed, Manifest
-from lakeupsert.table.snapshot import Shown, Snapshot
+from lakeupsert.table.manifest import BucketEntry, Changes, Counters, DataFile, FailedMark, Manifest
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 
 A, B = "d=2020-01-01", "d=2020-01-02"
 
@@ -55,7 +55,7 @@ class Chains:
 
     def fail(self, partition: str, batch: int) -> None:
         """Mark that the partition's next batch can't be merged."""
-        self.version(partition, failed=Failed(batch=batch, reason="a test"))
+        self.version(partition, failed=FailedMark(batch=batch, reason="a test"))
 
     def version(self, partition: str, **fields: Any) -> None:
         chain = self.table.objects.partition(partition)
@@ -186,7 +186,7 @@ def test_greatest_batch_that_is_whole_is_shown_with_versions_of_its_time(make: M
     chains.batch(B)
     found = chains.publish()
     assert (found.batch, found.waiting) == (3, (B,))
-    assert chains.newest().partitions[A] == Shown(version=2, merged=3, rows=6, bytes=6, files=1)
+    assert chains.newest().partitions[A] == PartitionVersion(version=2, merged=3, rows=6, bytes=6, files=1)
     chains.batch(A, B)
     chains.merge(A, 5, rows=7)
     chains.merge(B, 4)
@@ -256,7 +256,7 @@ def test_partition_that_failed_from_its_first_batch_on_is_listed_without_rows(ma
     chains.merge(A, 1)
     chains.fail(B, 1)
     assert chains.publish().lagging == (B,)
-    assert chains.newest().partitions[B] == Shown(version=0, merged=0, rows=0, bytes=0, files=0)
+    assert chains.newest().partitions[B] == PartitionVersion(version=0, merged=0, rows=0, bytes=0, files=0)
 
 
 def test_lagging_partition_that_advances_is_shown_at_the_same_batch(make: Make) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lakeupsert.rows.rank import equal_rows, latest, rows_up_to, sortable, sorted_by, versions
+from lakeupsert.rows.rank import count_rows_up_to, equal_rows, mark_versions, sort_by_key, sort_by_rank, sortable
 from lakeupsert.table.evolution import create
 from lakeupsert.table.spec import DELETE_FLAG, DeleteRule, TableSpec
 
@@ -35,7 +35,7 @@ def rows_of(records: list[Record], order: pa.DataType = INT) -> pa.Table:
 
 def winner(records: list[Record], spec: TableSpec, order: pa.DataType = INT, **how: Any) -> Record:
     rows = rows_of(records, order)
-    indices, wins = latest(rows, spec, TIES, **how)
+    indices, wins = sort_by_rank(rows, spec, TIES, **how)
     assert wins.to_pylist() == [True] + [False] * (len(records) - 1)
     return records[indices[0].as_py()]
 
@@ -56,7 +56,7 @@ def test_each_direction_and_rule_for_null_ranks_values_whatever_their_order(
     spec = spec_of(order_by=[order_by])
     for arrived in permutations(ranked):
         rows = rows_of([{"a": a} for a in arrived])
-        order, _ = latest(rows, spec, TIES)
+        order, _ = sort_by_rank(rows, spec, TIES)
         assert rows["a"].take(order).to_pylist() == ranked
 
 
@@ -153,10 +153,10 @@ def test_each_key_has_one_winner_and_columns_of_by_are_part_of_the_key() -> None
         {"k": k, "a": a, "t": t} for k, a, t in (("y", 1, 0), ("x", 1, 0), ("x", 2, 1), ("y", 3, 0), ("x", 0, 1))
     ]
     rows = rows_of(records)
-    order, wins = latest(rows, spec_of(), TIES)
+    order, wins = sort_by_rank(rows, spec_of(), TIES)
     assert [records[i]["k"] + str(records[i]["a"]) for i in order.to_pylist()] == ["x2", "x1", "x0", "y3", "y1"]
     assert wins.to_pylist() == [True, False, False, True, False]
-    order, wins = latest(rows, spec_of(), TIES, by=["t"])
+    order, wins = sort_by_rank(rows, spec_of(), TIES, by=["t"])
     assert [(records[i]["t"], records[i]["k"], records[i]["a"]) for i in order.filter(wins).to_pylist()] == [
         (0, "x", 1),
         (0, "y", 3),
@@ -165,7 +165,7 @@ def test_each_key_has_one_winner_and_columns_of_by_are_part_of_the_key() -> None
 
 
 def test_no_row_has_no_winner() -> None:
-    order, wins = latest(rows_of([]), spec_of(), TIES)
+    order, wins = sort_by_rank(rows_of([]), spec_of(), TIES)
     assert (len(order), len(wins)) == (0, 0)
 
 
@@ -173,8 +173,8 @@ def test_versions_are_the_first_rows_of_each_order_of_a_key() -> None:
     spec = spec_of()
     records = [{"k": k, "a": a} for k, a in (("x", 1), ("x", 1), ("x", None), ("x", None), ("y", 1), ("y", 0))]
     rows = rows_of(records)
-    order, wins = latest(rows, spec, TIES)
-    marked = versions(rows, spec, order.to_numpy(), wins.to_numpy(zero_copy_only=False))
+    order, wins = sort_by_rank(rows, spec, TIES)
+    marked = mark_versions(rows, spec, order.to_numpy(), wins.to_numpy(zero_copy_only=False))
     assert [(records[i]["k"], records[i]["a"]) for i in order.filter(pa.array(marked)).to_pylist()] == [
         ("x", 1),
         ("x", None),
@@ -191,6 +191,6 @@ def test_equal_rows_take_null_as_equal_to_null_alone() -> None:
 
 def test_rows_up_to_a_key_of_two_columns_are_counted() -> None:
     rows = pa.table({"k": ["a", "a", "b", "b"], "n": pa.array([1, 2, 1, 3], pa.int64())})
-    assert sorted_by(rows.take([3, 1, 0, 2]), ["k", "n"]).to_pylist() == [2, 1, 3, 0]
+    assert sort_by_key(rows.take([3, 1, 0, 2]), ["k", "n"]).to_pylist() == [2, 1, 3, 0]
     for last, count in ((("a", 0), 0), (("a", 1), 1), (("a", 9), 2), (("b", 2), 3), (("c", 0), 4)):
-        assert rows_up_to(rows, ["k", "n"], [pa.scalar(last[0]), pa.scalar(last[1], pa.int32())]) == count
+        assert count_rows_up_to(rows, ["k", "n"], [pa.scalar(last[0]), pa.scalar(last[1], pa.int32())]) == count

@@ -110,7 +110,7 @@ def test_names_in_old_files_follow_from_the_renames_since() -> None:
     swapped = rename(rename(rename(first, "a", "x"), "b", "a"), "x", "b")
     anew = evolve(drop(swapped, "a"), pa.schema([("A", pa.string())]))
     assert [f.name for f in anew.fields if f.id > 4] == ["b", "A"]
-    assert anew.renamed_since(0) == {"a": "b", "b": None}
+    assert anew.changed_names(0) == {"a": "b", "b": None}
     assert anew.names_in(0) == {"b": "a", "A": f"_lakeupsert_{anew.last_field_id}"}, (
         "`a` is b's there, to Spark `A` too"
     )

@@ -153,7 +153,7 @@ def deep(path: int, bits: int, rows: int, bytes: int) -> list[BucketEntry]:
 @pytest.mark.parametrize("bits", [1, 31, 53, 63, 64])
 @pytest.mark.parametrize("high", [True, False])
 def test_what_was_split_too_far_is_joined(bits: int, high: bool) -> None:
-    [one] = rule(16_000, most_bits=0).joined(deep(((1 << bits) - 1) * high, bits, 1, 60_000))
+    [one] = rule(16_000, most_bits=0).join(deep(((1 << bits) - 1) * high, bits, 1, 60_000))
     assert (one.bucket, one.bits, [f.name for f in one.data]) == (0, 0, ["b"])
 
 
@@ -162,12 +162,12 @@ def test_buckets_are_joined_where_they_are_far_smaller_together() -> None:
         return [BucketEntry(id="", bucket=n, bits=2, base=(file(str(n), size),)) for n, size in enumerate(sizes)]
 
     def joined(sizes: list[int]) -> list[tuple[int, int]]:
-        return [(b.bucket, b.bits) for b in rule(4_000).joined(of(sizes))]
+        return [(b.bucket, b.bits) for b in rule(4_000).join(of(sizes))]
 
     assert joined([200, 300, 400, 100]) == [(0, 0)]
     assert joined([200, 300, 400, 200]) == [(0, 1), (1, 1)]
     assert joined([900, 300, 400, 200]) == [(0, 2), (1, 2), (1, 1)]
-    assert rule(4_000).joined(of([900, 300, 900, 200])) == of([900, 300, 900, 200])
+    assert rule(4_000).join(of([900, 300, 900, 200])) == of([900, 300, 900, 200])
 
 
 def test_records_of_one_column_count_as_the_rows_that_they_are_written_as() -> None:

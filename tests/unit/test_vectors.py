@@ -8,7 +8,7 @@ import pytest
 
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows import vectors
-from lakeupsert.rows.vectors import MAGIC, deleted_positions, with_deleted
+from lakeupsert.rows.vectors import MAGIC, deleted_positions, mark_deleted
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.manifest import DataFile, DeletionVector
 
@@ -24,7 +24,7 @@ FILE = DataFile(name="d=1/base-0-x.parquet", rows=100_000, bytes=1)
 
 
 def extended(store: LocalStore, *files: tuple[DataFile, list[int]]) -> list[DataFile]:
-    return with_deleted(store, [f for f, _ in files], [np.array(p) for _, p in files], lambda: "vectors.roaring")
+    return mark_deleted(store, [f for f, _ in files], [np.array(p) for _, p in files], lambda: "vectors.roaring")
 
 
 def positions(store: LocalStore, file: DataFile) -> list[int]:
@@ -51,7 +51,7 @@ def test_vectors_are_extended_and_full_ones_take_their_file_along(
     assert first[2] == untouched
     assert {o for f in first for o in f.objects} - {f.name for f in first} == (set() if inline else {"vectors.roaring"})
     other = LocalStore(tmp_path / "other")
-    second = with_deleted(store, first, [np.array([6]), np.array([1, 2]), np.array([])], lambda: "more.roaring")
+    second = mark_deleted(store, first, [np.array([6]), np.array([1, 2]), np.array([])], lambda: "more.roaring")
     assert [f.name for f in second] == [FILE.name, untouched.name], "nobody lives in the small one"
     assert positions(store, second[0]) == [5, 6, 70_000]
     if not inline:

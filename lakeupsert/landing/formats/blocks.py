@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from lakeupsert.landing.formats.dominant import Leaning
-from lakeupsert.landing.formats.inference import FROM_TEXT, inferred
+from lakeupsert.landing.formats.dominant import DominantType
+from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type
 from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.rows.convert import convert, plain
+from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.rows.datafiles import to_bytes
 from lakeupsert.storage import NotFoundError
-from lakeupsert.table.types import normal
+from lakeupsert.table.types import normalize
 
 BLOCK_ROWS = 1 << 16
 """Most rows in a block of a typed file. More rows mean fewer and larger kernel calls, and more memory."""
@@ -170,7 +170,7 @@ class ArrowBlock:
         return convert(self.columns[name], type_)
 
     def type_of(self, name: str, *, typed: bool) -> pa.DataType:
-        return normal(self.columns[name].type) if typed else inferred(self.columns[name], FROM_TEXT)
+        return normalize(self.columns[name].type) if typed else infer_type(self.columns[name], FROM_TEXT)
 
     def brings(self, name: str) -> Mask:
         return np.full(len(self.places), name in self.columns)
@@ -178,7 +178,7 @@ class ArrowBlock:
     has = brings
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
-        return plain(self.columns[name].take(pa.array(rows, pa.int64())))
+        return to_json_values(self.columns[name].take(pa.array(rows, pa.int64())))
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         if not self.columns:
@@ -195,7 +195,7 @@ class ArrowBlock:
 
 
 @dataclass(frozen=True)
-class Renamed:
+class RenamedBlock:
     """A block whose columns have other names. Rows that go to quarantine keep the file's names.
 
     Attributes:
@@ -243,7 +243,7 @@ class Renamed:
 
 def names_in_file(block: Block) -> dict[str, str]:
     """The name that the file has for each column of the block."""
-    if not isinstance(block, Renamed):
+    if not isinstance(block, RenamedBlock):
         return {name: name for name in block.names}
     inner = names_in_file(block.block)
     return {name: inner[own] for name, own in block.own.items()}
@@ -259,7 +259,7 @@ class Columns:
     """
 
     schema: pa.Schema
-    leanings: dict[str, Leaning] = field(default_factory=dict)
+    leanings: dict[str, DominantType] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.landing.formats.inference import fits, unify
 from lakeupsert.rows.arrays import Column, Indices, Mask
-from lakeupsert.rows.convert import convert, true
+from lakeupsert.rows.convert import as_mask, convert
 
 SAMPLED = 100
 """Values of a block that are tried against each type. So few, because free text should cost little."""
@@ -27,7 +27,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Leaning:
+class DominantType:
     """The type of most values of a column.
 
     Attributes:
@@ -60,12 +60,12 @@ class Leaning:
 
 def has_codes(text: Column) -> bool:
     """Whether a value looks like a number but must stay text: it begins with a zero, or is too long for int64."""
-    return bool(true(pc.match_substring_regex(text, _CODE)).any())
+    return bool(as_mask(pc.match_substring_regex(text, _CODE)).any())
 
 
 def from_masks(
     valid: Mask, bad: Mask, type_: pa.DataType | None, example: Callable[[int], Example], *, codes: bool = False
-) -> Leaning | None:
+) -> DominantType | None:
     """Count the ``valid`` values, and those of them that are ``bad``: not of ``type_``. None if there is no value.
 
     ``example`` returns the value of a row.
@@ -75,14 +75,14 @@ def from_masks(
         return None
     unfit = rows[bad[rows]]
     first_unfit = example(int(unfit[0])) if len(unfit) else None
-    return Leaning(type_, len(rows), len(unfit), example(int(rows[0])), first_unfit, codes)
+    return DominantType(type_, len(rows), len(unfit), example(int(rows[0])), first_unfit, codes)
 
 
 def from_text(
     text: pa.Array, type_: pa.DataType, candidates: Sequence[pa.DataType], places: Indices, path: str
-) -> Leaning | None:
-    """The same for a text column whose values all fit ``type_``; ``candidates`` as in `inference.inferred`."""
-    valid = true(text.is_valid())
+) -> DominantType | None:
+    """The same for a text column whose values all fit ``type_``; ``candidates`` as in `inference.infer_type`."""
+    valid = as_mask(text.is_valid())
 
     def example(row: int) -> Example:
         return Example(text[row].as_py(), int(places[row]), path)
@@ -99,7 +99,7 @@ def from_text(
     return from_masks(valid, convert(text, type_)[1], type_, example, codes=has_codes(text))
 
 
-def together(one: Leaning | None, other: Leaning | None) -> Leaning | None:
+def combine(one: DominantType | None, other: DominantType | None) -> DominantType | None:
     """The type of most values of both; ``one`` comes first in file order."""
     if one is None or other is None:
         return one or other
@@ -111,16 +111,16 @@ def together(one: Leaning | None, other: Leaning | None) -> Leaning | None:
         type_ = one.type if one.type is not None else other.type
     first_unfit = one.first_unfit or other.first_unfit
     codes = one.codes or other.codes
-    return Leaning(type_, one.values + other.values, one.unfit + other.unfit, one.first, first_unfit, codes)
+    return DominantType(type_, one.values + other.values, one.unfit + other.unfit, one.first, first_unfit, codes)
 
 
-def _under_one_type(one: Leaning, other: Leaning) -> tuple[Leaning, Leaning]:
+def _under_one_type(one: DominantType, other: DominantType) -> tuple[DominantType, DominantType]:
     """Both under the type that fits more values; all values of the other are unfit there."""
 
-    def fit(leaning: Leaning) -> int:
+    def fit(leaning: DominantType) -> int:
         return 0 if leaning.type is None else leaning.values - leaning.unfit
 
-    def without_type(leaning: Leaning) -> Leaning:
+    def without_type(leaning: DominantType) -> DominantType:
         return replace(leaning, type=None, unfit=leaning.values, first_unfit=leaning.first)
 
     return (one, without_type(other)) if fit(one) >= fit(other) else (without_type(one), other)

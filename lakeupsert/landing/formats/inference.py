@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.rows.arrays import Column, Mask
-from lakeupsert.rows.convert import convert, true
-from lakeupsert.table.types import widened
+from lakeupsert.rows.convert import as_mask, convert
+from lakeupsert.table.types import widen
 
 _DATE = r"\d{4}-\d{2}-\d{2}"
 _TIME = r"[T ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?"
@@ -28,7 +28,7 @@ TEMPORAL = [pa.date32(), _ZONED, pa.timestamp("us")]
 FROM_TEXT = [pa.bool_(), *_NUMBERS, *TEMPORAL]
 
 
-def inferred(text: Column, candidates: Sequence[pa.DataType]) -> pa.DataType:
+def infer_type(text: Column, candidates: Sequence[pa.DataType]) -> pa.DataType:
     """The first of ``candidates`` that every value of ``text`` is written as and converts to; string if there is none.
 
     The null type if there are no values. ``candidates`` are types of `FROM_TEXT`, in its order: narrower types first.
@@ -45,12 +45,12 @@ def inferred(text: Column, candidates: Sequence[pa.DataType]) -> pa.DataType:
 
 def fits(text: Column, type_: pa.DataType) -> Mask:
     """Which values of ``text`` are written as a type of `FROM_TEXT` and convert to it."""
-    fit: Mask = true(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$")) & ~convert(text, type_)[1]
+    fit: Mask = as_mask(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$")) & ~convert(text, type_)[1]
     return fit
 
 
 def _written_as(text: Column, type_: pa.DataType) -> bool:
-    return bool(np.all(true(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$"))))
+    return bool(np.all(as_mask(pc.match_substring_regex(text, f"^({_PATTERNS[type_]})$"))))
 
 
 def unify(a: pa.DataType, b: pa.DataType, *, typed: bool) -> pa.DataType:
@@ -68,7 +68,7 @@ def unify(a: pa.DataType, b: pa.DataType, *, typed: bool) -> pa.DataType:
         return pa.struct(list(both.items()))
     if not typed and pa.types.is_list(a) and pa.types.is_list(b):
         return pa.list_(unify(a.value_type, b.value_type, typed=typed))
-    for wider, narrower in ((widened(a, b), a), (widened(b, a), b)):
+    for wider, narrower in ((widen(a, b), a), (widen(b, a), b)):
         if not wider.equals(narrower):
             return wider
     if a.equals(b):

@@ -31,9 +31,9 @@ from lakeupsert.landing.formats.blocks import (
     find_missing,
     given_types,
 )
-from lakeupsert.landing.formats.dominant import Example, Leaning
+from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
-from lakeupsert.landing.formats.inference import TEMPORAL, inferred, unify
+from lakeupsert.landing.formats.inference import TEMPORAL, infer_type, unify
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import convert
@@ -101,7 +101,7 @@ def schema_of(
 ) -> Columns:
     """The columns of all lines, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
-    leanings: dict[str, Leaning | None] = {}
+    leanings: dict[str, DominantType | None] = {}
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         for name in block.names:
@@ -116,7 +116,7 @@ def schema_of(
                     type_ = _infer(values)
                     types[name] = unify(types[name], type_, typed=False)
                 more = _dominant(values, type_, block.places, file.path)
-                leanings[name] = dominant.together(leanings.get(name), more)
+                leanings[name] = dominant.combine(leanings.get(name), more)
     return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
 
 
@@ -153,7 +153,7 @@ def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[Js
             except _NOT_JSON:
                 rows = []
             all_objects = set(map(type, rows)) == {dict}
-            block = JsonBlock(rows, lines, places, ()) if all_objects else block_of_some(lines, places, unwrap)
+            block = JsonBlock(rows, lines, places, ()) if all_objects else decode_lines(lines, places, unwrap)
         if not block.names.keys() <= seen.keys():
             seen |= block.names
             check_names(file.path, list(seen))
@@ -172,7 +172,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def block_of_some(lines: Sequence[bytes], places: Indices, unwrap: Unwrap | None = None) -> JsonBlock:
+def decode_lines(lines: Sequence[bytes], places: Indices, unwrap: Unwrap | None = None) -> JsonBlock:
     """A block of lines that are decoded one by one: some are blank or not JSON objects, or all are envelopes."""
     rows, numbers, malformed = [], [], []
     for i, line in enumerate(lines):
@@ -373,7 +373,7 @@ def _infer(values: Sequence[object], depth: int = 0) -> pa.DataType:
         type_ = pa.float64() if _Number in kinds else pa.int64()
         return pa.string() if _array(values, type_)[1].any() else type_
     if kinds == {str}:
-        return inferred(pa.array(values, pa.string()), [] if depth else TEMPORAL)
+        return infer_type(pa.array(values, pa.string()), [] if depth else TEMPORAL)
     if depth == _DEEPEST:
         return pa.string()
     if kinds == {dict}:
@@ -387,7 +387,7 @@ def _infer(values: Sequence[object], depth: int = 0) -> pa.DataType:
     return pa.string()
 
 
-def _dominant(values: Sequence[object], type_: pa.DataType, places: Indices, path: str) -> Leaning | None:
+def _dominant(values: Sequence[object], type_: pa.DataType, places: Indices, path: str) -> DominantType | None:
     """The type of most of the values, all of which fit ``type_``."""
     kinds = Counter(map(type, values))
     numbers = kinds[int] + kinds[_Number]

@@ -17,13 +17,13 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.rows.convert import decoded
-from lakeupsert.table.types import normal
+from lakeupsert.rows.convert import decode
+from lakeupsert.table.types import normalize
 
 
 def schema_of(source: pa.NativeFile, file: LandingInput) -> pa.Schema:
     """The columns in the types that a table stores them in."""
-    return pa.schema([(f.name, normal(f.type)) for f in _open(source, file).schema])
+    return pa.schema([(f.name, normalize(f.type)) for f in _open(source, file).schema])
 
 
 def open_blocks(
@@ -52,6 +52,6 @@ def _blocks(stripes: orc.ORCFile, file: LandingInput, only: Collection[str] | No
         rows = max(1, min(blocks.BLOCK_ROWS, int(blocks.BLOCK_BYTES * stripe.num_rows / max(stripe.nbytes, 1))))
         for begin in range(0, stripe.num_rows, rows):
             part = stripe.slice(begin, rows)
-            columns = dict(zip(part.schema.names, map(decoded, part.columns), strict=True))
+            columns = dict(zip(part.schema.names, map(decode, part.columns), strict=True))
             yield ArrowBlock(columns, np.arange(place, place + part.num_rows))
             place += part.num_rows

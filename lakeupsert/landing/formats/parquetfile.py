@@ -16,8 +16,8 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
     unreadable_if_damaged,
 )
-from lakeupsert.rows.convert import decoded
-from lakeupsert.table.types import normal
+from lakeupsert.rows.convert import decode
+from lakeupsert.table.types import normalize
 
 _LARGE_ROW_GROUP = 1 << 28
 _STREAM_BYTES = 1 << 18
@@ -26,7 +26,7 @@ _STREAM_BYTES = 1 << 18
 def schema_of(source: pa.NativeFile, file: LandingInput) -> tuple[pa.Schema, pq.FileMetaData]:
     """The columns in the types that a table stores them in, without metadata; and the footer."""
     parquet = _open(source, file)
-    return pa.schema([(f.name, normal(f.type)) for f in parquet.schema_arrow]), parquet.metadata
+    return pa.schema([(f.name, normalize(f.type)) for f in parquet.schema_arrow]), parquet.metadata
 
 
 def open_blocks(
@@ -72,7 +72,7 @@ def _blocks(parquet: pq.ParquetFile, file: LandingInput, only: Collection[str] |
                 batch = next(batches, None)
                 if batch is None:
                     break
-                columns = dict(zip(batch.schema.names, map(decoded, batch.columns), strict=True))
+                columns = dict(zip(batch.schema.names, map(decode, batch.columns), strict=True))
             yield ArrowBlock(columns, np.arange(place, place + batch.num_rows))
             place += batch.num_rows
 

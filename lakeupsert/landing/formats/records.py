@@ -27,8 +27,8 @@ from lakeupsert.landing.formats.blocks import (
     given_types,
     select_names,
 )
-from lakeupsert.landing.formats.dominant import Leaning
-from lakeupsert.landing.formats.inference import FROM_TEXT, inferred, unify
+from lakeupsert.landing.formats.dominant import DominantType
+from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify
 from lakeupsert.rows.arrays import Indices, Mask
 
 _HEADER_BYTES = 1 << 16
@@ -100,15 +100,15 @@ def schema_of(
     given = given_types(known, text_columns)
     types = {name: given(name) or pa.null() for name in names}
     unknown = [name for name in names if given(name) is None]
-    leanings: dict[str, Leaning | None] = {}
+    leanings: dict[str, DominantType | None] = {}
     for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
         for name in unknown:
             text, type_ = block.columns[name], pa.string()
             if not pa.types.is_string(types[name]):  # no type is wider
-                type_ = inferred(text, FROM_TEXT)
+                type_ = infer_type(text, FROM_TEXT)
                 types[name] = unify(types[name], type_, typed=False)
             more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path)
-            leanings[name] = dominant.together(leanings.get(name), more)
+            leanings[name] = dominant.combine(leanings.get(name), more)
     return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
 
 
