@@ -343,7 +343,7 @@ def test_dead_letters_of_both_queues_are_counted_and_brought_back_to_their_own(l
     assert status["error"]["code"] == "dead-letters"
     assert (status["result"]["queue"]["dead"], status["result"]["large_queue"]["dead"]) == (2, 1)
     dead = [x for x in local.table.doctor() if x.check == "queue" and x.level == "warning"]
-    assert [x.found.startswith("of large partitions") for x in dead] == [False, True]
+    assert ["large partitions" in x.found for x in dead] == [False, True]
     assert call(local, "redrive")["result"] == {"redriven": 2, "dropped": 0, "left": 0}
     assert [queue.stats() for queue in table.queues] == [QueueStats(1, 0, 0)] * 2
     for queue in table.queues:
