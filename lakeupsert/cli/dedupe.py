@@ -32,7 +32,8 @@ def dedupe(
 ) -> Answer:
     """Merge the queued partitions once, then publish.
 
-    With --partition, or --from and --to, first sends a message for each of these partitions that is not fully merged.
+    With --partition, or --from and --to, first sends a message for each of these partitions that is not fully merged. Then
+    it merges everything in the queue, not only these.
 
     \b
     Example:

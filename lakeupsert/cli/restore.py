@@ -19,8 +19,8 @@ def restore(call: Call, to: str, yes: bool, workers: int) -> Answer:
     """Restore the table to an earlier snapshot.
 
     Readers see the table as it was. Later batches are withdrawn, but no file is deleted: the restore is one more entry in
-    the ledger, and restoring a newer snapshot brings the batches back. Only `lakeupsert append --again` appends the landing
-    files of withdrawn batches again.
+    the ledger, and restoring a newer snapshot brings published batches back. Only `lakeupsert append --again` appends the
+    landing files of withdrawn batches again. A date means its first moment in UTC.
 
     \b
     Example:

@@ -124,7 +124,7 @@ class MergeOutput:
         kept: files of the task's ``kept`` that still have live rows, with their new deletion vectors.
         dropped, dropped_digest: tombstones that were forgotten.
         refused, refused_digest: rows that were refused, and are in the objects ``quarantine``.
-        floor: see `rows.floor.greatest`.
+        floor: see `rows.floor.greatest_floor`.
         changes: what became of the keys in the task's batches.
         history: all history files of the bucket.
     """

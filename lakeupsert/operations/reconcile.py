@@ -6,7 +6,7 @@ Repeat    safe: the proof is about a snapshot, which does not change while worke
 
     rows read = appended + quarantined                                                          every batch, by the ledger
     appended  = live + tombstones + superseded + tombstones dropped + refused + withdrawn       every partition, in rows
-    appended  = live + tombstones + superseded + withdrawn                                      and in digests of them
+                                                                       and in digests of key and order, if they are known
 
 The ledger says what was appended, the manifest what lost, and the rows that are stored are counted in the files.
 """

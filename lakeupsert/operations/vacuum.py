@@ -9,7 +9,8 @@ Repeat    safe at any point: the next listing finds what is left over
                           '--- a writer that started below it gives up, so no deleted file can be committed later
 
 A file is needed if a kept snapshot shows it, a version that may still be published, or a restore that is not merged. Snapshots
-that expired less than `superseded_retention` ago are kept for their readers.
+that expired less than `superseded_retention` ago are kept for their readers. How a writer gives up behind a fence: `commit` and
+`dedupe`.
 """
 
 from collections import defaultdict

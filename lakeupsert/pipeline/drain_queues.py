@@ -15,7 +15,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.by_name import EngineName, spark_engine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.memory import limit_bytes
+from lakeupsert.pipeline.memory_limit import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.pipeline.stop import Stop

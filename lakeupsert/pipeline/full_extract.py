@@ -1,5 +1,7 @@
 """Full extracts: batches whose missing keys are deleted. What refuses one, and its ledger entry.
 
+The merge deletes the keys: `floor.find_missing_keys`.
+
 Reads     the entries of the ledger since the last snapshot
 Writes    nothing
 Repeat    safe

@@ -18,7 +18,7 @@ from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.memory import limit_bytes
+from lakeupsert.pipeline.memory_limit import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import drain

@@ -108,8 +108,9 @@ class WorkQueue(Protocol):
 
     @property
     def max_receives(self) -> int:
-        """A worker that receives a message more often than this buries it without a try (`dedupe`). Higher: a message that kills
-        its worker kills more of them. Too low: a few restarts bury good messages until the next `run`."""
+        """How many tries a message has: 5, and on SQS one fewer than its `maxReceiveCount`. At the last try a failure buries it;
+        one that is received even more often is buried without a try (`worker`). Higher: a message that kills its worker kills
+        more of them. Too low: a few restarts bury good messages until the next `run`."""
 
     def send(self, messages: Iterable[Message]) -> None:
         """Send messages, as durably as the backend can. After an error, some may have been sent."""

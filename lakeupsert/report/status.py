@@ -1,4 +1,4 @@
-"""The current state of a table, and what is still to do.
+"""The current state of a table, and what is still to do. Its texts are in `cli/output`.
 
 Reads     the last snapshot, the ledger, the heads of unpublished partitions, the counts of the queue
 Repeat    cheap on the same `OpenTable`: reads only what is new since the last call, and lists each unpublished partition

@@ -1,4 +1,6 @@
-"""The rank of a record: the only place that decides which record of a key wins (the promise "order").
+"""The rank of a record, which decides which record of a key wins (the promise "order").
+
+Engine spark states the same order in SQL (`spark_window`), on purpose: `tests/property/test_engines_agree.py` compares both.
 
 Rank = (ordering columns, each with its direction and its rule for null; with `ties` content, whether the record is a delete and
 all its other columns; then the tie-breaks that the caller names, for example batch, file, place in the file). pyarrow sorts and

@@ -1,4 +1,7 @@
-"""How much memory this process may use before something kills it."""
+"""How much memory this process may use before something kills it.
+
+What a merge needs: `ArrowEngine.memory_of`. Who refuses a merge that needs more: `dedupe`.
+"""
 
 import os
 import resource
