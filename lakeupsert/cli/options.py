@@ -120,6 +120,9 @@ def selection(table: "Table", first: str | None, last: str | None, partitions: S
     if low is not None and high is not None and low > high:
         raise click.UsageError(f"--from {first} is after --to {last}.")
 
+    if low is None and high is None:
+        return lambda partition: True  # names are not parsed: those of dead letters may be of an earlier table
+
     def is_in_range(partition: str) -> bool:
         value = partition_scalars(spec, partition)[column].as_py()
         return (low is None or value >= low) and (high is None or value <= high)

@@ -25,7 +25,7 @@ from lakeupsert.operations.redrive import is_ours
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
-from lakeupsert.pipeline.worker import UNANSWERED, mark_failed
+from lakeupsert.pipeline.worker import UNANSWERED, is_unanswered, mark_failed
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.rows.digest import Digest, row_hashes
@@ -111,7 +111,7 @@ def reconcile(
     letters = _dead_letters(table, selected)
     failed = table.failed(letters, table.last_snapshot())
     for partition, letter in letters.items():
-        if failed.get(partition, UNANSWERED) == UNANSWERED:  # otherwise the mark has a reason already
+        if is_unanswered(failed.get(partition, UNANSWERED)):  # otherwise the mark has a reason already
             mark_failed(table, partition, letter.batch, letter.reason)
     # A partition that had failed before and is a dead letter is not sent again from here: it would fail again after every
     # reconcile, with one more dead letter each time. A redrive or a run brings it back. A partition that was marked just now
@@ -196,7 +196,10 @@ def _dead_letters(table: OpenTable, selected: Callable[[str], bool]) -> dict[str
         if not is_ours(table, message) or not selected(message.partition):
             continue
         last = letters.get(message.partition)
-        if last is None or (message.batch, letter.reason != UNANSWERED) > (last.batch, last.reason != UNANSWERED):
+        if last is None or (message.batch, not is_unanswered(letter.reason)) > (
+            last.batch,
+            not is_unanswered(last.reason),
+        ):
             letters[message.partition] = _Letter(message.batch, letter.reason)
     return letters
 

@@ -22,7 +22,7 @@ from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.engine.reports import Refused, Report, touched_by
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import RowRules
-from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of
+from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, read_heads
 from lakeupsert.pipeline.next_spec import plan_spec, unfit_files
 from lakeupsert.pipeline.opened import OpenTable
@@ -102,6 +102,7 @@ def _attempt(
     link = commit_batch(table, ground, plan.job, entry, names, progress)
     if isinstance(link, Lost):
         return link
+    send_messages(table, link)
     return AppendResult(link.number, link.body, plan.warnings, examples=examples_of(reports))
 
 

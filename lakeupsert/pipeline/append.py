@@ -24,7 +24,7 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
-from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of
+from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, discover, refuse_all_skipped
 from lakeupsert.pipeline.full_extract import (
     NO_EXTRACT,
@@ -136,7 +136,7 @@ def _attempt(
     progress: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> AppendResult | Lost | None:
-    ground = discover(table, request, notes.changed)
+    ground = discover(table, request, frozenset(notes.changed))
     refuse_all_skipped(table, ground)
     if not ground.inputs:
         lacking = without_operations(table, ground.entries)
@@ -169,6 +169,7 @@ def _attempt(
         raise
     if isinstance(link, Lost):
         return link
+    send_messages(table, link)  # not within the try above: an error must not delete files that are committed
     warnings = (
         *ground.warnings,
         *plan.warnings,

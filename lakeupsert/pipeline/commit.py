@@ -57,7 +57,7 @@ def commit_batch(
     files: Collection[str],
     progress: Callable[[str], None],
 ) -> Link[LedgerEntry] | Lost:
-    """Append the spec of ``job`` if it is new, then ``entry``, then send the messages; `LOST` if the heads have moved on.
+    """Append the spec of ``job`` if it is new, then ``entry``; `LOST` if the heads have moved on.
 
     ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then.
     """
@@ -73,7 +73,6 @@ def commit_batch(
         table.discard(files)
     if outcome.link is None:
         return LOST
-    _send_messages(table, outcome.link)
     return outcome.link
 
 
@@ -121,7 +120,8 @@ def _rebase(
     return msgspec.structs.replace(entry, received_at=newer.body.received_at + 1)
 
 
-def _send_messages(table: OpenTable, link: Link[LedgerEntry]) -> None:
+def send_messages(table: OpenTable, link: Link[LedgerEntry]) -> None:
+    """Send a message for each partition that the batch touches, after its commit."""
     try:
         table.queue.send([Message(table.name, partition, link.number) for partition in link.body.touched])
     except LakeupsertError as e:

@@ -140,7 +140,7 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
         _refuse_unadopted(table)
     candidates = None if withdrawn is None else withdrawn.keys()
     listing = _list_landing(
-        table, request, lambda path: path not in excluded and (candidates is None or path in candidates)
+        table, request, known, lambda path: path not in excluded and (candidates is None or path in candidates)
     )
     hashes = {(f.path, f.size, f.etag): f.sha256 for entry in entries for f in entry.seen}
     inputs, seen = _new_files(table, listing.files, known, hashes)
@@ -154,7 +154,9 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
         )
     if ground.spec is not None and withdrawn is not None:
         _refuse_renamed(table, ground.spec, entries, {i.path: i.etag for i in inputs})
-    return replace(ground, inputs=inputs, seen=seen, skipped=listing.skipped)
+    # The stamp is of now: listing and hashing may have taken a while.
+    received_at = next_stamp(ground.head.body if ground.head else None)
+    return replace(ground, received_at=received_at, inputs=inputs, seen=seen, skipped=listing.skipped)
 
 
 def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
@@ -232,13 +234,15 @@ def _refuse_unadopted(table: OpenTable) -> None:
 
 @dataclass(frozen=True)
 class _Listing:
-    """Landing files that have a date in the requested range, and what to say of files that have no date."""
+    """Landing files that have a date in the requested range and are not known, and what to say of files that have no date."""
 
     files: tuple[ObjectInfo, ...]
     skipped: Skipped | None
 
 
-def _list_landing(table: OpenTable, request: Request, is_candidate: Callable[[str], bool]) -> _Listing:
+def _list_landing(
+    table: OpenTable, request: Request, known: Mapping[str, list[LandingFile]], is_candidate: Callable[[str], bool]
+) -> _Listing:
     landing = open_store(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
         raise ConfigurationError(
@@ -261,7 +265,9 @@ def _list_landing(table: OpenTable, request: Request, is_candidate: Callable[[st
         day = received_on(found.name, pattern)
         if day is None:
             undated.append(found.name)
-        elif not pattern or (first or day) <= day <= (last or day):
+        elif pattern and not (first or day) <= day <= (last or day):
+            continue
+        elif not any((k.size, k.etag) == (found.size, found.etag) for k in known.get(found.name, ())):
             files.append(found)
     return _Listing(tuple(files), describe_skipped(pattern, format_, undated, count, folders))
 
@@ -272,19 +278,20 @@ def _new_files(
     known: Mapping[str, list[LandingFile]],
     hashes: Mapping[tuple[str, int, str], str],
 ) -> tuple[tuple[LandingInput, ...], tuple[SeenFile, ...]]:
-    """The ``files`` that are not among those ``known``, and those that had to be read to find that they are.
+    """Those of ``files`` whose content no batch took, and those that had to be read to find that one did. None of ``files`` is
+    ``known`` by size and etag.
+
 
     ``hashes``, by path, size and etag, are of files that earlier batches read for the same reason. The next ledger entry
     remembers what is read here. A night without new files writes no entry, so the next night reads these files once more.
     """
-    fresh = [f for f in files if not any((k.size, k.etag) == (f.size, f.etag) for k in known.get(f.name, ()))]
     # Same path, other etag: only the content shows whether it is the same file sent again.
-    unsure = [f for f in fresh if f.name in known and (f.name, f.size, f.etag) not in hashes]
+    unsure = [f for f in files if f.name in known and (f.name, f.size, f.etag) not in hashes]
     contents = table.map_concurrently(partial(_read_content, table), unsure)
     read = {f.name: file for f, file in zip(unsure, contents, strict=True)}
     inputs: list[LandingInput] = []
     seen: list[SeenFile] = []
-    for found in fresh:
+    for found in files:
         file = read.get(found.name)
         if found.name in read and file is None:
             continue

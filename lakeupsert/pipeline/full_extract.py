@@ -17,6 +17,7 @@ from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor
 from lakeupsert.table.ledger import NOTHING, FullExtract, LedgerEntry, Touched
+from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
 MOST_SHRINKING = 0.4
@@ -80,9 +81,11 @@ def full_extract_entry(
     """``entry`` as a full extract, which touches every partition in its scope. Raises RefusedError if it may be incomplete."""
     assert request.full is not None, "the batch is a full extract"
     _refuse_quarantined(table, entry)
-    touched = _touched(table, ground, request, entry)
+    snapshot = table.last_snapshot()  # another process may have published while the rows were read
+    shown = snapshot.body if snapshot else None
+    touched = _touched(table, ground, request, entry, shown)
     written = [r for r in reports if isinstance(r, Written)]
-    _refuse_shrinking(table, ground, request, touched.keys(), sum(r.live for r in written))
+    _refuse_shrinking(table, request, touched.keys(), sum(r.live for r in written), shown)
     orders = [r.order for r in written if r.order]
     order = greatest_floor(orders, spec.tombstone_schema.empty_table(), spec)
     assert order is not None, "it has rows"
@@ -106,21 +109,21 @@ def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:
         )
 
 
-def _touched(table: OpenTable, ground: Ground, request: Request, entry: LedgerEntry) -> dict[str, Touched]:
+def _touched(
+    table: OpenTable, ground: Ground, request: Request, entry: LedgerEntry, shown: Snapshot | None
+) -> dict[str, Touched]:
     """What the extract touches: of the whole table also the partitions in which it has no row."""
     if request.full != "table" or ground.head is None:
         return entry.touched
-    snapshot = ground.snapshot.body if ground.snapshot else None
-    since = table.entries(snapshot.batch if snapshot else -1, ground.head.number)
-    stored = {*(snapshot.partitions if snapshot else ()), *(p for link in since for p in link.body.touched)}
+    since = table.entries(shown.batch if shown else -1, ground.head.number)
+    stored = {*(shown.partitions if shown else ()), *(p for link in since for p in link.body.touched)}
     return dict(sorted({**dict.fromkeys(stored, NOTHING), **entry.touched}.items()))
 
 
 def _refuse_shrinking(
-    table: OpenTable, ground: Ground, request: Request, partitions: Collection[str], rows: int
+    table: OpenTable, request: Request, partitions: Collection[str], rows: int, shown: Snapshot | None
 ) -> None:
-    shown = ground.snapshot.body.partitions if ground.snapshot else {}
-    stored = sum(shown[p].rows for p in partitions if p in shown)
+    stored = sum(shown.partitions[p].rows for p in partitions if p in shown.partitions) if shown else 0
     if rows < (1 - MOST_SHRINKING) * stored and not request.may_shrink:
         raise RefusedError(
             "full-extract-shrinks",

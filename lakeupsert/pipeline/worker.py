@@ -53,6 +53,7 @@ LOOK_SECONDS = 0.2
 TICK_SECONDS = 1.0
 """How often a worker that merges reports that it is alive, and checks whether it should stop."""
 UNANSWERED = "every worker that tried to merge it crashed or lost its storage."
+_EARLIER_UNANSWERED = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
 
 
 def drain(  # many parameters: each is an option of a command
@@ -352,6 +353,11 @@ def _merge_partitions(
             yield PartitionResult(partition, status="failed", error=str(e) or repr(e), engine=engine.name)
 
 
+def is_unanswered(reason: str) -> bool:
+    """Whether a mark or a dead letter says only that no worker answered. Both are stored, so earlier words count too."""
+    return reason in (UNANSWERED, _EARLIER_UNANSWERED)
+
+
 def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> None:
     """Record in the partition's own chain that its next batch does not merge. Publish and status read it there."""
     snapshot = table.last_snapshot()
@@ -364,7 +370,7 @@ def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> No
         if first is None:
             return None  # another worker merged it meanwhile
         base = head.body if head else Manifest(partition=partition, merged=0, spec_version=0)
-        if base.failed and base.failed.batch == first and reason in (base.failed.reason, UNANSWERED):
+        if base.failed and base.failed.batch == first and (reason == base.failed.reason or is_unanswered(reason)):
             return None  # the mark that is there says as much, or more
         return msgspec.structs.replace(base, failed=FailedMark(batch=first, reason=reason))
 

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from lakeupsert.api import Table
 from lakeupsert.cli import main
+from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.hosts import LocalHost
+from lakeupsert.engine.reports import Report
 from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.testing.lake import Lake, row
 
@@ -202,3 +207,23 @@ def test_shrinking_is_about_extracts_alone(lake: Lake, monkeypatch: pytest.Monke
     done = CliRunner().invoke(main, ["append", "--host", "local", "--may-shrink"])
     assert done.exit_code == 2
     assert "give --full" in done.output
+
+
+def test_extract_is_compared_with_what_was_published_while_its_rows_were_read(lake: Lake) -> None:
+    lake.land("2.jsonl", [row(f"k{n}", 0, 2) for n in range(100)])
+    lake.table.append(host="local")
+
+    class SlowHost(LocalHost):
+        def run(self, job: AppendJob) -> list[Report]:
+            reports = super().run(job)
+            elsewhere = Table("t", lake.settings)
+            elsewhere.dedupe()
+            elsewhere.publish()
+            elsewhere.close()
+            return reports
+
+    lake.land("3.jsonl", [row(f"k{n}", 0, 3) for n in range(10)])
+    with pytest.raises(RefusedError) as refused:
+        append(lake.opened, SlowHost(), full="partitions")
+    assert refused.value.code == "full-extract-shrinks"
+    assert len(lake.rows()) == 112

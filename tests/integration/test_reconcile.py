@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings
-from lakeupsert.pipeline.worker import UNANSWERED
+from lakeupsert.pipeline.worker import UNANSWERED, mark_failed
 from lakeupsert.queue import Message
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
 from lakeupsert.table.manifest import Manifest
@@ -548,3 +548,25 @@ def test_deep_without_duckdb_does_nothing_and_tells_what_to_install(
     assert error["code"] == "extra-missing"
     assert error["next"].startswith("pip install")
     assert call(lake, "reconcile")["ok"]
+
+
+def test_mark_of_an_earlier_lakeupsert_that_nobody_answered_gets_the_reason(lake: Lake) -> None:
+    earlier = "no worker that began to merge it came to the end: killed, out of memory, or the store was away."
+    lake.land("4.jsonl", [row("z", 0, 9, 1)])
+    lake.table.append(host="local")
+    [lease] = lake.opened.queue.receive(9, 900)
+    mark_failed(lake.opened, lease.message.partition, lease.message.batch, earlier)
+    lake.opened.queue.bury(lease, "the disk is read-only")
+    lake.reopen()
+    lake.table.reconcile(counted=False)
+    assert lake.table.status().failed == {lease.message.partition: "the disk is read-only"}
+
+
+def test_dead_letter_of_an_earlier_table_does_not_stop_the_proof(lake: Lake) -> None:
+    lake.opened.queue.send([Message("t", "store=7", 1)])
+    [lease] = lake.opened.queue.receive(9, 900)
+    lake.opened.queue.bury(lease, "broken")
+    lake.table.close()
+    lake.configure()
+    found = CliRunner().invoke(main, ["reconcile", "--config", str(lake.root / "lakeupsert.toml"), "--json"])
+    assert json.loads(found.stdout)["error"] is None
