@@ -82,7 +82,7 @@ class Survey:
     """
 
     path: str
-    schema: pa.Schema = None
+    schema: pa.Schema | None = None
     typed: bool = False
     unreadable: str | None = None
     changed: bool = False
@@ -290,7 +290,7 @@ def read_beginning(
     """The first rows of a file, in the types that `survey` reports for the part that was read.
 
     At most ``rows`` rows. At most ``size`` bytes of text are read; of other formats the first blocks. A text column without
-    any value has the null type. MalformedRecord records are left out.
+    any value has the null type. Malformed records are left out.
 
     Raises:
         UnreadableFileError: the file can't be read, or its name has no known ending.

@@ -126,12 +126,10 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     price_list = load_prices(prices, local=isinstance(store, LocalStore))
     ground = discover(table)
     files, warnings = ground.inputs, ground.warnings
-    head, known = table.ledger_head(), table.head_spec()
-    expected = _expected_spec(table, files, known.body if known else None)
+    head, known = ground.head, ground.spec
+    expected = _expected_spec(table, files, known)
     spec = expected.spec
-    notes = [*warnings, *expected.notes]
-    if head:
-        notes += without_operations(table, table.headers(head.number))
+    notes = [*warnings, *expected.notes, *without_operations(table, ground.entries)]
     if spec is None and files:
         notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
     previews = _previews(table, files, spec) if spec else []
@@ -222,7 +220,11 @@ def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: Table
         return _first_spec(table, surveys, sizes) if surveys else _ExpectedSpec(None)
     unfit = {one.path for one in unfit_files(known, list(surveys.values()))}
     spec, warnings = plan_spec(table, known, [s for s in surveys.values() if s.path not in unfit], ahead=True)
-    names = ((s.path, {known.called(n): s.own.get(n, n) for n in s.schema.names}) for s in surveys.values())
+    names = (
+        (s.path, {known.called(n): s.own.get(n, n) for n in s.schema.names})
+        for s in surveys.values()
+        if s.schema is not None
+    )
     renamed = ((path, spec.under_old_names(of_file)) for path, of_file in names)
     return _ExpectedSpec(spec, [*warnings, *under_old_names(table, renamed)])
 

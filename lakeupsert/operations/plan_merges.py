@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
+import pyarrow as pa
 
 from lakeupsert.operations.habits import Sizes, last_batches, last_nights, learn_sizes
 from lakeupsert.pipeline.commit import AppendResult
@@ -97,6 +98,8 @@ def plan_merges(
     snapshot = table.last_snapshot()
     shown = snapshot.body.partitions if snapshot else {}
     behind = table.unpublished(snapshot.body if snapshot else None, up_to) if up_to >= 0 else {}
+    spec = table.head_spec() if arrivals else None
+    types = spec.body.base_schema.types if spec else ()
     plans = []
     for partition in filter(selected, sorted({*behind, *arrivals})):
         if partition in behind:
@@ -108,7 +111,7 @@ def plan_merges(
         dirty = merges.versions > 0
         arrival = arrivals.get(partition)
         if arrival is not None:
-            merges = _merge_arrival(table, sizes, merges, arrival)
+            merges = _merge_arrival(table, types, sizes, merges, arrival)
         if merges.versions:
             plans.append(
                 PlannedPartition(
@@ -161,12 +164,12 @@ def _merge_batches(
     return merges
 
 
-def _merge_arrival(table: OpenTable, sizes: Sizes, merges: _Merges, arrival: Arrival) -> _Merges:
+def _merge_arrival(
+    table: OpenTable, types: Sequence[pa.DataType], sizes: Sizes, merges: _Merges, arrival: Arrival
+) -> _Merges:
     """The same merges, and one more of what arrives."""
     buckets, rows = merges.buckets, arrival.rows
     stored = [f for b in buckets for f in (*b.data, *b.tombstones)]
-    spec = table.head_spec()
-    types = spec.body.base_schema.types if spec else ()
     rule = SplitRule.of(table.settings.bucket_bytes, types, buckets, rows)
     parts = {b: 0.5**b.bits for b in buckets}
     incoming = {b: Incoming(arrival.bytes * part, rows * part, arrival.files * part) for b, part in parts.items()}

@@ -19,6 +19,7 @@ from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.operations import plan as plan_module
 from lakeupsert.operations.habits import NIGHTS
+from lakeupsert.operations.plan_merges import predict_merges
 from lakeupsert.table.ledger import LedgerEntry, next_stamp
 from lakeupsert.testing.lake import Lake, row
 
@@ -452,3 +453,15 @@ def test_plan_tells_people_in_a_few_lines(here: Lake) -> None:
     assert "about " in lines[6]
     assert "1 night" in lines[6]
     assert len(lines) == 8
+
+
+def test_prediction_of_a_committed_batch_takes_no_request_for_a_partition(tmp_path: Path) -> None:
+    def requests(days: int) -> dict[str, int]:
+        lake = Lake(tmp_path / f"{days}")
+        lake.land("1.jsonl", [row("a", day, 1) for day in range(days)])
+        appended = lake.table.append(host="local")
+        lake.reopen()
+        assert predict_merges(lake.opened, appended) is not None
+        return lake.table.requests
+
+    assert requests(40) == requests(1)
