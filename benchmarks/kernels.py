@@ -279,7 +279,7 @@ def compared(columns: Sequence[tuple[Any, Any]], at: Any) -> tuple[Any, Any]:
 
 
 def not_older(came: Any, stored: Any, order_by: Sequence[str]) -> Any:
-    """Whether the incoming row of each pair wins: G1's order of ordering columns, and incoming where they are equal."""
+    """Whether the incoming row of each pair wins: the rank's order of ordering columns, and incoming where they are equal."""
     greater, same = np.zeros(came.num_rows, bool), np.ones(came.num_rows, bool)
     for name in order_by:
         new, old = (sortable(t[name]) for t in (came, stored))

@@ -4,7 +4,7 @@ Reads     landing files, each of them once
 Writes    appended files and quarantine files, under names of their own
 Repeat    safe: files that no ledger entry names count for nothing
 
-    read (landing) -> quarantine refused rows -> (settle early) -> cut by range -> | shuffle | -> settle by G1, sort -> write
+    read (landing) -> quarantine refused rows -> (settle early) -> cut by range -> | shuffle | -> settle by rank, sort -> write
 
 A range is a partition; in a large partition it is the rows whose keys fall into one bucket (`AppendJob.bits`). A host calls
 `read_landing` on groups of landing files, passes the rows through `settle.RowBuffer` and `settle.group_by_range`, and then calls

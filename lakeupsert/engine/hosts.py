@@ -36,7 +36,7 @@ class Host(Protocol):
         known: pa.Schema | None,
         text_columns: frozenset[str],
     ) -> list[Survey]:
-        """`landing.accept.survey` of each file."""
+        """`landing.files.survey` of each file."""
 
     def run(self, job: AppendJob) -> list[Report]:
         """Do the row work of the whole batch, once."""

@@ -5,7 +5,7 @@ Writes    the batch's changes of the index, the index with these changes in it, 
           deletion vectors of appended files. Commits nothing: a ledger entry names all of it (`LedgerEntry.keys`, `.index`)
 Repeat    safe: objects have names of their own, and the same ledger gives the same answer
 
-    appended rows -> spill by hash -> for each range: settle by G1 -> look up in the index -> late, other partition: superseded
+    appended rows -> spill by hash -> for each range: settle by rank -> look up in the index -> late, other partition: superseded
                                                                                           '-> won, other partition: delete there
 
 A row of the index has the key columns and the ordering columns, no payload. Hashes only find candidates: rows are compared by

@@ -152,7 +152,7 @@ class MergeOutput:
 
 
 class Engine(Protocol):
-    """Keeps the row of greatest rank of every key (G1). A stored row loses a tie; a winning delete becomes a tombstone.
+    """Keeps the row of greatest rank of every key. A stored row loses a tie; a winning delete becomes a tombstone.
 
     Attributes:
         partitions_per_call: how many partitions a worker passes to one call. Small if a call costs nothing, so that workers

@@ -1,6 +1,6 @@
 """The row work of a replay: take or refuse quarantined rows again, by the rules for rows of landing files. Commits nothing.
 
-    quarantine files -> blocks -> landing.take -> rows that pass -> settle by G1, sort by key -> write
+    quarantine files -> blocks -> landing.take -> rows that pass -> settle by rank, sort by key -> write
                                        '-> rows that stay -> a new quarantine file
 
 A row is rebuilt from its quarantine file, never from its landing file, which may be gone or may have other content by now.

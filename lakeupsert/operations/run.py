@@ -7,10 +7,9 @@ Repeat    safe: each step looks at the table, not at what this call did, so afte
     (plan, limits) -> send missing messages -> append -> dedupe -> publish -> (vacuum)
 """
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
@@ -28,8 +27,6 @@ from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.table.ledger import Scope
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
@@ -43,18 +40,18 @@ class RunOptions:
         warn: takes the warnings of an append that commits no batch.
     """
 
-    host: HostName = "spark"
-    workers: int = 1
-    engine: EngineName | None = None
-    batch_id: str | None = None
-    full: Scope | None = None
-    may_shrink: bool = False
-    max_bytes: int | None = None
-    max_cost: float | None = None
-    prices: str | Path | None = None
-    stop: Stop = field(default_factory=Stop)
-    progress: Callable[[str], None] = lambda text: None
-    warn: Callable[[str], None] = log.warning
+    host: HostName
+    workers: int
+    engine: EngineName | None
+    batch_id: str | None
+    full: Scope | None
+    may_shrink: bool
+    max_bytes: int | None
+    max_cost: float | None
+    prices: str | Path | None
+    stop: Stop
+    progress: Callable[[str], None]
+    warn: Callable[[str], None]
 
     @property
     def is_limited(self) -> bool:

@@ -33,7 +33,7 @@ class AppendResult:
 
     Attributes:
         warnings: for people.
-        scattered: see `batch.in_several_partitions`.
+        scattered: see `settle.count_keys_in_several_partitions`.
         examples: one refused row for each reason, for people.
     """
 
@@ -100,9 +100,8 @@ def _rebase(
     table: OpenTable, job: AppendJob, entry: LedgerEntry, head: Link[LedgerEntry], newer: Link[LedgerEntry]
 ) -> LedgerEntry | None:
     """The same batch behind a newer head; None if something that the batch is based on has changed."""
-    if (
-        job.spec.key_scope == "table" or entry.replayed
-    ):  # the winner may have moved the same keys, or replayed the same rows
+    # The winner may have moved the same keys, or replayed the same rows.
+    if job.spec.key_scope == "table" or entry.replayed:
         return None
     won = [link.body for link in table.entries(head.number, newer.number)]
     paths = {f.path for f in entry.files}

@@ -27,12 +27,9 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, next_step, rewrite_step
 from lakeupsert.pipeline.units import UnitResults, is_shared
 from lakeupsert.storage import NotFoundError
-from lakeupsert.table.chain import Link, races_exhausted
+from lakeupsert.table.chain import ATTEMPTS, Link, races_exhausted
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
 from lakeupsert.table.snapshot import Snapshot
-
-ATTEMPTS = 20
-"""Lost races of one partition before the call gives up."""
 
 
 @dataclass(frozen=True)
@@ -284,10 +281,8 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     }
     while True:
         outcome = chain.append(version_after(step, head, merge.outputs, provenance), head)
-        if outcome.link is not None or outcome.result == "unknown":
-            return (
-                outcome.link
-            )  # unknown: vacuum deals with the files, and the head says whether anything is left to do
+        if outcome.result != "lost":
+            return outcome.link  # None if unknown: vacuum deals with the files, and the head says what is left to do
         newer = chain.head()
         # Behind a fence our files may be deleted already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start

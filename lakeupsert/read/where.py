@@ -3,7 +3,7 @@
 Supported: comparisons, IN, BETWEEN, LIKE (`\\` escapes), IS NULL, AND, OR, NOT, over columns and literals. As in SQL, a row is
 left out if the condition is null. Text is in '…' with '' for a quote in it. Column names may be in "…" or `…` and are not case
 sensitive. A literal takes the type of the column it is compared with, and is refused if that type can't hold it. Timestamps
-without a zone are UTC. As in G1, NaN is greatest and -0.0 equals 0.0.
+without a zone are UTC. As in the rank, NaN is greatest and -0.0 equals 0.0.
 """
 
 import operator
@@ -232,8 +232,8 @@ class _Translator:
         value = self._column(other) if isinstance(other, pa.Field) else self._terms.literal(other)
         if not pa.types.is_floating(field.type):
             return _COMPARE[kind](column, value)
-        # Engines differ about NaN, and those that follow G1 trust a file's maximum, which leaves NaN out. So the plain
-        # comparison is only used for conditions that NaN never meets.
+        # Engines differ about NaN, and those that order it as the rank does trust a file's maximum, which leaves NaN out. So the
+        # plain comparison is only used for conditions that NaN never meets.
         if kind in (exp.NEQ, exp.GT, exp.GTE):
             return ~self._compare(_OPPOSITE[kind], field, other)
         nan, value_nan = self._terms.is_nan(column), self._terms.is_nan(value)

@@ -156,7 +156,7 @@ def test_condition_keeps_the_rows_that_it_describes(
 )
 @pytest.mark.parametrize("column", ["f", "f4", "f2"])
 def test_nan_is_greatest_and_both_zeros_are_one(where: str, places: list[int], column: str) -> None:
-    """As in G1, Spark and DuckDB, and not as Arrow's kernels have it."""
+    """As in the rank, Spark and DuckDB, and not as Arrow's kernels have it."""
     table = of(column, 1.0, -0.0, NAN, math.inf, 0.0, -math.inf, None)
     assert kept(re.sub(r"\bf\b", column, where), table) == places
 
