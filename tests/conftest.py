@@ -1,10 +1,12 @@
 """One Spark session and one server of each kind for the whole run, and folders in memory."""
 
+import importlib.util
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -49,6 +51,21 @@ def no_session_by_accident(request: pytest.FixtureRequest) -> Iterator[None]:
 def _session() -> Any:
     pyspark = sys.modules.get("pyspark")
     return pyspark and pyspark.SparkContext._active_spark_context
+
+
+@pytest.fixture(scope="session")
+def load_script() -> Callable[[Path], ModuleType]:
+    """Imports a file that is in no package."""
+
+    def load(path: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ then deletes it, hides it for a while or puts it with the poison, by how the fun
 """
 
 import base64
-import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -40,13 +39,8 @@ NIGHTS = [
 
 
 @pytest.fixture(scope="module")
-def functions() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("function_app", ROOT / "functions/function_app.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def functions(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+    return load_script(ROOT / "functions/function_app.py")
 
 
 @pytest.fixture

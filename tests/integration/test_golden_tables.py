@@ -1,8 +1,8 @@
 """Tables that an earlier lakeupsert wrote (tests/golden/make_tables.py) are read, merged, compacted and vacuumed by this one."""
 
-import importlib.util
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -13,24 +13,16 @@ from lakeupsert.testing.lake import Lake
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def _maker() -> ModuleType:
-    found = importlib.util.spec_from_file_location("make_tables", GOLDEN / "make_tables.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-make_tables = _maker()
-
-
-def plain(rows: object) -> object:
-    return json.loads(json.dumps(rows, default=make_tables.as_text))
+@pytest.fixture(scope="module")
+def make_tables(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+    return load_script(GOLDEN / "make_tables.py")
 
 
 @pytest.mark.parametrize("name", sorted(path.name.split(".")[0] for path in (GOLDEN / "tables").iterdir()))
-def test_an_earlier_table_lives_on(name: str, tmp_path: Path) -> None:
+def test_an_earlier_table_lives_on(name: str, make_tables: ModuleType, tmp_path: Path) -> None:
+    def plain(rows: object) -> object:
+        return json.loads(json.dumps(rows, default=make_tables.as_text))
+
     shutil.unpack_archive(GOLDEN / "tables" / f"{name}.tar.gz", tmp_path, filter="data")
     expected = json.loads((tmp_path / "expected.json").read_text())
     lake = Lake(tmp_path / "lake", **make_tables.CASES[name].settings)
