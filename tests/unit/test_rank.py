@@ -164,6 +164,13 @@ def test_each_key_has_one_winner_and_columns_of_by_are_part_of_the_key() -> None
     ]
 
 
+def test_keys_side_by_side_that_differ_in_their_first_column_alone_have_a_winner_each() -> None:
+    rows = rows_of([{"t": t, "k": "x", "a": a} for t in (0, 1) for a in (1, 2)])
+    order, wins = sort_by_rank(rows, spec_of(), TIES, by=["t"])
+    won = rows.take(order.filter(wins)).select(["t", "a"]).to_pylist()
+    assert won == [{"t": 0, "a": 2}, {"t": 1, "a": 2}]
+
+
 def test_no_row_has_no_winner() -> None:
     order, wins = sort_by_rank(rows_of([]), spec_of(), TIES)
     assert (len(order), len(wins)) == (0, 0)
