@@ -33,7 +33,7 @@ DAY = date(2020, 1, 1)
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-class _FaultyTable(OpenTable):
+class FaultyTable(OpenTable):
     """A table whose stores and queue have a fault point at each call."""
 
     def __init__(self, name: str, settings: TableSettings, points: Points) -> None:
@@ -88,7 +88,7 @@ class Lake:
     def reopen(self) -> None:
         """Open the table as a new process would, with nothing cached."""
         self.table.close()
-        self.opened = _FaultyTable("t", self.settings, self.points)
+        self.opened = FaultyTable("t", self.settings, self.points)
         self.table = Table.of(self.opened)
 
     def copy(self, root: Path) -> "Lake":

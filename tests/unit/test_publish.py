@@ -17,6 +17,8 @@ from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.table.ledger import LedgerEntry, Touched
 from lakeupsert.table.manifest import BucketEntry, Changes, Counters, DataFile, FailedMark, Manifest
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
+from lakeupsert.testing.faults import Fault, Points
+from lakeupsert.testing.lake import FaultyTable
 
 A, B = "d=2020-01-01", "d=2020-01-02"
 
@@ -320,6 +322,17 @@ def test_rewritten_partition_is_shown_to_whoever_asks_for_it(make: Make) -> None
     assert (found.snapshot, found.batch, found.partitions_changed, found.rows) == (1, 1, 1, 9)
 
 
+def test_rewritten_partition_that_no_batch_is_pending_for_is_shown(make: Make) -> None:
+    chains = make()
+    chains.batch(A, B)
+    chains.merge(A, 1)
+    chains.merge(B, 1)
+    chains.publish()
+    chains.merge(A, 1, rows=8)
+    found = chains.publish(A)
+    assert (found.snapshot, found.batch, found.partitions_changed, found.rows) == (1, 1, 1, 9)
+
+
 def test_rewritten_partition_beyond_the_batch_is_shown_as_rewritten_at_it(make: Make) -> None:
     chains = make()
     merged_twice(chains)
@@ -381,6 +394,35 @@ def test_only_snapshot_that_was_lost_is_replaced_from_nothing(make: Make) -> Non
     assert (found.snapshot, found.batch, found.rows, found.lost) == (1, 2, 1, 0)
 
 
+def test_lost_snapshot_that_only_had_a_tag_is_replaced_by_what_was_shown_before(make: Make) -> None:
+    chains = make()
+    merged_twice(chains)
+    objects = chains.table.objects
+    tagged = msgspec.structs.replace(chains.newest(), tags={"good": 0})
+    assert objects.snapshots.append(tagged, objects.snapshots.head()).link
+    chains.batch(A)
+    chains.lose_snapshot(1)
+    found = chains.publish()
+    assert (found.snapshot, found.batch, found.rows, found.lost) == (2, 1, 2, 1)
+
+
+def test_snapshot_that_another_publisher_appends_meanwhile_is_not_taken_for_lost(make: Make) -> None:
+    """The ledger is read after the newest snapshot, so it may name a newer one."""
+    chains, points = make(), Points()
+    merged_twice(chains)
+    chains.merge(A, 2)
+    chains.merge(B, 2)
+
+    def meanwhile() -> None:
+        chains.publish()
+        chains.batch(A)
+
+    points.amid(0, meanwhile, "list _lakeupsert/ledger/")
+    found = publish(FaultyTable("t", chains.settings, points))
+    assert points.struck
+    assert (found.snapshot, found.batch, found.lost, found.waiting) == (1, 2, None, (A,))
+
+
 # ---------------------------------------------------------------- what else a snapshot says
 
 
@@ -409,8 +451,12 @@ def test_changes_are_of_every_merge_that_was_not_shown_before(make: Make) -> Non
     assert chains.newest().changes == Changes(inserted=1, updated=2, deleted=4)
     chains.batch(A)
     chains.merge(A, 4, changes=Changes(late=8))
-    chains.publish()
+    points = Points()
+    points.arm(-1, Fault.BEFORE, "get ")
+    publish(FaultyTable("t", chains.settings, points))
     assert chains.newest().changes == Changes(late=8)
+    folder = chains.table.objects.partition(A).name(0).rpartition("/")[0]
+    assert sum(folder in call for call in points.seen) == 1, "a version that is shown already tells no changes"
 
 
 def test_changes_end_at_the_restore_that_withdrew_what_came_before(make: Make) -> None:
