@@ -96,6 +96,13 @@ def create(  # many parameters, because a spec fixes that many settings; each is
         arrow_schema="",
         last_field_id=0,
     )
+    complete = _complete(schema, declared, later)
+    numbering = _Numbering(0)
+    return _spec([numbering.field(f) for f in complete], declared, numbering.last)
+
+
+def _complete(schema: pa.Schema, declared: TableSpec, later: Sequence[pa.Field]) -> pa.Schema:
+    """All columns that the table begins with; refuses those that can't have the role that the configuration gives them."""
     types = {field.name: field.type for field in later}
     complete = _with_order(schema, declared, types)
     for computed in declared.partition_from:
@@ -107,8 +114,7 @@ def create(  # many parameters, because a spec fixes that many settings; each is
     _refuse_unfit(complete, declared)
     complete = _without_operation(complete, declared)
     _refuse_unfit_rules(complete, declared)
-    numbering = _Numbering(0)
-    return _spec([numbering.field(f) for f in complete], declared, numbering.last)
+    return complete
 
 
 def _with_order(schema: pa.Schema, declared: TableSpec, types: Mapping[str, pa.DataType]) -> pa.Schema:
