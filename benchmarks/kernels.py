@@ -37,7 +37,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.memory import WORDS, peak_bytes
 from lakeupsert.engine.arrow import ArrowEngine, _add_ranks
-from lakeupsert.engine.merge import AGE, MergeTask, MergeWriter
+from lakeupsert.engine.merge import AGE, MergeTask
+from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.rows import datafiles
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.changes import Tally

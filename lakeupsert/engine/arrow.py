@@ -10,7 +10,7 @@ memory as a whole, once.
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 import msgspec
@@ -18,17 +18,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
+from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
+from lakeupsert.engine.merge_writer import MergeWriter
+from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, ranked
 from lakeupsert.landing.adopted import read_adopted
-from lakeupsert.rows.arrays import Column, Indices, Mask, Rows
+from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.rows.buckets import in_bucket, key_hashes
-from lakeupsert.rows.changes import Tally, any_per_key, content_comparison
-from lakeupsert.rows.columns import combine_columns
+from lakeupsert.rows.changes import Tally, content_comparison
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import POSITION, read_file, stream_file
 from lakeupsert.rows.digest import Digest, digests
-from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_missing_keys
-from lakeupsert.rows.rank import count_rows_up_to, sort_by_key, sort_by_rank, sortable
+from lakeupsert.rows.rank import count_rows_up_to, sort_by_key, sortable
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, share
@@ -48,9 +48,6 @@ TOGETHER_ROWS = 1 << 14
 _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64())
 _AGE = pa.field(AGE, pa.int32())
 """Decides between equal ordering values."""
-_KNOWN = "_lakeupsert_known"
-"""Boolean column of settled incoming rows: the table stores something under this key. Null in stored rows."""
-_TIES = (AGE, FILE, PLACE)
 _RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
 
 
@@ -104,25 +101,13 @@ class ArrowEngine:
         return [replace(output, superseded_digest=d) for output, d in zip(outputs, superseded, strict=True)]
 
 
-@dataclass(frozen=True)
-class _Winners:
-    """What some keys come to: the rows at the indices ``winners``, in key order.
-
-    Attributes:
-        known: for each winner, whether the table stores something under its key; None if the task refuses no rows.
-    """
-
-    rows: Rows
-    winners: Column
-    known: Mask | None
-
-
 class _Merge:
     """One task. ``lost`` collects key and ordering columns of the rows that lose."""
 
     def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> None:
         self.lost: list[Rows] = []
         self._store, self._spec, self._spec_version, self._task = store, spec, spec_version, task
+        self._rules = Rules(spec, task)
         self._tally = Tally()
         self._adopted = Digest(spec)
 
@@ -133,46 +118,33 @@ class _Merge:
         return MergeWriter(self._store, self._spec, self._spec_version, self._task, self._tally)
 
     def _rewrite(self) -> MergeOutput:
-        spec, task = self._spec, self._task
+        spec, task, rules = self._spec, self._task, self._rules
         incoming = self._incoming()
-        # Which keys an extract deletes, and which it has, depends on all versions, so they meet the stored rows unsettled.
-        unsettled = spec.history or bool(task.full)
-        refuses = False
-        if unsettled:
-            rest = incoming.take(sort_by_key(incoming, spec.stored_key))
-        else:
-            found = self._settle(incoming)
-            rest = found.rows.take(found.winners)
-            if found.known is not None:
-                refuses, rest = True, rest.append_column(_KNOWN, pa.array(found.known))
+        settled = not rules.needs_versions
+        if settled:
+            found = rules.settle(ranked(incoming, spec))
+            self._account(found)
+            rest = found.take(found.winners, found.rows.schema.names)
             del found
+        else:
+            rest = incoming.take(sort_by_key(incoming, spec.stored_key))
         del incoming
         with self._writer() as out:
-            past = out if spec.history else None
             for file in task.base if task.settled else ():
                 for block in stream_file(self._store, file, spec.base_schema, spec=spec):
                     stored = in_bucket(block, file, task, spec)
                     if not stored.num_rows:
                         continue
                     met = count_rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
-                    if not met and not task.full:
+                    if not met and not rules.judges_all:
                         out.live.write(stored)
                         continue
                     tables = [_add_ranks(stored, age=0, deleted=False), rest.slice(0, met)]
-                    both = pa.concat_tables(tables, promote_options="default" if _has_more_columns(rest) else "none")
+                    more = rest.num_columns > tables[0].num_columns
+                    both = pa.concat_tables(tables, promote_options="default" if more else "none")
                     rest = rest.slice(met)
-                    if task.full:
-                        both = self._without_lacking(both, past)
-                    self._write_winners(out, both, past, again=not unsettled)
-            if unsettled:
-                if task.full:
-                    rest = self._without_lacking(rest, past)
-                self._write_winners(out, rest, past)
-            elif refuses or pc.any(rest[DELETE_FLAG]).as_py():
-                every = pa.array(np.arange(rest.num_rows))
-                out.write(rest, every, as_mask(rest[_KNOWN]) if refuses else None)
-            else:
-                out.live.write(rest)
+                    self._write(out, ranked(both, spec), again=settled)
+            self._write(out, one_per_key(rest) if settled else ranked(rest, spec), again=settled)
         return out.output(self._lost_rows, adopted=None if task.settled else str(self._adopted))
 
     def _delta(self) -> MergeOutput:
@@ -181,27 +153,9 @@ class _Merge:
         begins = np.cumsum([0, *(file.rows for file in task.kept)])
         met, number = self._met(begins, incoming)
         both = pa.concat_tables([met, incoming.select(met.schema.names)])
-        order, wins = sort_by_rank(both, spec, _TIES)
-        losers = order.filter(pc.invert(wins))
-        self.lost.append(both.select(spec.tombstone_schema.names).take(losers))
-        winners = order.filter(wins)
-        is_new = as_mask(pc.greater_equal(winners, met.num_rows))
-        if spec.mode == "columns":
-            rows, chosen, uses = combine_columns(both, spec, order, wins, _TIES)
-            self._count(both, order, wins, uses)
-            is_new = any_per_key(as_mask(wins), (uses & (np.arange(both.num_rows) >= met.num_rows))[order.to_numpy()])
-            superseded, chosen = order.to_numpy()[is_new[np.cumsum(as_mask(wins)) - 1]], chosen.filter(pa.array(is_new))
-        else:
-            rows = incoming
-            self._count(both, order, wins)
-            superseded, chosen = losers.to_numpy(), pc.subtract(winners.filter(pa.array(is_new)), met.num_rows)
-        superseded = superseded[superseded < met.num_rows]
-        known = _known(both, order, wins) if task.refuses else None
         with self._writer() as out:
-            out.write(rows, chosen, None if known is None else known[is_new])
-            if spec.history:
-                out.keep_past(both, order, wins, known)
-        dead = np.sort(number[superseded])
+            found = self._write(out, ranked(both, spec, kept=met.num_rows, payload=incoming))
+        dead = np.sort(number[found.order[found.superseded]])
         ends = np.searchsorted(dead, begins)
         positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
         return out.output(self._lost_rows, positions=positions)
@@ -254,74 +208,42 @@ class _Merge:
             self._adopted.add(tables[-1])
         for file in task.deltas:
             tables.append(self._own(read_file(store, file, spec.base_schema, spec), file, age=0))
-        stored = spec.base_schema.append(DELETED_AT) if task.forgets else spec.base_schema
+        stored = self._rules.with_times(spec.base_schema)
         for file in task.tombstones:
             tables.append(self._own(read_file(store, file, stored), file, age=0, deleted=True))
         for age, files in enumerate(task.batches, start=1):
             for file in files:
                 tables.append(self._own(read_file(store, file, spec.arriving_schema, spec), file, age=age))
-        if not task.forgets:
-            return pa.concat_tables(tables or [_add_ranks(stored.empty_table(), age=0, deleted=False)])
         tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
-        rows = pa.concat_tables(tables, promote_options="default")
-        return add_deletion_times(rows, rows[AGE], task.forgets)
+        more = stored is not spec.base_schema
+        return self._rules.add_times(pa.concat_tables(tables, promote_options="default" if more else "none"))
 
     def _own(self, rows: Rows, file: DataFile, *, age: int, deleted: bool = False) -> Rows:
         """The rows of a file that belong to the task's bucket, with every column that ranks them."""
         return _add_ranks(in_bucket(rows, file, self._task, self._spec), age=age, deleted=deleted)
 
-    def _settle(self, rows: Rows, past: MergeWriter | None = None, *, again: bool = False) -> _Winners:
-        """Find the winners. Losers go to `lost`, and to the history of ``past``.
+    def _write(self, out: MergeWriter, rows: Resolved, *, again: bool = False) -> Resolved:
+        found = self._rules.resolve(rows)
+        self._account(found, again=again)
+        out.write(found)
+        return found
 
-        ``again``: the incoming rows are winners of an earlier call.
-        """
-        spec = self._spec
-        order, wins = sort_by_rank(rows, spec, _TIES)
-        winners = order.filter(wins)
-        if len(winners) < rows.num_rows:
-            self.lost.append(rows.select(spec.tombstone_schema.names).take(order.filter(pc.invert(wins))))
-        if spec.mode == "columns":
-            settled, chosen, uses = combine_columns(rows, spec, order, wins, _TIES)
-            self._count(rows, order, wins, uses, again=again)
-            return _Winners(settled, chosen, None)
-        self._count(rows, order, wins, again=again)
-        known = _known(rows, order, wins) if self._task.refuses else None
-        if past is not None:
-            past.keep_past(rows, order, wins, known)
-        return _Winners(rows, winners, known)
-
-    def _write_winners(self, out: MergeWriter, rows: Rows, past: MergeWriter | None, *, again: bool = False) -> None:
-        found = self._settle(rows, past, again=again)
-        out.write(found.rows, found.winners, found.known)
-
-    def _count(self, rows: Rows, order: Column, wins: Column, uses: Mask | None = None, *, again: bool = False) -> None:
-        """``uses`` marks rows that are part of what their key comes to; None: the winners."""
-        places = order.to_numpy()
-        ages, deleted = rows[AGE].to_numpy()[places], as_mask(rows[DELETE_FLAG])[places]
+    def _account(self, found: Resolved, *, again: bool = False) -> None:
+        """Count what became of the keys, and keep the losers. ``again``: their incoming rows won in an earlier call."""
+        rows, order = found.rows, found.order
+        ages, deleted = rows[AGE].to_numpy(), as_mask(rows[DELETE_FLAG])
+        if len(losers := found.losers):
+            self.lost.append(rows.select(self._spec.tombstone_schema.names).take(pa.array(losers)))
+        self._tally.lacking(ages[found.dead], deleted[found.dead])
         same = content_comparison(rows, self._spec)
         self._tally.meet(
-            as_mask(wins),
-            ages,
-            deleted,
-            same and (lambda one, other: same(places[one], places[other])),
-            None if uses is None else uses[places],
+            found.wins,
+            ages[order],
+            deleted[order],
+            same and (lambda one, other: same(order[one], order[other])),
+            None if found.uses is None else found.uses[order],
             again=again,
         )
-
-    def _without_lacking(self, rows: Rows, past: MergeWriter | None) -> Rows:
-        """``rows`` without those that a full extract deletes. These go to `lost`, and to the history of ``past``."""
-        spec, task = self._spec, self._task
-        order, wins = sort_by_rank(rows, spec, _TIES)
-        ages = rows[AGE].to_numpy()
-        killed_by = find_missing_keys(rows, order, wins, ages, task.full, spec, task.forgets)
-        dead = killed_by >= 0
-        if not dead.any():
-            return rows
-        self.lost.append(rows.select(spec.tombstone_schema.names).filter(pa.array(dead)))
-        self._tally.lacking(ages[dead], as_mask(rows[DELETE_FLAG])[dead])
-        if past is not None:
-            past.keep_lacking(rows, killed_by)
-        return rows.filter(pa.array(~dead))
 
 
 def _concat_small(tables: Iterable[Rows]) -> Iterator[Rows]:
@@ -349,19 +271,3 @@ def _add_ranks(rows: Rows, *, age: int, deleted: bool) -> Rows:
         )
         tagged = tagged.append_column(field, column)
     return tagged
-
-
-def _known(rows: Rows, order: Column, wins: Column) -> Mask:
-    """For each winner, in their order, whether the table stores something under its key."""
-    stored = as_mask(pc.equal(rows[AGE], 0))
-    if _KNOWN in rows.schema.names:
-        stored |= as_mask(rows[_KNOWN])
-    key = np.cumsum(as_mask(wins)) - 1
-    known = np.zeros(len(wins) and key[-1] + 1, bool)
-    known[key[stored[order.to_numpy()]]] = True
-    return known
-
-
-def _has_more_columns(rest: Rows) -> bool:
-    """Whether incoming rows have columns that stored rows lack."""
-    return not {_KNOWN, DELETED_AT.name}.isdisjoint(rest.schema.names)

@@ -16,26 +16,25 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask, MergeWriter
+from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
+from lakeupsert.engine.merge_writer import MergeWriter
+from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
 from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.adopted import read_adopted
 from lakeupsert.rows.arrays import Column as ArrowColumn
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.buckets import in_bucket
-from lakeupsert.rows.changes import Tally, any_per_key
-from lakeupsert.rows.columns import combine_columns
+from lakeupsert.rows.changes import Tally
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import POSITION, stream_file
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
-from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_forgotten, find_missing_keys, find_up_to
-from lakeupsert.rows.rank import sort_by_rank
+from lakeupsert.rows.floor import DELETED_AT, add_deletion_times, find_forgotten, find_up_to
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import DataFile, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, Ordering, TableSpec
 
 _ARRIVAL = ("age", "file", "place")
-_TIES = (AGE, FILE, PLACE)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,19 @@ class SparkEngine:
                 .transform(_rank, spec, tasks)
                 .repartition(max(1, min(len(tasks), most)), "unit")
                 .sortWithinPartitions("unit", *_key_names(spec), "nth")
-                .select("unit", "source", "row", "deleted", "hash", "nth", "begins", "known", "version", *_ARRIVAL)
+                .select(
+                    "unit",
+                    "source",
+                    "row",
+                    "deleted",
+                    "hash",
+                    "nth",
+                    "begins",
+                    "known",
+                    "killed_by",
+                    "version",
+                    *_ARRIVAL,
+                )
                 .mapInArrow(write, "unit int, output binary")
                 .collect()
             )
@@ -127,6 +138,7 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     """Rank the rows of every key. ``frame`` has the columns of `_deciding_ddl`; the columns that are added:
 
     nth: 1 for the winner, then 2, 3, …; 0 for rows that a full extract deletes
+    killed_by: the age of that extract, or 0
     begins: the row is the first of its key when sorted by ``nth``
     known: the table stores something under the key
     version: equal for the rows of a key that are equal in the ordering columns and in content
@@ -137,28 +149,28 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     ties = [*(["deleted", *content] if spec.ties == "content" else []), *_ARRIVAL]
     newest_first = [*greatest_first, *(F.col(name).desc_nulls_last() for name in ties)]
     has_full = any(task.full for task in tasks)
-    dead, rank, void_by = F.lit(False), F.lit(0), F.lit(None)
+    killed_by, rank, void_by = F.lit(None), F.lit(0), F.lit(None)
     if has_full:
         ages = F.collect_set("age").over(by_key)
-        lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(ages, age)))
-        dead = lacked_by.isNotNull()
+        killed_by = lacked_by = F.array_min(F.filter("lacking", lambda age: ~F.array_contains(ages, age)))
         if any(task.forgets for task in tasks if task.full):
             rank = F.row_number().over(by_key.orderBy(*newest_first))
             void_by = F.array_min(F.filter("void", lambda age: F.array_contains(ages, age)))
             void_by = F.when(lacked_by.isNull() | (void_by < lacked_by), void_by)
-            dead |= F.exists(_void_deletes(by_key), lambda void: _takes_away(void, F.col("rank"), F.col("age")))
-    dead_last = F.col("dead")
+            fatal = F.filter(_void_deletes(by_key), lambda void: _takes_away(void, F.col("rank"), F.col("age")))
+            killed_by = F.least(lacked_by, F.array_min(F.transform(fatal, lambda void: void.void_by)))
+    dead_last = F.col("killed_by") > 0
     begins = F.col("nth") == 1
     if has_full and spec.history:  # a dead row may be the first of its key
         begins = F.row_number().over(by_key.orderBy("nth")) == 1
     known = F.lit(True)
     if any(task.refuses for task in tasks):
-        known = F.coalesce(F.min(F.when(~F.col("dead"), F.col("age"))).over(by_key) == 0, F.lit(False))
+        known = F.coalesce(F.min(F.when(~dead_last, F.col("age"))).over(by_key) == 0, F.lit(False))
     nth = F.row_number().over(by_key.orderBy(dead_last, *newest_first))
     return (
         frame.withColumns({"rank": rank, "void_by": void_by})
-        .withColumn("dead", dead)
-        .withColumn("nth", F.when(F.col("dead"), 0).otherwise(nth))
+        .withColumn("killed_by", F.coalesce(killed_by, F.lit(0)).cast("int"))
+        .withColumn("nth", F.when(dead_last, 0).otherwise(nth))
         .withColumn("begins", begins)
         .withColumn("known", known)
         .withColumn("version", F.dense_rank().over(by_key.orderBy(dead_last, *greatest_first, *content)))
@@ -315,16 +327,16 @@ def _by_unit(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[pa.R
 
 
 class _Gatherer:
-    """Reads the winning rows of one task by position and writes them; adds up the losers.
+    """Reads the rows that one task needs by position, and writes what they come to; adds up the losers.
 
-    Files are sorted by key too, so each is read forward once; only adopted files are in memory as a whole. In mode columns and
-    with a history every row of a key is read. In mode columns a row in a kept file is rewritten if a record of the batches is
-    part of what its key comes to.
+    Those are the winners, or all rows if a rule needs the losers. Files are sorted by key too, so each is read forward once;
+    only adopted files are in memory as a whole.
     """
 
     def __init__(self, store: ObjectStore, spec: TableSpec, task: MergeTask, sources: Sequence[_Source]) -> None:
         self._store, self._spec, self._task = store, spec, task
-        self._schema = spec.base_schema.append(DELETED_AT) if task.forgets else spec.base_schema
+        self._rules = Rules(spec, task)
+        self._schema = self._rules.with_times(spec.base_schema)
         self._cursors: list[_Cursor | Rows] = [
             _Cursor(stream_file(store, msgspec.structs.replace(s.file, deleted=None), self._schema, spec=spec))
             if s.age or task.settled
@@ -333,27 +345,29 @@ class _Gatherer:
         ]
 
     def run(self, spec_version: int, ranked: Iterable[pa.RecordBatch]) -> MergeOutput:
-        spec, task = self._spec, self._task
+        spec, task, rules = self._spec, self._task, self._rules
         lost = lost_sum = adopted_sum = 0
         superseded: list[list[Indices]] = [[] for _ in task.kept]
         counted: list[Rows] = []
         used: list[Mask] = []
         tally = Tally()
         with MergeWriter(self._store, spec, spec_version, task, tally) as out:
-            for batch in _whole_keys(ranked) if spec.mode == "columns" or spec.history else ranked:
+            for batch in _whole_keys(ranked) if rules.needs_losers else ranked:
                 wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
                 lost += int(np.count_nonzero(~wins))
                 lost_sum += int(hashes[~wins].sum())
                 source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
                 adopted_sum += int(hashes[source < len(task.base)].sum())
                 counted.append(pa.table(batch.select(["nth", "age", "deleted", "version"])))
-                if spec.mode == "columns":
-                    uses, changed = self._write_combined(out, batch, wins)
-                    used.append(uses)
-                    goes = changed[np.cumsum(wins) - 1]
-                else:
-                    self._write_winners(out, batch, wins)
-                    goes = ~wins
+                goes = ~wins
+                needed = batch if rules.needs_losers else batch.filter(pa.array(wins & (source >= len(task.kept))))
+                if needed.num_rows:
+                    found = rules.resolve(self._read(needed))
+                    out.write(found)
+                    if found.uses is not None:
+                        used.append(found.uses[found.order])
+                    if rules.needs_losers and task.kept:
+                        goes = found.superseded
                 for number, positions in enumerate(superseded):
                     positions.append(row[goes & (source == number)])
             if counted:
@@ -361,51 +375,28 @@ class _Gatherer:
         positions = [np.sort(np.concatenate([np.empty(0, np.int64), *found])) for found in superseded]
         return out.output(lost, digest_text(lost_sum), None if task.settled else digest_text(adopted_sum), positions)
 
-    def _write_winners(self, out: MergeWriter, batch: pa.RecordBatch, wins: Mask) -> None:
-        won = pa.array(wins & (batch["source"].to_numpy() >= len(self._task.kept)))
-        needed = batch if self._spec.history else batch.filter(won)
-        if needed.num_rows:
-            rows, order = self._read(needed)
-            if self._spec.history:
-                self._write_history(out, batch, rows, order)
-                order = order.filter(won)
-            out.write(rows, order, as_mask(batch["known"].filter(won)) if self._task.refuses else None)
-
-    def _write_combined(self, out: MergeWriter, batch: pa.RecordBatch, wins: Mask) -> tuple[Mask, Mask]:
-        """Returns which rows are part of what their key comes to, and which keys have such a row that is new."""
-        rows, order = self._read(batch)
-        rows, chosen, uses = combine_columns(rows, self._spec, order, pa.array(wins), _TIES)
-        uses = uses[order]
-        changed = any_per_key(wins, uses & (batch["source"].to_numpy() >= len(self._task.kept)))
-        out.write(rows, chosen.filter(pa.array(changed)))
-        return uses, changed
-
-    def _write_history(self, out: MergeWriter, batch: pa.RecordBatch, rows: Rows, order: ArrowColumn) -> None:
-        """Write superseded versions to the history. ``rows``, taken by ``order``, are the rows of the batch."""
-        spec, task = self._spec, self._task
-        nth = batch["nth"].to_numpy()
-        if not nth.all():
-            ages = rows[AGE].to_numpy()
-            out.keep_lacking(
-                rows, find_missing_keys(rows, *sort_by_rank(rows, spec, _TIES), ages, task.full, spec, task.forgets)
-            )
-        known = as_mask(batch["known"])[nth == 1] if task.refuses else None
-        out.keep_past(rows, order.filter(pa.array(nth > 0)), pa.array(nth[nth > 0] == 1), known)
-
-    def _read(self, batch: pa.RecordBatch) -> tuple[Rows, ArrowColumn]:
-        """The rows that a batch names, file by file, with what ranks them; and indices that restore the batch's order."""
+    def _read(self, batch: pa.RecordBatch | Rows) -> Resolved:
+        """The rows that a batch names, file by file, as Spark ranked them."""
         task = self._task
         source, row = batch["source"].to_numpy(), batch["row"].to_numpy()
         by_source = np.lexsort((row, source))
         found = [self._cursors[s].take(np.sort(row[source == s])) for s in np.unique(source)]
-        if task.forgets:  # adopted files lack the column
-            found.append(self._schema.empty_table())
-        rows = pa.concat_tables(found, promote_options="default" if task.forgets else "none")
-        for name, column in ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place")):
+        # Files that adopt brought lack the column of times.
+        more = self._schema is not self._spec.base_schema
+        rows = pa.concat_tables([*found, self._schema.empty_table()], promote_options="default" if more else "none")
+        columns = ((DELETE_FLAG, "deleted"), (AGE, "age"), (FILE, "file"), (PLACE, "place"), (KNOWN, "known"))
+        for name, column in columns:
             rows = rows.append_column(name, batch[column].take(pa.array(by_source)))
-        if task.forgets:
-            rows = add_deletion_times(rows, rows[AGE], task.forgets)
-        return rows, pa.array(np.argsort(by_source, kind="stable"))
+        nth = batch["nth"].to_numpy()
+        order, wins = np.argsort(by_source, kind="stable")[nth > 0], nth[nth > 0] == 1
+        return Resolved(
+            self._rules.add_times(rows),
+            order,
+            wins,
+            winners=order[wins],
+            kept=int(np.count_nonzero(source < len(task.kept))),
+            killed_by=batch["killed_by"].to_numpy()[by_source],
+        )
 
 
 def _whole_keys(ranked: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Rows]:

@@ -32,7 +32,7 @@ class CombinedRows(NamedTuple):
     """
 
     rows: Rows
-    chosen: pa.Array
+    chosen: Indices
     uses: Mask
 
 
@@ -72,29 +72,28 @@ def fill_in_brought_columns(rows: Rows, spec: TableSpec, names: Sequence[str]) -
     return rows.set_column(rows.schema.get_field_index(HAS), HAS, has)
 
 
-def combine_columns(rows: Rows, spec: TableSpec, order: pa.Array, wins: pa.Array, ties: Sequence[str]) -> CombinedRows:
+def combine_columns(rows: Rows, spec: TableSpec, order: Indices, wins: Mask, ties: Sequence[str]) -> CombinedRows:
     """Combine the rows of each key into one row.
 
     ``rows`` have the columns of the spec's `base_schema`, `DELETE_FLAG` and ``ties``; ``order`` and ``wins`` are what
     `rank.sort_by_rank` returns for them. All other columns come from the record of greatest rank. If that is a delete,
     the key becomes a tombstone.
     """
-    places, first = order.to_numpy().astype(np.int64), as_mask(wins)
-    tops = places[first]
+    tops = order[wins]
     key_of = np.empty(rows.num_rows, np.int64)
-    key_of[places] = np.cumsum(first) - 1
+    key_of[order] = np.cumsum(wins) - 1
     deleted = as_mask(rows[DELETE_FLAG])
     meet = (np.bincount(key_of, minlength=len(tops)) > 1) & ~deleted[tops]
     uses = np.zeros(rows.num_rows, bool)
     uses[tops] = True
     if not meet.any():
-        return CombinedRows(rows, pa.array(tops), uses)
+        return CombinedRows(rows, tops, uses)
     some = np.flatnonzero(meet[key_of])
     number = np.cumsum(meet) - 1
     merged, of_some = _merge_parts(rows.take(some), spec, number[key_of[some]], ties)
     uses[some] |= of_some
     chosen = np.where(meet, rows.num_rows + number, tops)
-    return CombinedRows(pa.concat_tables([rows, merged]), pa.array(chosen), uses)
+    return CombinedRows(pa.concat_tables([rows, merged]), chosen, uses)
 
 
 def columns_by_record(rows: Rows, spec: TableSpec, ties: Sequence[str]) -> list[list[str]]:

@@ -146,8 +146,8 @@ def find_up_to(rows: Rows, floor: str, spec: TableSpec) -> Mask:
 
 def find_missing_keys(
     rows: Rows,
-    order: pa.Array,
-    wins: pa.Array,
+    order: Indices,
+    wins: Mask,
     ages: Indices,
     full: Sequence[tuple[int, str]],
     spec: TableSpec,
@@ -155,8 +155,8 @@ def find_missing_keys(
 ) -> Indices:
     """Find the rows that full extracts delete because they lack the key.
 
-    For each of n rows, the index in ``full`` of the first extract that deletes it, or -1. If an extract has a key, it also
-    removes the key's deletes that were forgotten by then, and all rows below these.
+    For each of n rows, the age of the first extract that deletes it, or 0. If an extract has a key, it also removes the key's
+    deletes that were forgotten by then, and all rows below these.
 
     Args:
         rows: all rows of some keys.
@@ -165,18 +165,18 @@ def find_missing_keys(
         full: the age and the greatest order of each full extract.
     """
     key, rank = np.empty((2, rows.num_rows), np.int64)
-    key[order.to_numpy()], rank[order.to_numpy()] = np.cumsum(as_mask(wins)) - 1, np.arange(rows.num_rows)
-    killed_by = np.full(rows.num_rows, -1)
-    for number, (age, floor) in enumerate(full):
+    key[order], rank[order] = np.cumsum(wins) - 1, np.arange(rows.num_rows)
+    killed_by = np.zeros(rows.num_rows, np.int64)
+    for extract, floor in full:
         has = np.zeros(rows.num_rows, bool)
-        has[key[ages == age]] = True
+        has[key[ages == extract]] = True
         dies = ~has[key] & find_up_to(rows, floor, spec)
         if forgets is not None:
-            void = (killed_by < 0) & has[key] & find_forgotten(rows, forgets, age)
+            void = (killed_by == 0) & has[key] & find_forgotten(rows, forgets, extract)
             greatest_void = np.full(rows.num_rows, rows.num_rows)
             np.minimum.at(greatest_void, key[void], rank[void])
             dies |= rank >= greatest_void[key]
-        killed_by[(killed_by < 0) & (ages < age) & dies] = number
+        killed_by[(killed_by == 0) & (ages < extract) & dies] = extract
     return killed_by
 
 

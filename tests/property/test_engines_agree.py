@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import merge
+from lakeupsert.engine import merge_writer
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.merge import MergeOutput, MergeTask
@@ -140,7 +140,7 @@ def test_engines_agree_on_generated_tables(
     begun = [MergeTask(p, (), (), (first.get(p, ()),), 1, 0) for p in partitions]
     half = len(begun) // 2
     stored = ArrowEngine().merge(store, spec, 0, begun[:half])
-    monkeypatch.setattr(merge, "INLINE_BYTES", 0)  # tombstones of the other half go into files
+    monkeypatch.setattr(merge_writer, "INLINE_BYTES", 0)  # tombstones of the other half go into files
     stored += ArrowEngine().merge(store, spec, 0, begun[half:])
     seconds = [(second.get(p, ()),) for p in partitions]
     both = [(second.get(p, ()), third.get(p, ())) for p in partitions]

@@ -1,0 +1,193 @@
+"""Writes what a merge comes to, the same for both engines: base, delta, tombstone, history and quarantine files."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
+from lakeupsert.engine.quarantine import QUARANTINE_SCHEMA
+from lakeupsert.engine.resolve import Resolved, Rules
+from lakeupsert.landing.formats.blocks import ArrowBlock
+from lakeupsert.rows.arrays import Indices, Rows
+from lakeupsert.rows.changes import Tally
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.datafiles import DataFileWriter, Footer, stream_file, to_bytes
+from lakeupsert.rows.digest import Digest
+from lakeupsert.rows.floor import DELETED_AT, greatest_floor
+from lakeupsert.rows.vectors import mark_deleted
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.layout import TableObjects, partition_scalars
+from lakeupsert.table.manifest import NO_ROWS, TombstoneFile
+from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
+
+INLINE_BYTES = 4 << 10
+"""Tombstones of a partition stay in its manifest up to this many Arrow bytes. More: manifests grow, and every publish reads
+them. Less: each merge of the partition writes one more file, and the next merge reads it."""
+
+
+class MergeWriter:
+    """Writes resolved rows in key order: live rows to base or delta files, deletes to tombstone files, versions to the history.
+
+    Refused rows go to quarantine, and are taken out of ``tally``, which has counted them.
+    """
+
+    def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, tally: Tally) -> None:
+        footer = partial(
+            Footer,
+            table=spec.table_id,
+            batch=str(task.up_to),
+            spec_version=spec_version,
+            partition=task.partition,
+            bucket=task.bucket,
+            bits=task.bits,
+            renames=len(spec.renames),
+        )
+        self._store, self._spec, self._task, self._tally = store, spec, task, tally
+        self._dropped, self._refused = Digest(spec), Digest(spec)
+        self._floor: str | None = None
+        self._since: int | None = None
+        if floors := [*task.floors, *(order for _, order in task.full)]:
+            self._floor = greatest_floor(floors, spec.tombstone_schema.empty_table(), spec)
+        self._stack = ExitStack()
+        self._inline: list[Rows] | None = []  # None: too many tombstones to be inline
+        new_name, kind = (TableObjects.new_delta, "delta") if task.kept else (TableObjects.new_base, "base")
+        self.live = DataFileWriter(
+            store,
+            partial(new_name, task.partition, task.start),
+            spec.base_schema,
+            footer(kind=kind),
+            spec.stored_key,
+        )
+        self._tombstones = DataFileWriter(
+            store,
+            partial(TableObjects.new_tombstones, task.partition, task.start),
+            Rules(spec, task).with_times(spec.tombstone_schema),
+            footer(kind="tombstones"),
+            spec.stored_key,
+        )
+        self._history = DataFileWriter(
+            store,
+            partial(TableObjects.new_history, task.partition, task.start),
+            spec.history_schema,
+            footer(kind="history"),
+            (),
+        )
+        self._quarantine = DataFileWriter(
+            store, partial(TableObjects.new_quarantine, task.start), QUARANTINE_SCHEMA, footer(kind="quarantine"), ()
+        )
+
+    def __enter__(self) -> "MergeWriter":
+        self._stack.enter_context(self.live)
+        self._stack.enter_context(self._tombstones)
+        self._stack.enter_context(self._quarantine)
+        self._stack.enter_context(self._history)
+        for file in self._task.folded:
+            for block in stream_file(self._store, file, self._history.schema, spec=self._spec):
+                self._history.write(block)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def write(self, found: Resolved) -> None:
+        """Write what some keys come to."""
+        if len(refused := found.turned_away):
+            self._refuse(found.take(refused, [*self._spec.stored_schema.names, DELETE_FLAG, AGE, FILE, PLACE]))
+        written = found.written
+        [deleted] = found.take(written, [DELETE_FLAG]).columns
+        dies = as_mask(deleted)
+        self._bury(found.take(written[dies], self._tombstones.schema.names))
+        self.live.write(found.take(written[~dies], self.live.schema.names))
+        for past in found.past:
+            self._history.write(past)
+
+    def _refuse(self, rows: Rows) -> None:
+        self._refused.add(rows)
+        self._tally.refused(as_mask(rows[DELETE_FLAG]))
+        columns = {name: rows[name].combine_chunks() for name in self._spec.stored_schema.names}
+        for name, value in partition_scalars(self._spec, self._task.partition).items():
+            columns[name] = pa.repeat(value, rows.num_rows)
+        block = ArrowBlock(columns, rows[PLACE].to_numpy())
+        every = range(rows.num_rows)
+        sources = [self._task.sources[age - 1] for age in rows[AGE].to_pylist()]
+        reason = (
+            "Nothing is known of its key, and its order is below what the table has forgotten, or a full extract had."
+        )
+        refused = {
+            "reason_code": ["below_floor"] * rows.num_rows,
+            "reason": [reason] * rows.num_rows,
+            "file": [paths[file] for (_, paths), file in zip(sources, rows[FILE].to_pylist(), strict=True)],
+            "position": rows[PLACE],
+            "raw": block.raw(every),
+            "arrow": block.arrow(every),
+            "batch": [batch for batch, _ in sources],
+        }
+        self._quarantine.write(pa.table(refused, schema=QUARANTINE_SCHEMA))
+
+    def _bury(self, tombstones: Rows) -> None:
+        forgets = self._task.forgets
+        if forgets is not None and tombstones.num_rows:
+            deleted_at = pc.fill_null(tombstones[DELETED_AT.name], forgets.dropped_before)  # unknown: not old
+            is_old = pc.less(deleted_at, forgets.dropped_before)
+            old, tombstones = tombstones.filter(is_old), tombstones.filter(pc.invert(is_old))
+            if old.num_rows:
+                self._dropped.add(old)
+                self._floor = greatest_floor([self._floor] if self._floor else [], old, self._spec)
+            if tombstones.num_rows:
+                least = pc.min(pc.fill_null(tombstones[DELETED_AT.name], 0)).as_py()
+                self._since = least if self._since is None else min(self._since, least)
+        if self._inline is not None:
+            self._inline.append(tombstones)
+            if sum(t.nbytes for t in self._inline) <= INLINE_BYTES:
+                return
+            tombstones, self._inline = pa.concat_tables(self._inline), None
+        self._tombstones.write(tombstones)
+
+    def output(
+        self,
+        superseded: int,
+        superseded_digest: str = NO_ROWS,
+        adopted: str | None = None,
+        positions: Sequence[Indices] = (),
+    ) -> MergeOutput:
+        """After the block: what was written. ``positions`` has, for each file in ``kept``, those of the rows that lost."""
+        files = [TombstoneFile(**msgspec.structs.asdict(f), since=self._since) for f in self._tombstones.files]
+        rows = pa.concat_tables([self._tombstones.schema.empty_table(), *(self._inline or [])])
+        if rows.num_rows:
+            inline, task = to_bytes(rows.combine_chunks()), self._task
+            files.append(
+                TombstoneFile(
+                    name="",
+                    rows=rows.num_rows,
+                    bytes=len(inline),
+                    inline=inline,
+                    bucket=task.bucket,
+                    bits=task.bits,
+                    since=self._since,
+                )
+            )
+        new_vectors = partial(TableObjects.new_vectors, self._task.partition, self._task.start)
+        kept = mark_deleted(self._store, self._task.kept, positions, new_vectors) if self._task.kept else ()
+        return MergeOutput(
+            tuple(self.live.files),
+            tuple(files),
+            superseded,
+            superseded_digest,
+            adopted,
+            tuple(kept),
+            dropped=self._dropped.rows,
+            dropped_digest=str(self._dropped),
+            refused=self._refused.rows,
+            refused_digest=str(self._refused),
+            floor=self._floor,
+            quarantine=tuple(file.name for file in self._quarantine.files),
+            changes=self._tally.changes(),
+            history=(*self._task.history, *self._history.files),
+        )

@@ -1,0 +1,297 @@
+"""What a table's rules make of ranked rows: the one place in a merge that knows a rule by name.
+
+    ranked rows -> full extracts -> mode columns -> floors -> history -> resolved rows
+
+An engine ranks the rows of some keys, calls `Rules.resolve`, and writes what comes back. Strategies and engines ask no rule
+anything else. A rule is a class here, and takes part only in a merge whose task needs it. `rows` does the arithmetic.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from lakeupsert.engine.merge import AGE, MergeTask
+from lakeupsert.rows.arrays import Indices, Mask, Rows
+from lakeupsert.rows.changes import any_per_key
+from lakeupsert.rows.columns import combine_columns
+from lakeupsert.rows.convert import as_mask
+from lakeupsert.rows.floor import (
+    DELETED_AT,
+    add_deletion_times,
+    find_below,
+    find_forgotten,
+    find_missing_keys,
+    floor_values,
+)
+from lakeupsert.rows.rank import mark_versions, sort_by_rank
+from lakeupsert.table.spec import BATCH, DELETE_FLAG, FILE, PLACE, TableSpec
+
+KNOWN = "_lakeupsert_known"
+"""Boolean column that rows may have: the table stores something under the key, even if no row at hand does. Null counts as no."""
+TIES = (AGE, FILE, PLACE)
+"""What decides between rows of a key with equal ordering values."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What some keys come to. An engine starts it from ranked rows, and each rule returns it changed.
+
+    Attributes:
+        rows: the ranked rows, with `AGE`, `DELETE_FLAG`, `FILE` and `PLACE`; then rows that a rule made of them.
+        order: places in ``rows`` of the rows that count, by key, greatest rank first.
+        wins: for each row in ``order``, whether it is the first of its key.
+        winners: for each key, the place of the row that it comes to.
+        kept: this many of ``rows``, from the first on, are in files that stay.
+        payload: set if ``rows`` have only the columns that decide: the rows from place ``kept`` on with all their columns.
+        killed_by: for each ranked row, the age of the full extract that deletes it, or 0. None: the engine has not decided it.
+        uses: which ranked rows are part of what their key comes to; None: the winners.
+        refused: for each key, whether its row is refused.
+        past: rows for the history, with `BATCH`.
+    """
+
+    rows: Rows
+    order: Indices
+    wins: Mask
+    winners: Indices
+    kept: int = 0
+    payload: Rows | None = None
+    killed_by: Indices | None = None
+    uses: Mask | None = None
+    refused: Mask | None = None
+    past: tuple[Rows, ...] = field(default=())
+
+    @cached_property
+    def keys(self) -> Indices:
+        """For each row in ``order``, the number of its key."""
+        return np.cumsum(self.wins) - 1
+
+    @cached_property
+    def dead(self) -> Indices:
+        """Places of the rows that full extracts delete."""
+        return np.flatnonzero(self.killed_by) if self.killed_by is not None else np.empty(0, np.int64)
+
+    @cached_property
+    def _changed(self) -> Mask:
+        """For each key, whether it comes to something that the files that stay do not have."""
+        if self.uses is None:
+            return self.winners >= self.kept
+        return any_per_key(self.wins, self.uses[self.order] & (self.order >= self.kept))
+
+    @property
+    def written(self) -> Indices:
+        """Places of the rows to write, in key order."""
+        goes = self._changed if self.refused is None else self._changed & ~self.refused
+        return self.winners[goes]
+
+    @property
+    def turned_away(self) -> Indices:
+        """Places of the refused rows."""
+        return self.winners[self.refused] if self.refused is not None else np.empty(0, np.int64)
+
+    @property
+    def losers(self) -> Indices:
+        """Places of the rows that do not win their key."""
+        return np.append(self.dead, self.order[~self.wins])
+
+    @property
+    def superseded(self) -> Mask:
+        """Which rows in ``order`` are in files that stay, and no longer count there."""
+        return (self.order < self.kept) & self._changed[self.keys]
+
+    def take(self, places: Indices, columns: list[str]) -> Rows:
+        """The rows at these places, with these columns."""
+        rows = self.rows
+        if self.payload is not None:
+            rows, places = self.payload, places - self.kept
+        rows = rows.select(columns)
+        if len(places) == rows.num_rows and (places == np.arange(len(places))).all():
+            return rows  # a copy of all rows would cost as much as a merge of them
+        return rows.take(pa.array(places))
+
+
+def ranked(rows: Rows, spec: TableSpec, kept: int = 0, payload: Rows | None = None) -> Resolved:
+    """Rows ranked by this process. They are all rows of their keys; see `Resolved` for ``kept`` and ``payload``."""
+    order, wins = sort_by_rank(rows, spec, TIES)
+    places, first = order.to_numpy().view(np.int64), as_mask(wins)
+    return Resolved(rows, places, first, places[first], kept, payload)
+
+
+def one_per_key(rows: Rows) -> Resolved:
+    """Rows that are in key order, one for each key."""
+    every = np.arange(rows.num_rows)
+    return Resolved(rows, every, np.ones(rows.num_rows, bool), every)
+
+
+class Rule:
+    """One rule of one task.
+
+    Attributes:
+        needs_losers: `resolve` must get every row of a key, not the winner alone.
+        needs_versions: incoming rows must meet the stored rows with every version of their keys.
+        judges_all: keys without incoming rows must be resolved, too.
+    """
+
+    needs_losers = needs_versions = judges_all = False
+
+    def __init__(self, spec: TableSpec, task: MergeTask) -> None:
+        self._spec, self._task = spec, task
+
+    def settle(self, found: Resolved) -> Resolved:
+        """For incoming rows alone, before they meet the stored rows of their keys."""
+        return found
+
+    def apply(self, found: Resolved) -> Resolved:
+        """For all rows of some keys."""
+        return found
+
+
+class FullExtracts(Rule):
+    """A key that a full extract lacks loses its rows up to the extract's greatest order."""
+
+    needs_versions = judges_all = True
+
+    def apply(self, found: Resolved) -> Resolved:
+        if found.killed_by is not None:
+            return found
+        spec, task = self._spec, self._task
+        ages = found.rows[AGE].to_numpy()
+        killed_by = find_missing_keys(found.rows, found.order, found.wins, ages, task.full, spec, task.forgets)
+        lives = killed_by[found.order] == 0
+        order, keys = found.order[lives], found.keys[lives]
+        wins = np.append(True, keys[1:] != keys[:-1])[: len(keys)]
+        return replace(found, order=order, wins=wins, winners=order[wins], killed_by=killed_by)
+
+
+class Columns(Rule):
+    """Mode columns: each column of a row comes from the record of greatest rank that brings it."""
+
+    needs_losers = True
+
+    def apply(self, found: Resolved) -> Resolved:
+        rows, winners, uses = combine_columns(found.rows, self._spec, found.order, found.wins, TIES)
+        return replace(found, rows=rows, winners=winners, uses=uses, payload=None)
+
+    settle = apply
+
+
+class Floors(Rule):
+    """A row below what its bucket has forgotten is refused if the table stores nothing under its key.
+
+    A delete is refused too: its tombstone would make a key known again below the floor.
+    """
+
+    def settle(self, found: Resolved) -> Resolved:
+        known = np.zeros(found.rows.num_rows, bool)
+        known[found.order] = self._known(found)[found.keys]
+        return replace(found, rows=found.rows.append_column(KNOWN, pa.array(known)))
+
+    def apply(self, found: Resolved) -> Resolved:
+        # A full extract's own rows are never refused: they exist at the source, however old they are.
+        extracts = [age for age, _ in self._task.full]
+        late = ~self._known(found) & ~np.isin(found.rows[AGE].to_numpy()[found.winners], extracts)
+        if not late.any():
+            return found
+        rows = found.rows.select(self._spec.order_by).take(pa.array(found.winners[late]))
+        late[late] = find_below(rows, self._task.floors, self._spec)
+        return replace(found, refused=late)
+
+    def _known(self, found: Resolved) -> Mask:
+        """For each key, whether the table stores something under it."""
+        stored = found.rows[AGE].to_numpy() == 0
+        if KNOWN in found.rows.schema.names:
+            stored |= as_mask(found.rows[KNOWN])
+        return any_per_key(found.wins, stored[found.order])
+
+
+class History(Rule):
+    """Superseded versions are kept. Among rows with one ordering value only the greatest was ever a version."""
+
+    needs_losers = needs_versions = True
+
+    def apply(self, found: Resolved) -> Resolved:
+        return replace(found, past=(*self._deleted(found), self._superseded(found)))
+
+    def _superseded(self, found: Resolved) -> Rows:
+        """A winning delete that ends a version is among them, so that readers of the history need no tombstones. A refused key
+        has no history."""
+        rows, order, wins = found.rows, found.order, found.wins
+        deleted = as_mask(rows[DELETE_FLAG])[order]
+        ends = any_per_key(wins, ~wins & ~deleted)[found.keys]
+        if self._task.floors or self._task.forgets:  # a forgotten key may have versions
+            ends |= rows[AGE].to_numpy()[order] > 0
+        goes = mark_versions(rows, self._spec, order, wins) & (~wins | (deleted & ends))
+        if found.refused is not None:
+            goes &= ~found.refused[found.keys]
+        return self._numbered(rows.take(pa.array(order[goes])))
+
+    def _deleted(self, found: Resolved) -> list[Rows]:
+        """What full extracts delete. The live version, or the known delete, ends at the extract's greatest order; other rows had
+        been superseded before."""
+        past: list[Rows] = []
+        if not len(found.dead) or found.killed_by is None:
+            return past
+        ages = found.rows[AGE].to_numpy()
+        for age, floor in self._task.full:
+            present = (ages < age) & ((found.killed_by == 0) | (found.killed_by >= age))
+            earlier = ranked(found.rows.filter(pa.array(present)), self._spec)
+            rows, order = earlier.rows, earlier.order
+            dead = found.killed_by[present][order] == age
+            versions = mark_versions(rows, self._spec, order, earlier.wins)
+            past.append(self._numbered(rows.take(pa.array(order[dead & versions]))))
+            ends = dead & earlier.wins
+            if self._task.forgets:
+                ends &= ~find_forgotten(rows, self._task.forgets, age)[order]
+            deletes = rows.take(pa.array(order[ends]))
+            for name, value in {AGE: age, DELETE_FLAG: True, **floor_values(floor, self._spec)}.items():
+                at = deletes.schema.get_field_index(name)
+                column = pa.repeat(pa.scalar(value, deletes.schema.field(at).type), deletes.num_rows)
+                deletes = deletes.set_column(at, deletes.schema.field(at), column)
+            past.append(self._numbered(deletes))
+        return past
+
+    def _numbered(self, rows: Rows) -> Rows:
+        numbers = pa.array(self._task.numbers, pa.int64())
+        return rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks()))
+
+
+_RULES: tuple[tuple[type[Rule], Callable[[TableSpec, MergeTask], bool]], ...] = (
+    (FullExtracts, lambda spec, task: bool(task.full)),
+    (Columns, lambda spec, task: spec.mode == "columns"),
+    (Floors, lambda spec, task: task.refuses),
+    (History, lambda spec, task: spec.history),
+)
+"""In the order in which they apply, each with what decides whether it takes part."""
+
+
+class Rules:
+    """The rules that take part in one task. For ``needs_losers``, ``needs_versions`` and ``judges_all`` see `Rule`."""
+
+    def __init__(self, spec: TableSpec, task: MergeTask) -> None:
+        self._rules = [rule(spec, task) for rule, takes_part in _RULES if takes_part(spec, task)]
+        self._forgets = task.forgets
+        self.needs_losers = any(rule.needs_losers for rule in self._rules)
+        self.needs_versions = any(rule.needs_versions for rule in self._rules)
+        self.judges_all = any(rule.judges_all for rule in self._rules)
+
+    def with_times(self, schema: pa.Schema) -> pa.Schema:
+        """``schema`` of stored rows, with the column that the rules need of them beside their own."""
+        return schema.append(DELETED_AT) if self._forgets else schema
+
+    def add_times(self, rows: Rows) -> Rows:
+        """``rows`` of a schema of `with_times`, with the time of each delete in it."""
+        return add_deletion_times(rows, rows[AGE], self._forgets) if self._forgets else rows
+
+    def settle(self, found: Resolved) -> Resolved:
+        """What incoming rows come to among themselves. Only if no rule needs their versions."""
+        for rule in self._rules:
+            found = rule.settle(found)
+        return found
+
+    def resolve(self, found: Resolved) -> Resolved:
+        """What all rows of some keys come to."""
+        for rule in self._rules if found.rows.num_rows else ():
+            found = rule.apply(found)
+        return found
