@@ -62,7 +62,7 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     def has_header(self) -> bool:
         return self.format != "delimited" if self.header is None else self.header
 
-    def called(self, name: str) -> str:
+    def table_name_of(self, name: str) -> str:
         """The table's name for a column of a landing file by `aliases`, ignoring case; ``name`` itself if it has no alias."""
         own = name.lower()
         return next((column for alias, column in self.aliases.items() if alias.lower() == own), name)

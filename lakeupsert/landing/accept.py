@@ -254,7 +254,7 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
 def new_columns(block: Block, spec: TableSpec) -> set[str]:
     """The columns of a block that the spec lacks."""
     known = {*spec.schema.names, *([spec.delete.column] if spec.delete else [])}
-    return {name for name in block.names if spec.called(name) not in known}
+    return {name for name in block.names if spec.table_name_of(name) not in known}
 
 
 def _accepted_schema(spec: TableSpec) -> pa.Schema:

@@ -77,7 +77,7 @@ class Survey:
         changed: the file was deleted or replaced since it was listed; it belongs to the next batch.
         row_groups: number of row groups of a Parquet file; 0 for other formats, whose files tasks can't share.
         rows: number of rows in the footer of a Parquet file; None for other formats.
-        leanings: the type of most values of each text column whose type was inferred.
+        dominant_types: the type of most values of each text column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
     """
 
@@ -88,7 +88,7 @@ class Survey:
     changed: bool = False
     row_groups: int = 0
     rows: int | None = None
-    leanings: dict[str, DominantType] = dataclasses.field(default_factory=dict)
+    dominant_types: dict[str, DominantType] = dataclasses.field(default_factory=dict)
     own: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -139,7 +139,9 @@ def survey(
                 groups, rows = footer.num_row_groups, footer.num_rows
                 return Survey(file.path, columns.schema, typed=True, row_groups=groups, rows=rows, own=columns.own)
             columns = Reader.of(source, file, kind, reading).columns(known, text_columns)
-            return Survey(file.path, columns.schema, kind in TYPED, leanings=columns.leanings, own=columns.own)
+            return Survey(
+                file.path, columns.schema, kind in TYPED, dominant_types=columns.dominant_types, own=columns.own
+            )
     except NotFoundError:
         return Survey(file.path, changed=True)
     except UnreadableFileError as e:
@@ -227,8 +229,8 @@ def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
         return columns
     own_names = _own_names(path, columns.schema.names, reading)
     schema = pa.schema([(new, columns.schema.field(own).type) for new, own in own_names.items()])
-    leanings = {reading.called(own): one for own, one in columns.leanings.items()}
-    return Columns(schema, leanings, {new: own for new, own in own_names.items() if new != own})
+    dominant_types = {reading.table_name_of(own): one for own, one in columns.dominant_types.items()}
+    return Columns(schema, dominant_types, {new: own for new, own in own_names.items() if new != own})
 
 
 def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, str]:
@@ -236,7 +238,7 @@ def _own_names(path: str, names: Iterable[str], reading: Reading) -> dict[str, s
     own: dict[str, str] = {}
     seen: dict[str, str] = {}
     for name in names:
-        new = reading.called(name)
+        new = reading.table_name_of(name)
         other = seen.setdefault(new.lower(), name)
         if other.lower() != name.lower():
             raise UnreadableFileError(
@@ -314,7 +316,7 @@ def read_beginning(
             wanted -= len(tables[-1])
             if wanted <= 0:
                 break
-    first = Survey(file.path, schema, kind in TYPED, leanings=columns.leanings, own=columns.own)
+    first = Survey(file.path, schema, kind in TYPED, dominant_types=columns.dominant_types, own=columns.own)
     return Beginning(pa.concat_tables(tables), first)
 
 
@@ -463,5 +465,5 @@ def required_columns(spec: TableSpec) -> frozenset[str]:
 
 def under_table_names(block: Block, spec: TableSpec) -> Block:
     """The block with the table's names, which may differ from the file's by case."""
-    own = {spec.called(name): name for name in block.names}
+    own = {spec.table_name_of(name): name for name in block.names}
     return block if all(map(operator.eq, own.keys(), own.values())) else RenamedBlock(block, own)

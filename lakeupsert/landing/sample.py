@@ -51,15 +51,15 @@ class Sample:
         paths: the files.
         file: the index of each row's file.
         values: the values of each column, one a row; null if the row's file lacks the column.
-        leanings: the type of most values of each text column whose type was inferred.
+        dominant_types: the type of most values of each text column whose type was inferred.
         fresh: which rows are not an exact copy of an earlier row. Under any key, an exact copy is not another record.
     """
 
     def __init__(self, beginnings: Sequence[tuple[str, Beginning]]) -> None:
-        self.leanings: dict[str, DominantType | None] = {}
+        self.dominant_types: dict[str, DominantType | None] = {}
         for _, first in beginnings:
-            for column, more in first.survey.leanings.items():
-                self.leanings[column] = combine(self.leanings.get(column), more)
+            for column, more in first.survey.dominant_types.items():
+                self.dominant_types[column] = combine(self.dominant_types.get(column), more)
         tables = [(name, first.rows) for name, first in beginnings]
         types: dict[str, pa.DataType] = {}
         for name, table in tables:

@@ -36,7 +36,7 @@ from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import nearest_name
 from lakeupsert.table.layout import parse_partition, partition_scalars
-from lakeupsert.table.ledger import NOTHING, LedgerEntry, counting
+from lakeupsert.table.ledger import NOTHING, LedgerEntry, active_batches
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
@@ -281,7 +281,7 @@ class _Search:
         for partition in partitions:
             head, readers = self._versions(partition)
             entries = self.table.entries(-1, self.last)
-            counts = counting((link.number, link.body) for link in entries)
+            counts = active_batches((link.number, link.body) for link in entries)
             merged = head.body.merged if head else 0
             pending = [x for x in entries if x.number > merged and x.number in counts and partition in x.body.touched]
             folders = partition_scalars(self.spec, partition)
@@ -378,7 +378,7 @@ class _Search:
         readers: Link[Manifest] | None,
     ) -> _Ranking:
         merged = head.body.merged if head else -1
-        counts = {0, *counting((link.number, link.body) for link in entries[: merged + 1])}
+        counts = {0, *active_batches((link.number, link.body) for link in entries[: merged + 1])}
         counted = [link for link in entries if link.number in counts and partition in link.body.touched]
         refused = self.rows.refused(rows, [link.body for link in (head, readers) if link])
         lacking = self.rows.lacking([row for row in rows if row.age in counts], counted) - refused
@@ -407,7 +407,7 @@ class _Search:
         if self.spec.mode == "rows" or seen is None or seen not in rows:
             return {}
         merged = shown[seen].age
-        counts = {0, *counting((link.number, link.body) for link in self.table.entries(-1, merged))}
+        counts = {0, *active_batches((link.number, link.body) for link in self.table.entries(-1, merged))}
         rows = [row for row in rows if row.age <= merged and (row.link is None or row.link.number in counts)]
         names = columns_by_record(pa.concat_tables([row.values for row in rows]), self.spec, (AGE.name, FILE, PLACE))
         return {row: tuple(columns) for row, columns in zip(rows, names, strict=True) if columns}

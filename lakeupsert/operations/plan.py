@@ -221,7 +221,7 @@ def _expected_spec(table: OpenTable, files: Sequence[LandingInput], known: Table
     unfit = {one.path for one in unfit_files(known, list(surveys.values()))}
     spec, warnings = plan_spec(table, known, [s for s in surveys.values() if s.path not in unfit], ahead=True)
     names = (
-        (s.path, {known.called(n): s.own.get(n, n) for n in s.schema.names})
+        (s.path, {known.table_name_of(n): s.own.get(n, n) for n in s.schema.names})
         for s in surveys.values()
         if s.schema is not None
     )

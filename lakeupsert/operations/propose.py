@@ -109,13 +109,13 @@ def _almost_typed(store: ObjectStore, rows: Sample, choices: SettingChoices) -> 
     """Warnings about columns that a few values turn into text."""
     key = choices.key.value or []
     warnings = []
-    for name, leaning in rows.leanings.items():
+    for name, dominant in rows.dominant_types.items():
         if not is_string(rows.values[name].type) or name in (*key, *choices.schema, choices.operation):
             continue
-        if leaning is not None and leaning.is_clear:
+        if dominant is not None and dominant.is_clear:
             warnings.append(
-                f"column {name!r} would be text for good: {describe_unfit(store, leaning, Reading())}; to keep the type, set "
-                f'`{toml_key(name)} = "{type_name(leaning.type)}"` in `schema` before the first run: such rows then go to '
+                f"column {name!r} would be text for good: {describe_unfit(store, dominant, Reading())}; to keep the type, set "
+                f'`{toml_key(name)} = "{type_name(dominant.type)}"` in `schema` before the first run: such rows then go to '
                 "quarantine"
             )
     return warnings

@@ -30,7 +30,7 @@ from lakeupsert.read.view import View
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars
-from lakeupsert.table.ledger import LedgerEntry, counting
+from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -124,7 +124,7 @@ def recompute(
 def _counted(entries: Sequence[Link[LedgerEntry]], shown: dict[str, Manifest]) -> dict[int, list[str]]:
     """The partitions that each batch touches and counts in, by batch in ledger order."""
     counts = {
-        merged: {0, *counting((n.number, n.body) for n in entries[: merged + 1])}
+        merged: {0, *active_batches((n.number, n.body) for n in entries[: merged + 1])}
         for merged in {m.merged for m in shown.values()}
     }
     found: dict[int, list[str]] = {}

@@ -229,7 +229,7 @@ class LandedRows:
     ) -> None:
         new_names = self._new_names(entry)
         rows = read_text(path, landed.path, frozenset(refused), reading)
-        while block := [{reading.called(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
+        while block := [{reading.table_name_of(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
             names = list(dict.fromkeys(name for row in block for name in row))
             columns = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
             has = pa.array([[new_names.get(name.lower(), name.lower()) for name in row] for row in block])
@@ -249,7 +249,7 @@ class LandedRows:
             else:
                 schema, opened = orcfile.schema_of(source, file), orcfile.open_blocks(source, file, frozenset())
             for block in opened.blocks:
-                columns = {reading.called(f.name): block.convert(f.name, f.type)[0] for f in schema}
+                columns = {reading.table_name_of(f.name): block.convert(f.name, f.type)[0] for f in schema}
                 rows = pa.table({**columns, PLACE: pa.array(block.places, pa.int64())})
                 self._db.register("block", rows.filter(pa.array(~np.isin(block.places, refused))))
                 operation = self._operation_in(columns)
@@ -279,14 +279,14 @@ class LandedRows:
         relation = _read_parquet(path)
         own_names = names = self._columns_of(relation)
         if reading.aliases:
-            called = {name: reading.called(name) for name in names}
+            called = {name: reading.table_name_of(name) for name in names}
             columns = ", ".join(f"{identifier(name)} AS {identifier(new)}" for name, new in called.items())
             relation, names = f"(SELECT {columns} FROM {relation})", list(called.values())
         if refused:
             self._db.register("refused", pa.table({"place": pa.array(refused, pa.int64())}))
             relation = f"(SELECT * FROM {relation} WHERE file_row_number NOT IN (SELECT place FROM refused))"
         is_delete = None
-        own = {reading.called(name): name for name in reversed(own_names)}
+        own = {reading.table_name_of(name): name for name in reversed(own_names)}
         if column := self._operation_in(own):
             with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as opened:  # as `append` reads it
                 operations = opened.read([own[column]]).column(0)

@@ -31,7 +31,7 @@ from lakeupsert.rows.datafiles import stream_file
 from lakeupsert.rows.digest import Digest, row_hashes
 from lakeupsert.rows.rank import sortable
 from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import LedgerEntry, counting
+from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import GONE, BucketEntry, Counters, Manifest, add_digests
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
@@ -170,7 +170,9 @@ def prove(
             proofs.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, e.message.rstrip("."), by_digest=False))
             continue
         if manifest.merged not in counts:
-            counts[manifest.merged] = counting((link.number, link.body) for link in entries[: manifest.merged + 1])
+            counts[manifest.merged] = active_batches(
+                (link.number, link.body) for link in entries[: manifest.merged + 1]
+            )
         if partition in snapshot.body.lagging:
             due = [link for link in due if link.number <= manifest.merged]
         spec = table.spec(max(snapshot.body.spec_version, manifest.spec_version))

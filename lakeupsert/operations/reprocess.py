@@ -36,7 +36,7 @@ from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import NOTHING, LandingFile, Touched, counting
+from lakeupsert.table.ledger import NOTHING, LandingFile, Touched, active_batches
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
@@ -275,7 +275,7 @@ def _batches(table: OpenTable, merged: Mapping[str, int]) -> dict[int, frozenset
     """The batches, in order, that count in some of these partitions at its `merged`, each with these partitions."""
     entries = table.entries(-1, max(merged.values(), default=-1))
     counted = [(link.number, link.body) for link in entries]
-    count = {number: counting(counted[: number + 1]) for number in set(merged.values())}
+    count = {number: active_batches(counted[: number + 1]) for number in set(merged.values())}
     partitions: dict[int, set[str]] = defaultdict(set)
     for partition, at in merged.items():
         for number in count[at]:

@@ -18,7 +18,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import Message
 from lakeupsert.read.view import choose, expired_snapshot
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
-from lakeupsert.table.ledger import NOTHING, LedgerEntry, RestorePoint, counting, next_stamp
+from lakeupsert.table.ledger import NOTHING, LedgerEntry, RestorePoint, active_batches, next_stamp
 from lakeupsert.table.snapshot import Snapshot
 
 
@@ -59,7 +59,7 @@ def restore(table: OpenTable, snapshot: str | int | date, *, dry: bool) -> Resto
         head = table.ledger_head()
         assert head is not None, "there is a snapshot, so there is a ledger"
         headers = list(enumerate(table.headers(head.number)))
-        now, then = counting(headers), counting(headers[: to.body.batch + 1])
+        now, then = active_batches(headers), active_batches(headers[: to.body.batch + 1])
         changed = now ^ then
         newest = table.last_snapshot()  # after the ledger's head, so that the commit fails if a fence came later
         if newest is None or not newest.body.keeps(to.number):  # a vacuum may have expired it meanwhile

@@ -26,7 +26,7 @@ from lakeupsert.table.ledger import (
     LedgerEntry,
     Scope,
     SeenFile,
-    counting,
+    active_batches,
     landing_files_by_path,
     next_stamp,
 )
@@ -133,7 +133,7 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
     ground = read_heads(table, request.batch_id)
     entries, known, withdrawn = ground.entries, landing_files_by_path(ground.entries), None
     if request.again:
-        count = counting(enumerate(entries))
+        count = active_batches(enumerate(entries))
         known = landing_files_by_path(entry for number, entry in enumerate(entries) if number in count)
         withdrawn = landing_files_by_path(entry for number, entry in enumerate(entries) if number not in count)
     if ground.head is None:

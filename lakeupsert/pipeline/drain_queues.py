@@ -118,7 +118,7 @@ def merge_received(
     queue = table.queue
     assert isinstance(queue, SqsQueue | AzureQueue), f"nobody receives for {queue}"
     memory = min(memory_bytes, limit_bytes()) - PROCESS_BYTES
-    with queue.received(records) as leases:
+    with queue.leases_of(records) as leases:
         back = drain_received(
             table,
             lambda threads: ArrowEngine(memory // threads),

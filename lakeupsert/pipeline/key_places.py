@@ -151,5 +151,5 @@ def _sources(table: OpenTable, number: int) -> Iterator[Source]:
             yield Source(partition, 0, bucket.data, unsettled=not bucket.settled)
             yield Source(partition, 0, bucket.tombstones)
         for link in step.pending:
-            if link.number in step.counting:
+            if link.number in step.active:
                 yield Source(partition, link.number, link.body.touched[partition].files)

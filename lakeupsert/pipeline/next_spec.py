@@ -75,8 +75,10 @@ def fruitless_files(
     if not fruitless or (known is None and not accepted):
         return []
     try:
-        # Without leanings: their warnings read landing files, and are not wanted here.
-        without, _ = plan_spec(table, known, [replace(s, leanings={}) for s in planned if s.path not in fruitless])
+        # Without dominant_types: their warnings read landing files, and are not wanted here.
+        without, _ = plan_spec(
+            table, known, [replace(s, dominant_types={}) for s in planned if s.path not in fruitless]
+        )
     except ConfigurationError:
         return []
     same = without is spec or msgspec.structs.replace(without, table_id=spec.table_id) == spec
@@ -93,17 +95,17 @@ def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFai
                 yield FileFailed(survey.path, changed=False, reason=e.message)
 
 
-def describe_unfit(store: ObjectStore, leaning: DominantType, reading: Reading) -> str:
+def describe_unfit(store: ObjectStore, dominant: DominantType, reading: Reading) -> str:
     """How many values of a column do not fit the type that most of them have, and where the first of these is."""
-    unfit = leaning.first_unfit
-    assert unfit is not None, "the leaning is clear"
+    unfit = dominant.first_unfit
+    assert unfit is not None, "the dominant is clear"
     line = line_of(store, unfit, reading)
     value = unfit.value if len(unfit.value) <= 40 else f"{unfit.value[:37]}..."
     where = f"{value!r} in {unfit.path!r}" + (f" line {line:,}" if line else "")
-    type_ = type_name(leaning.type)
-    if leaning.unfit == 1:
-        return f"1 of {leaning.values:,} values is not of type {type_} ({where})"
-    return f"{leaning.unfit:,} of {leaning.values:,} values are not of type {type_} (the first is {where})"
+    type_ = type_name(dominant.type)
+    if dominant.unfit == 1:
+        return f"1 of {dominant.values:,} values is not of type {type_} ({where})"
+    return f"{dominant.unfit:,} of {dominant.values:,} values are not of type {type_} (the first is {where})"
 
 
 def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
@@ -117,10 +119,10 @@ def under_old_names(table: OpenTable, files: Iterable[tuple[str, Mapping[str, st
             found.setdefault(names, set()).add(path)
     reading, aliases = table.settings.reading, dict(table.settings.read.aliases)
     for own, new in found:
-        aliases = rename_aliases(aliases, reading.called(own), new)
+        aliases = rename_aliases(aliases, reading.table_name_of(own), new)
     return [
-        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.called(own)!r}, and these files "
-        f"still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
+        f"column {new!r} is null in the rows of {_files(paths)}: it was renamed from {reading.table_name_of(own)!r}, and these "
+        f"files still have {_old_name(own, reading)}, which is now a column of its own; set `{toml_aliases(aliases)}` under "
         f"[tables.{table.name}.read] before the next files come"
         for (own, new), paths in found.items()
     ]
@@ -206,18 +208,18 @@ def _text_for_good(
     own = known.schema.names if known is not None else ()
     columns = {f.name for f in spec.schema if pa.types.is_string(f.type)}
     columns -= {*own, *given, *table.declaration.text_columns}
-    columns -= {spec.called(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
-    leanings: dict[str, DominantType | None] = {}
+    columns -= {spec.table_name_of(n) for s in surveys if s.typed and s.schema is not None for n in s.schema.names}
+    dominant_types: dict[str, DominantType | None] = {}
     for survey in surveys:
-        for column, more in survey.leanings.items():
-            name = spec.called(column)
-            leanings[name] = combine(leanings.get(name), more)
+        for column, more in survey.dominant_types.items():
+            name = spec.table_name_of(column)
+            dominant_types[name] = combine(dominant_types.get(name), more)
     warnings = {}
     for name in spec.schema.names:
-        leaning = leanings.get(name) if name in columns else None
-        if leaning is not None and leaning.is_clear:
-            unfit = describe_unfit(table.landing, leaning, table.settings.reading)
-            setting = f'`{toml_key(name)} = "{type_name(leaning.type)}"` under [tables.{table.name}.schema]'
+        dominant = dominant_types.get(name) if name in columns else None
+        if dominant is not None and dominant.is_clear:
+            unfit = describe_unfit(table.landing, dominant, table.settings.reading)
+            setting = f'`{toml_key(name)} = "{type_name(dominant.type)}"` under [tables.{table.name}.schema]'
             if ahead:
                 repair = f"to keep the type, set {setting} before the run"
             elif known is None:
@@ -306,7 +308,7 @@ def _delete_values_without_effect(table: OpenTable, spec: TableSpec, surveys: Se
 
 
 def _old_name(own: str, reading: Reading) -> str:
-    old = reading.called(own)
+    old = reading.table_name_of(own)
     return "the old name" if old == own else f"{own!r}, an alias of {old!r}"
 
 

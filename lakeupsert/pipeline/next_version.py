@@ -70,8 +70,8 @@ def _buckets_after(step: Step, outputs: Sequence[MergeOutput]) -> tuple[BucketEn
         counters = msgspec.structs.replace(replaced[0].counters, **dict.fromkeys(GONE, 0))
         new = [msgspec.structs.replace(replaced[0], id=clock.new_id(), counters=counters, digests=NO_DIGESTS)]
     touched = {link.number: link.body.touched[step.partition] for link in step.pending}
-    counted = [t for number, t in touched.items() if number in step.counting]
-    withdrawn = [t for number, t in touched.items() if number not in step.counting]
+    counted = [t for number, t in touched.items() if number in step.active]
+    withdrawn = [t for number, t in touched.items() if number not in step.active]
     first, *others = new
     appended = sum(b.counters.appended for b in replaced) + sum(t.rows for t in touched.values())
     first = msgspec.structs.replace(

@@ -416,9 +416,9 @@ class OpenTable:
                 with suppress(Exception):
                     seen = self.last_snapshot()
             try:
-                entries, certain = self.objects.ledger.won(since[0])
+                entries, certain = self.objects.ledger.find_appended(since[0])
                 committed = max(filter(self._is_batch, entries), default=None)
-                snapshots, _ = self.objects.snapshots.won(since[1])
+                snapshots, _ = self.objects.snapshots.find_appended(since[1])
                 published = bool(snapshots)
                 error.data_changed |= any(map(self._changes, snapshots))
             except Exception:

@@ -24,7 +24,7 @@ from lakeupsert.pipeline.strategy import (
 )
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.table.chain import Link
-from lakeupsert.table.ledger import LedgerEntry, counting
+from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite
@@ -37,7 +37,7 @@ class Step:
     Attributes:
         base: what the merge starts from: the head, or the version that a restore goes back to.
         pending: ledger entries above ``base`` that touch the partition, up to ``up_to``.
-        counting: the numbers of those entries whose rows are merged; the others are withdrawn.
+        active: the numbers of those entries whose rows are merged; the others are withdrawn.
         up_to: the batch that `merged` will be.
         tasks: one for each bucket that gets rows. Buckets without a task stay; a restore alone has no task.
         work: the work object to rewrite the partition for, at the `merged` that it has.
@@ -48,7 +48,7 @@ class Step:
     head: Link[Manifest] | None
     base: Manifest
     pending: tuple[Link[LedgerEntry], ...]
-    counting: frozenset[int]
+    active: frozenset[int]
     up_to: int
     tasks: tuple[MergeTask, ...]
     work: str | None = None
@@ -137,7 +137,7 @@ def step_to(table: OpenTable, head: Link[Manifest] | None, partition: str, low: 
         low = base.merged
     entries = table.entries(low, number)
     pending = tuple(link for link in entries if partition in link.body.touched)
-    counts = frozenset(counting((link.number, link.body) for link in entries))
+    counts = frozenset(active_batches((link.number, link.body) for link in entries))
     return _step(table, head, base, pending, counts, number)
 
 
@@ -160,7 +160,7 @@ def rewrite_step(table: OpenTable, head: Link[Manifest] | None, partition: str, 
         return _step(table, head, head.body, (), frozenset(), merged, work_name)
     adopted, *entries = table.entries(-1, merged)
     # Which batches count at the `merged` that is kept: later entries have no say.
-    counts = frozenset(counting((link.number, link.body) for link in entries))
+    counts = frozenset(active_batches((link.number, link.body) for link in entries))
     first = adopted.body.touched.get(partition)
     buckets = (first.as_adopted(),) if first is not None else ()
     base = Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets)
@@ -218,7 +218,7 @@ def _tasks(
     )
     if table.spec(step.spec_version).mode == "columns":
         incoming = as_whole_rows(bucket, incoming)
-    counted = [link for link in step.pending if link.number in step.counting]
+    counted = [link for link in step.pending if link.number in step.active]
     full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
     forgets = _forgetting(bucket, counted)
     expires = forgets is not None and any((t.since or 0) < forgets.dropped_before for t in bucket.tombstones)

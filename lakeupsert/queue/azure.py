@@ -119,7 +119,7 @@ class AzureQueue:
         return None
 
     @contextmanager
-    def received(self, records: Iterable[Record]) -> Iterator[dict[Lease, Record]]:
+    def leases_of(self, records: Iterable[Record]) -> Iterator[dict[Lease, Record]]:
         """Leases of messages that Azure Functions received for us, each with its record.
 
         Unreadable messages go to the dead letters when the block ends, so that they do not block the others. While a function

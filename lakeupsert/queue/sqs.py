@@ -131,7 +131,7 @@ class SqsQueue:
         return leases
 
     @contextmanager
-    def received(self, records: Iterable[Record]) -> Iterator[dict[Lease, Record]]:
+    def leases_of(self, records: Iterable[Record]) -> Iterator[dict[Lease, Record]]:
         """Leases of messages that AWS Lambda received for us, each with its record.
 
         Unreadable messages go to the dead letters when the block ends, so that they do not block the others.

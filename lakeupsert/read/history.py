@@ -39,11 +39,11 @@ def history_schema(spec: TableSpec) -> pa.Schema:
         )
     schema = reader_schema(spec)
     for name in (FROM, UNTIL):
-        if spec.called(name) in schema.names:
+        if spec.table_name_of(name) in schema.names:
             raise ConfigurationError(
                 "column-exists",
-                f"The table's column {spec.called(name)!r} has the name of a column that the history adds.",
-                next=f"rename it: `lakeupsert schema rename {spec.called(name)} NAME`",
+                f"The table's column {spec.table_name_of(name)!r} has the name of a column that the history adds.",
+                next=f"rename it: `lakeupsert schema rename {spec.table_name_of(name)} NAME`",
             )
         schema = schema.append(pa.field(name, schema.field(spec.order_by[0]).type))
     return schema

@@ -17,7 +17,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars, partition_text, ranged_column
-from lakeupsert.table.ledger import LedgerEntry, RestorePoint, counting
+from lakeupsert.table.ledger import LedgerEntry, RestorePoint, active_batches
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.spec import TableSpec
 
@@ -130,7 +130,7 @@ def observe(table: OpenTable, nights: int) -> ReportData:
     if head is None or spec is None:
         return ReportData(now, clock.now())
     links = [x for x in table.entries(max(0, head.number - nights), head.number) if x.body.kind in ("batch", "restore")]
-    batches = counting(enumerate(table.headers(head.number)))
+    batches = active_batches(enumerate(table.headers(head.number)))
     touches: dict[str, list[int]] = defaultdict(list)
     for link in links:
         for partition in link.body.touched:

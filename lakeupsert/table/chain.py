@@ -183,7 +183,7 @@ class Chain(Generic[Body]):
         """How often this object has tried to append a version."""
         return len(self._tries)
 
-    def won(self, since: int = 0) -> tuple[list[int], bool]:
+    def find_appended(self, since: int = 0) -> tuple[list[int], bool]:
         """The numbers of the versions that this object appended after its first ``since`` tries, and whether that is certain.
 
         If an interrupt or a silent store cut a try off, its version is read back, which may raise. A version that is not there

@@ -280,7 +280,7 @@ def evolve(spec: TableSpec, schema: pa.Schema) -> TableSpec:
     places = {f.name: i for i, f in enumerate(fields)}
     dropped = {spec.delete.column} if spec.delete and not spec.delete.keep else set()
     for incoming in schema:
-        name = spec.called(incoming.name)
+        name = spec.table_name_of(incoming.name)
         if name in dropped:
             continue
         if name not in places:
@@ -349,7 +349,7 @@ def _operation(spec: TableSpec) -> str:
 
 def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:
     """The field of a column that may be renamed or dropped. Raises ConfigurationError if the column can't ``what``."""
-    name = spec.called(column)
+    name = spec.table_name_of(column)
     role = roles(spec).get(name)
     if role is not None:
         raise ConfigurationError(

@@ -247,7 +247,7 @@ def without_touched(entry: LedgerEntry) -> LedgerEntry:
     )
 
 
-def counting(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
+def active_batches(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
     """The batches among ``entries`` (numbered, ascending, without gaps) that count after the last of them.
 
     A batch adds itself. A restore sets the batches that count to those that counted at its snapshot's batch. Batches before the
@@ -270,7 +270,7 @@ def counting(entries: Iterable[tuple[int, LedgerEntry]]) -> set[int]:
 
 def find_quarantined(entries: Sequence[LedgerEntry]) -> list[ReplayedFile]:
     """The quarantine files of all batches that count and that no counting batch replayed. ``entries``: the whole ledger."""
-    count = counting(enumerate(entries))
+    count = active_batches(enumerate(entries))
     replayed = {f.name for number in count for f in entries[number].replayed}
     return [
         ReplayedFile(batch=number, name=f.name, rows=f.rows)

@@ -286,7 +286,7 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Appended files as a merge reads them: `ranked_schema` and all columns of base files."""
         return pa.unify_schemas([self.ranked_schema, self.base_schema])
 
-    def called(self, name: str) -> str:
+    def table_name_of(self, name: str) -> str:
         """The table's name for a column of a landing file, ignoring case; ``name`` itself if the table has no such column."""
         return self._current_names.get(name) or self._current_names.get(name.lower(), name)
 

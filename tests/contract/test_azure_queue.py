@@ -165,7 +165,7 @@ def test_function_whose_host_extended_meanwhile_buries_all_the_same(queue: Azure
     found = host.receive_message(visibility_timeout=60)
     body = base64.b64decode(found.content)
     record = {"id": found.id, "popReceipt": found.pop_receipt, "body": body, "dequeueCount": 5}
-    with queue.received([record]) as leases:
+    with queue.leases_of([record]) as leases:
         host.update_message(found, visibility_timeout=60)
         [lease] = leases
         assert queue.bury(lease, "no room")

@@ -76,7 +76,7 @@ def manifest(*buckets: BucketEntry, merged: int = 1, **fields: Any) -> Manifest:
 
 def step(base: Manifest, *pending: Link[LedgerEntry], tasks: tuple[MergeTask, ...] = (), **fields: Any) -> Step:
     numbers = [entry.number for entry in pending]
-    usual: dict[str, Any] = {"counting": frozenset(numbers), "up_to": max(numbers, default=base.merged)}
+    usual: dict[str, Any] = {"active": frozenset(numbers), "up_to": max(numbers, default=base.merged)}
     return Step(**{"head": link(4, base), "base": base, "pending": pending, "tasks": tasks, **usual, **fields})
 
 
@@ -203,7 +203,7 @@ def test_joined_buckets_count_what_both_had_counted() -> None:
 def test_rows_of_batches_that_do_not_count_are_withdrawn() -> None:
     old = stored(10)
     pending = (batch(2, 3), batch(3, 7, superseded=2), batch(5, 1))
-    merged = step(manifest(old), *pending, tasks=(task(old),), counting=frozenset({2, 5}))
+    merged = step(manifest(old), *pending, tasks=(task(old),), active=frozenset({2, 5}))
     found = after(merged, output(file("new", 14)))
     assert found.buckets[0].counters == Counters(appended=21, live=14, withdrawn=7)
     assert found.buckets[0].digests.withdrawn == digest(7)
@@ -213,7 +213,7 @@ def test_rows_of_batches_that_do_not_count_are_withdrawn() -> None:
 def test_restore_alone_moves_no_row_and_keeps_what_was_counted() -> None:
     goes_back_to = stored(10, superseded=4, withdrawn=1, tombstones_dropped=2, refused=3)
     base, head = manifest(goes_back_to), manifest(stored(50), merged=3, quarantine=("later",))
-    restored = step(base, batch(3, 40), head=link(4, head), counting=frozenset(), up_to=4)
+    restored = step(base, batch(3, 40), head=link(4, head), active=frozenset(), up_to=4)
     found = after(restored)
     [bucket] = found.buckets
     assert bucket.base == goes_back_to.base
@@ -227,7 +227,7 @@ def test_restore_alone_moves_no_row_and_keeps_what_was_counted() -> None:
 
 def test_restore_of_a_split_partition_leaves_all_but_the_first_bucket_alone() -> None:
     left, right = stored(10, 0, 1), stored(20, 1, 1)
-    found = after(step(manifest(left, right), batch(2, 5), counting=frozenset(), up_to=3))
+    found = after(step(manifest(left, right), batch(2, 5), active=frozenset(), up_to=3))
     assert found.buckets[1] == right
     assert found.buckets[0].counters == Counters(appended=15, live=10, withdrawn=5)
 
@@ -245,7 +245,7 @@ def test_adopted_rows_are_known_after_the_merge_that_settles_them() -> None:
 
 def test_adopted_rows_stay_unknown_while_nothing_settles_them() -> None:
     adopted = msgspec.structs.replace(stored(10), settled=False, digests=Digests(superseded=NO_ROWS, withdrawn=NO_ROWS))
-    [bucket] = after(step(manifest(adopted), batch(2, 1), counting=frozenset(), up_to=3)).buckets
+    [bucket] = after(step(manifest(adopted), batch(2, 1), active=frozenset(), up_to=3)).buckets
     assert (bucket.digests.adopted, bucket.settled) == (None, False)
 
 

@@ -254,12 +254,12 @@ class Columns:
     """The columns of a file.
 
     Attributes:
-        leanings: the type of most values of each column whose type was inferred.
+        dominant_types: the type of most values of each column whose type was inferred.
         own: the file's own name of each column that `aliases` rename.
     """
 
     schema: pa.Schema
-    leanings: dict[str, DominantType] = field(default_factory=dict)
+    dominant_types: dict[str, DominantType] = field(default_factory=dict)
     own: dict[str, str] = field(default_factory=dict)
 
 

@@ -117,10 +117,10 @@ def combine(one: DominantType | None, other: DominantType | None) -> DominantTyp
 def _under_one_type(one: DominantType, other: DominantType) -> tuple[DominantType, DominantType]:
     """Both under the type that fits more values; all values of the other are unfit there."""
 
-    def fit(leaning: DominantType) -> int:
-        return 0 if leaning.type is None else leaning.values - leaning.unfit
+    def fit(dominant: DominantType) -> int:
+        return 0 if dominant.type is None else dominant.values - dominant.unfit
 
-    def without_type(leaning: DominantType) -> DominantType:
-        return replace(leaning, type=None, unfit=leaning.values, first_unfit=leaning.first)
+    def without_type(dominant: DominantType) -> DominantType:
+        return replace(dominant, type=None, unfit=dominant.values, first_unfit=dominant.first)
 
     return (one, without_type(other)) if fit(one) >= fit(other) else (without_type(one), other)

@@ -101,7 +101,7 @@ def schema_of(
 ) -> Columns:
     """The columns of all lines, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
-    leanings: dict[str, DominantType | None] = {}
+    dominant_types: dict[str, DominantType | None] = {}
     given = given_types(known, text_columns)
     for block in _blocks(source, file, reading):
         for name in block.names:
@@ -116,8 +116,8 @@ def schema_of(
                     type_ = _infer(values)
                     types[name] = unify(types[name], type_, typed=False)
                 more = _dominant(values, type_, block.places, file.path)
-                leanings[name] = dominant.combine(leanings.get(name), more)
-    return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
+                dominant_types[name] = dominant.combine(dominant_types.get(name), more)
+    return Columns(pa.schema(list(types.items())), {name: one for name, one in dominant_types.items() if one})
 
 
 def open_blocks(

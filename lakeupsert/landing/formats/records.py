@@ -100,7 +100,7 @@ def schema_of(
     given = given_types(known, text_columns)
     types = {name: given(name) or pa.null() for name in names}
     unknown = [name for name in names if given(name) is None]
-    leanings: dict[str, DominantType | None] = {}
+    dominant_types: dict[str, DominantType | None] = {}
     for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
         for name in unknown:
             text, type_ = block.columns[name], pa.string()
@@ -108,8 +108,8 @@ def schema_of(
                 type_ = infer_type(text, FROM_TEXT)
                 types[name] = unify(types[name], type_, typed=False)
             more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path)
-            leanings[name] = dominant.combine(leanings.get(name), more)
-    return Columns(pa.schema(list(types.items())), {name: one for name, one in leanings.items() if one})
+            dominant_types[name] = dominant.combine(dominant_types.get(name), more)
+    return Columns(pa.schema(list(types.items())), {name: one for name, one in dominant_types.items() if one})
 
 
 def open_blocks(
