@@ -39,6 +39,7 @@ from benchmarks.memory import WORDS, peak_bytes
 from lakeupsert.engine.arrow import ArrowEngine, _add_ranks
 from lakeupsert.engine.merge import AGE, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
+from lakeupsert.engine.resolve import Rules
 from lakeupsert.rows import datafiles
 from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.changes import Tally
@@ -397,7 +398,7 @@ def rewritten_by_search(given: Given) -> None:
     """As the engine does it, but incoming rows are looked up in the block and put in their places: nothing is sorted."""
     store, task = _Store(given), _task(given)
     rest = read_file(store, task.batches[0][0], given.spec.stored_schema)
-    with MergeWriter(store, given.spec, 0, task, Tally()) as out:
+    with MergeWriter(store, given.spec, 0, task, Rules(given.spec, task), Tally()) as out:
         for stored in stream_file(store, given.base, given.spec.stored_schema):
             met = count_rows_up_to(rest, given.key, [stored[name][-1] for name in given.key])
             came, rest = rest.slice(0, met), rest.slice(met)
@@ -445,7 +446,8 @@ def rewritten_by_polars(given: Given) -> None:
 
 def copied(given: Given) -> None:
     """Reading and writing every row with Arrow, and nothing else."""
-    with MergeWriter(_Store(given), given.spec, 0, _task(given), Tally()) as out:
+    task = _task(given)
+    with MergeWriter(_Store(given), given.spec, 0, task, Rules(given.spec, task), Tally()) as out:
         for stored in stream_file(given.store, given.base, given.spec.stored_schema):
             out.live.write(stored)
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
-from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, ranked
+from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
 from lakeupsert.landing.adopted import read_adopted
 from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.rows.buckets import in_bucket, key_hashes
@@ -115,16 +115,16 @@ class _Merge:
         return self._delta() if self._task.kept else self._rewrite()
 
     def _writer(self) -> MergeWriter:
-        return MergeWriter(self._store, self._spec, self._spec_version, self._task, self._tally)
+        return MergeWriter(self._store, self._spec, self._spec_version, self._task, self._rules, self._tally)
 
     def _rewrite(self) -> MergeOutput:
         spec, task, rules = self._spec, self._task, self._rules
         incoming = self._incoming()
         settled = not rules.needs_versions
         if settled:
-            found = rules.settle(ranked(incoming, spec))
+            found = rules.settle(rank(incoming, spec))
             self._account(found)
-            rest = found.take(found.winners, found.rows.schema.names)
+            rest = found.take(found.winners, found.rows.schema.names, shared=True)
             del found
         else:
             rest = incoming.take(sort_by_key(incoming, spec.stored_key))
@@ -143,8 +143,11 @@ class _Merge:
                     more = rest.num_columns > tables[0].num_columns
                     both = pa.concat_tables(tables, promote_options="default" if more else "none")
                     rest = rest.slice(met)
-                    self._write(out, ranked(both, spec), again=settled)
-            self._write(out, one_per_key(rest) if settled else ranked(rest, spec), again=settled)
+                    self._write(out, rank(both, spec), again=settled)
+            if settled:  # and accounted for
+                out.write(rules.resolve(one_per_key(rest)))
+            else:
+                self._write(out, rank(rest, spec))
         return out.output(self._lost_rows, adopted=None if task.settled else str(self._adopted))
 
     def _delta(self) -> MergeOutput:
@@ -154,7 +157,7 @@ class _Merge:
         met, number = self._met(begins, incoming)
         both = pa.concat_tables([met, incoming.select(met.schema.names)])
         with self._writer() as out:
-            found = self._write(out, ranked(both, spec, kept=met.num_rows, payload=incoming))
+            found = self._write(out, rank(both, spec, kept_rows=met.num_rows, payload=incoming))
         dead = np.sort(number[found.order[found.superseded]])
         ends = np.searchsorted(dead, begins)
         positions = [dead[ends[i] : ends[i + 1]] - begins[i] for i in range(len(task.kept))]
@@ -214,8 +217,9 @@ class _Merge:
         for age, files in enumerate(task.batches, start=1):
             for file in files:
                 tables.append(self._own(read_file(store, file, spec.arriving_schema, spec), file, age=age))
-        tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
         more = stored is not spec.base_schema
+        if more or not tables:
+            tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
         return self._rules.add_times(pa.concat_tables(tables, promote_options="default" if more else "none"))
 
     def _own(self, rows: Rows, file: DataFile, *, age: int, deleted: bool = False) -> Rows:
@@ -223,6 +227,7 @@ class _Merge:
         return _add_ranks(in_bucket(rows, file, self._task, self._spec), age=age, deleted=deleted)
 
     def _write(self, out: MergeWriter, rows: Resolved, *, again: bool = False) -> Resolved:
+        """Resolve ranked rows, account for them and write them."""
         found = self._rules.resolve(rows)
         self._account(found, again=again)
         out.write(found)

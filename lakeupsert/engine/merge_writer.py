@@ -36,7 +36,9 @@ class MergeWriter:
     Refused rows go to quarantine, and are taken out of ``tally``, which has counted them.
     """
 
-    def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, tally: Tally) -> None:
+    def __init__(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask, rules: Rules, tally: Tally
+    ) -> None:
         footer = partial(
             Footer,
             table=spec.table_id,
@@ -66,7 +68,7 @@ class MergeWriter:
         self._tombstones = DataFileWriter(
             store,
             partial(TableObjects.new_tombstones, task.partition, task.start),
-            Rules(spec, task).with_times(spec.tombstone_schema),
+            rules.with_times(spec.tombstone_schema),
             footer(kind="tombstones"),
             spec.stored_key,
         )
@@ -98,15 +100,16 @@ class MergeWriter:
 
     def write(self, found: Resolved) -> None:
         """Write what some keys come to."""
+        for past in found.past:
+            self._history.write(past)
         if len(refused := found.turned_away):
             self._refuse(found.take(refused, [*self._spec.stored_schema.names, DELETE_FLAG, AGE, FILE, PLACE]))
         written = found.written
-        [deleted] = found.take(written, [DELETE_FLAG]).columns
+        [deleted] = found.take(written, [DELETE_FLAG], shared=True).columns
         dies = as_mask(deleted)
-        self._bury(found.take(written[dies], self._tombstones.schema.names))
-        self.live.write(found.take(written[~dies], self.live.schema.names))
-        for past in found.past:
-            self._history.write(past)
+        if dies.any():
+            self._bury(found.take(written[dies], self._tombstones.schema.names))
+        self.live.write(found.take(written[~dies], self.live.schema.names, shared=True))
 
     def _refuse(self, rows: Rows) -> None:
         self._refused.add(rows)

@@ -1,13 +1,14 @@
-"""What a table's rules make of ranked rows: the one place in a merge that knows a rule by name.
+"""What a table's rules make of ranked rows: here it is decided what a merge writes, the same for both strategies and engines.
 
     ranked rows -> full extracts -> mode columns -> floors -> history -> resolved rows
 
-An engine ranks the rows of some keys, calls `Rules.resolve`, and writes what comes back. Strategies and engines ask no rule
-anything else. A rule is a class here, and takes part only in a merge whose task needs it. `rows` does the arithmetic.
+An engine ranks the rows of some keys and calls `Rules.resolve`; `merge_writer` writes the result. A rule is a class here, and
+takes part only in a merge whose task needs it. `rows` does the arithmetic. Engine spark states in SQL what it is compared by:
+which row wins, which rows full extracts delete, and which keys are known.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -43,25 +44,25 @@ class Resolved:
         rows: the ranked rows, with `AGE`, `DELETE_FLAG`, `FILE` and `PLACE`; then rows that a rule made of them.
         order: places in ``rows`` of the rows that count, by key, greatest rank first.
         wins: for each row in ``order``, whether it is the first of its key.
-        winners: for each key, the place of the row that it comes to.
-        kept: this many of ``rows``, from the first on, are in files that stay.
-        payload: set if ``rows`` have only the columns that decide: the rows from place ``kept`` on with all their columns.
+        winners: for each key, the place of the row that it comes to; that may be a row that a rule made.
+        kept_rows: this many of ``rows``, from the first on, are in files that stay (`MergeTask.kept`).
+        payload: set if ``rows`` have only the columns that decide: the rows from place ``kept_rows`` on with all their columns.
         killed_by: for each ranked row, the age of the full extract that deletes it, or 0. None: the engine has not decided it.
         uses: which ranked rows are part of what their key comes to; None: the winners.
         refused: for each key, whether its row is refused.
-        past: rows for the history, with `BATCH`.
+        past: rows for the history, with `BATCH`. Made when read, once, so that only a part is in memory.
     """
 
     rows: Rows
     order: Indices
     wins: Mask
     winners: Indices
-    kept: int = 0
+    kept_rows: int = 0
     payload: Rows | None = None
     killed_by: Indices | None = None
     uses: Mask | None = None
     refused: Mask | None = None
-    past: tuple[Rows, ...] = field(default=())
+    past: Iterable[Rows] = ()
 
     @cached_property
     def keys(self) -> Indices:
@@ -77,8 +78,8 @@ class Resolved:
     def _changed(self) -> Mask:
         """For each key, whether it comes to something that the files that stay do not have."""
         if self.uses is None:
-            return self.winners >= self.kept
-        return any_per_key(self.wins, self.uses[self.order] & (self.order >= self.kept))
+            return self.winners >= self.kept_rows
+        return any_per_key(self.wins, self.uses[self.order] & (self.order >= self.kept_rows))
 
     @property
     def written(self) -> Indices:
@@ -99,24 +100,25 @@ class Resolved:
     @property
     def superseded(self) -> Mask:
         """Which rows in ``order`` are in files that stay, and no longer count there."""
-        return (self.order < self.kept) & self._changed[self.keys]
+        goes = ~self.wins if self.uses is None else self._changed[self.keys]
+        return goes & (self.order < self.kept_rows)
 
-    def take(self, places: Indices, columns: list[str]) -> Rows:
-        """The rows at these places, with these columns."""
+    def take(self, places: Indices, columns: list[str], *, shared: bool = False) -> Rows:
+        """The rows at these places, with these columns. ``shared``: not copied, if they are all rows in their order."""
         rows = self.rows
         if self.payload is not None:
-            rows, places = self.payload, places - self.kept
+            rows, places = self.payload, places - self.kept_rows
         rows = rows.select(columns)
-        if len(places) == rows.num_rows and (places == np.arange(len(places))).all():
-            return rows  # a copy of all rows would cost as much as a merge of them
+        if shared and len(places) == rows.num_rows and (places == np.arange(len(places))).all():
+            return rows
         return rows.take(pa.array(places))
 
 
-def ranked(rows: Rows, spec: TableSpec, kept: int = 0, payload: Rows | None = None) -> Resolved:
-    """Rows ranked by this process. They are all rows of their keys; see `Resolved` for ``kept`` and ``payload``."""
+def rank(rows: Rows, spec: TableSpec, kept_rows: int = 0, payload: Rows | None = None) -> Resolved:
+    """Rank rows in this process. They are all rows of their keys; see `Resolved` for ``kept_rows`` and ``payload``."""
     order, wins = sort_by_rank(rows, spec, TIES)
     places, first = order.to_numpy().view(np.int64), as_mask(wins)
-    return Resolved(rows, places, first, places[first], kept, payload)
+    return Resolved(rows, places, first, places[first], kept_rows, payload)
 
 
 def one_per_key(rows: Rows) -> Resolved:
@@ -129,7 +131,8 @@ class Rule:
     """One rule of one task.
 
     Attributes:
-        needs_losers: `resolve` must get every row of a key, not the winner alone.
+        needs_losers: `Rules.resolve` must get every row of a key. Else the winners are enough, from an engine that has decided
+            `Resolved.killed_by`.
         needs_versions: incoming rows must meet the stored rows with every version of their keys.
         judges_all: keys without incoming rows must be resolved, too.
     """
@@ -138,6 +141,10 @@ class Rule:
 
     def __init__(self, spec: TableSpec, task: MergeTask) -> None:
         self._spec, self._task = spec, task
+
+    @staticmethod
+    def takes_part(spec: TableSpec, task: MergeTask) -> bool:
+        raise NotImplementedError
 
     def settle(self, found: Resolved) -> Resolved:
         """For incoming rows alone, before they meet the stored rows of their keys."""
@@ -152,6 +159,10 @@ class FullExtracts(Rule):
     """A key that a full extract lacks loses its rows up to the extract's greatest order."""
 
     needs_versions = judges_all = True
+
+    @staticmethod
+    def takes_part(spec: TableSpec, task: MergeTask) -> bool:
+        return bool(task.full)
 
     def apply(self, found: Resolved) -> Resolved:
         if found.killed_by is not None:
@@ -170,6 +181,10 @@ class Columns(Rule):
 
     needs_losers = True
 
+    @staticmethod
+    def takes_part(spec: TableSpec, task: MergeTask) -> bool:
+        return spec.mode == "columns"
+
     def apply(self, found: Resolved) -> Resolved:
         rows, winners, uses = combine_columns(found.rows, self._spec, found.order, found.wins, TIES)
         return replace(found, rows=rows, winners=winners, uses=uses, payload=None)
@@ -182,6 +197,10 @@ class Floors(Rule):
 
     A delete is refused too: its tombstone would make a key known again below the floor.
     """
+
+    @staticmethod
+    def takes_part(spec: TableSpec, task: MergeTask) -> bool:
+        return task.refuses
 
     def settle(self, found: Resolved) -> Resolved:
         known = np.zeros(found.rows.num_rows, bool)
@@ -211,12 +230,24 @@ class History(Rule):
 
     needs_losers = needs_versions = True
 
-    def apply(self, found: Resolved) -> Resolved:
-        return replace(found, past=(*self._deleted(found), self._superseded(found)))
+    @staticmethod
+    def takes_part(spec: TableSpec, task: MergeTask) -> bool:
+        return spec.history
 
-    def _superseded(self, found: Resolved) -> Rows:
-        """A winning delete that ends a version is among them, so that readers of the history need no tombstones. A refused key
-        has no history."""
+    def apply(self, found: Resolved) -> Resolved:
+        return replace(found, past=self._past(found))
+
+    def _past(self, found: Resolved) -> Iterator[Rows]:
+        for rows in (*self._deleted(found), self._versions(found)):
+            numbers = pa.array(self._task.numbers, pa.int64())
+            yield rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks()))
+
+    def _versions(self, found: Resolved) -> Rows:
+        """Versions that another one replaced.
+
+        A winning delete that ends a version is among them, so that readers of the history need no tombstones. A refused key
+        has no history.
+        """
         rows, order, wins = found.rows, found.order, found.wins
         deleted = as_mask(rows[DELETE_FLAG])[order]
         ends = any_per_key(wins, ~wins & ~deleted)[found.keys]
@@ -225,22 +256,20 @@ class History(Rule):
         goes = mark_versions(rows, self._spec, order, wins) & (~wins | (deleted & ends))
         if found.refused is not None:
             goes &= ~found.refused[found.keys]
-        return self._numbered(rows.take(pa.array(order[goes])))
+        return rows.take(pa.array(order[goes]))
 
-    def _deleted(self, found: Resolved) -> list[Rows]:
+    def _deleted(self, found: Resolved) -> Iterator[Rows]:
         """What full extracts delete. The live version, or the known delete, ends at the extract's greatest order; other rows had
         been superseded before."""
-        past: list[Rows] = []
-        if not len(found.dead) or found.killed_by is None:
-            return past
+        if found.killed_by is None or not len(found.dead):
+            return
         ages = found.rows[AGE].to_numpy()
         for age, floor in self._task.full:
             present = (ages < age) & ((found.killed_by == 0) | (found.killed_by >= age))
-            earlier = ranked(found.rows.filter(pa.array(present)), self._spec)
+            earlier = rank(found.rows.filter(pa.array(present)), self._spec)
             rows, order = earlier.rows, earlier.order
             dead = found.killed_by[present][order] == age
-            versions = mark_versions(rows, self._spec, order, earlier.wins)
-            past.append(self._numbered(rows.take(pa.array(order[dead & versions]))))
+            yield rows.take(pa.array(order[dead & mark_versions(rows, self._spec, order, earlier.wins)]))
             ends = dead & earlier.wins
             if self._task.forgets:
                 ends &= ~find_forgotten(rows, self._task.forgets, age)[order]
@@ -249,28 +278,18 @@ class History(Rule):
                 at = deletes.schema.get_field_index(name)
                 column = pa.repeat(pa.scalar(value, deletes.schema.field(at).type), deletes.num_rows)
                 deletes = deletes.set_column(at, deletes.schema.field(at), column)
-            past.append(self._numbered(deletes))
-        return past
-
-    def _numbered(self, rows: Rows) -> Rows:
-        numbers = pa.array(self._task.numbers, pa.int64())
-        return rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks()))
+            yield deletes
 
 
-_RULES: tuple[tuple[type[Rule], Callable[[TableSpec, MergeTask], bool]], ...] = (
-    (FullExtracts, lambda spec, task: bool(task.full)),
-    (Columns, lambda spec, task: spec.mode == "columns"),
-    (Floors, lambda spec, task: task.refuses),
-    (History, lambda spec, task: spec.history),
-)
-"""In the order in which they apply, each with what decides whether it takes part."""
+_RULES: tuple[type[Rule], ...] = (FullExtracts, Columns, Floors, History)
+"""In the order in which they apply. `Columns` meets none of the others: the configuration refuses it."""
 
 
 class Rules:
     """The rules that take part in one task. For ``needs_losers``, ``needs_versions`` and ``judges_all`` see `Rule`."""
 
     def __init__(self, spec: TableSpec, task: MergeTask) -> None:
-        self._rules = [rule(spec, task) for rule, takes_part in _RULES if takes_part(spec, task)]
+        self._rules = [rule(spec, task) for rule in _RULES if rule.takes_part(spec, task)]
         self._forgets = task.forgets
         self.needs_losers = any(rule.needs_losers for rule in self._rules)
         self.needs_versions = any(rule.needs_versions for rule in self._rules)
@@ -286,6 +305,7 @@ class Rules:
 
     def settle(self, found: Resolved) -> Resolved:
         """What incoming rows come to among themselves. Only if no rule needs their versions."""
+        assert not self.needs_versions
         for rule in self._rules:
             found = rule.settle(found)
         return found

@@ -96,7 +96,7 @@ class SparkEngine:
                 .mapInArrow(read, schema)
                 .transform(_rank, spec, tasks)
                 .repartition(max(1, min(len(tasks), most)), "unit")
-                .sortWithinPartitions("unit", *_key_names(spec), "nth")
+                .sortWithinPartitions("unit", *_key_names(spec), "nth", *_ARRIVAL)
                 .select(
                     "unit",
                     "source",
@@ -162,7 +162,7 @@ def _rank(frame: DataFrame, spec: TableSpec, tasks: Sequence[MergeTask]) -> Data
     dead_last = F.col("killed_by") > 0
     begins = F.col("nth") == 1
     if has_full and spec.history:  # a dead row may be the first of its key
-        begins = F.row_number().over(by_key.orderBy("nth")) == 1
+        begins = F.row_number().over(by_key.orderBy("nth", *_ARRIVAL)) == 1
     known = F.lit(True)
     if any(task.refuses for task in tasks):
         known = F.coalesce(F.min(F.when(~dead_last, F.col("age"))).over(by_key) == 0, F.lit(False))
@@ -351,7 +351,7 @@ class _Gatherer:
         counted: list[Rows] = []
         used: list[Mask] = []
         tally = Tally()
-        with MergeWriter(self._store, spec, spec_version, task, tally) as out:
+        with MergeWriter(self._store, spec, spec_version, task, rules, tally) as out:
             for batch in _whole_keys(ranked) if rules.needs_losers else ranked:
                 wins, hashes = batch["nth"].to_numpy() == 1, batch["hash"].to_numpy().view(np.uint64)
                 lost += int(np.count_nonzero(~wins))
@@ -394,7 +394,7 @@ class _Gatherer:
             order,
             wins,
             winners=order[wins],
-            kept=int(np.count_nonzero(source < len(task.kept))),
+            kept_rows=int(np.count_nonzero(source < len(task.kept))),
             killed_by=batch["killed_by"].to_numpy()[by_source],
         )
 
