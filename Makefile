@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-cloud test-integration test-others lint lint-infra servers test-crash test-chaos test-damage test-feeds test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others lint lint-infra servers test-crash test-chaos test-damage test-feeds test-big bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -43,13 +43,14 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
-	@$(MAKE) --jobs 4 --no-print-directory test-integration test-others test-cloud test-spark
+	@$(MAKE) --jobs 5 --no-print-directory test-integration test-spark test-others test-aws test-azure
 
 test-spark: TESTS := -m "not crash and not big and spark"
-test-cloud: TESTS := -m "not crash and not big and cloud"
+test-aws: TESTS := -m "not crash and not big and cloud and not azure"
+test-azure: TESTS := -m "not crash and not big and azure"
 test-integration: TESTS := -m "not crash and not big and not spark and not cloud" tests/integration
 test-others: TESTS := -m "not crash and not big and not spark and not cloud" --ignore tests/integration
-test-spark test-cloud test-integration test-others:
+test-spark test-aws test-azure test-integration test-others:
 	@$(BIN)/pytest $(TESTS)
 
 lint: setup ## style, types, and the direction of imports

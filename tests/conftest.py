@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,20 +24,26 @@ os.environ.setdefault(
 os.environ.setdefault(
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
 )  # asks Google by gRPC, which its emulator does not speak
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")  # in memory: thousands of syncs would take minutes
 
 
-CLOUDS = {"elasticmq", "moto", "versitygw", "azurite", "azure", "gcs", "s3_server", "store_server"}
-"""Fixtures that are servers."""
+AZURE = {"azurite", "azure", "azure_cloud"}
+SERVERS = AZURE | {"elasticmq", "moto", "versitygw", "aws", "gcs", "s3_server", "store_server"}
+"""Fixtures, and parameters that name one, that are servers."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        if any("spark" in name for name in (item.nodeid, *fixtures)):
-            item.add_marker(pytest.mark.spark)
-        elif fixtures & CLOUDS:
-            item.add_marker(pytest.mark.cloud)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what needs Spark, a server, or Azure's: `make test` runs each in a process of its own, so that each starts once."""
+    callspec = getattr(item, "callspec", None)
+    parameters = {value for value in callspec.params.values() if isinstance(value, str)} if callspec else set()
+    names = {*getattr(item, "fixturenames", ()), *parameters}
+    if any("spark" in name for name in (item.nodeid, *names)):
+        item.add_marker(pytest.mark.spark)
+    elif names & SERVERS:
+        item.add_marker(pytest.mark.cloud)
+        if names & AZURE:
+            item.add_marker(pytest.mark.azure)
 
 
 @pytest.fixture(autouse=True)
