@@ -136,7 +136,7 @@ class MergeWriter:
 
     def _bury(self, tombstones: Rows) -> None:
         forgets = self._task.forgets
-        if forgets is not None and tombstones.num_rows:
+        if forgets is not None:
             deleted_at = pc.fill_null(tombstones[DELETED_AT.name], forgets.dropped_before)  # unknown: not old
             is_old = pc.less(deleted_at, forgets.dropped_before)
             old, tombstones = tombstones.filter(is_old), tombstones.filter(pc.invert(is_old))

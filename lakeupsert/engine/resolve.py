@@ -10,6 +10,7 @@ which row wins, which rows full extracts delete, and which keys are known.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -238,11 +239,11 @@ class History(Rule):
         return replace(found, past=self._past(found))
 
     def _past(self, found: Resolved) -> Iterator[Rows]:
-        for rows in (*self._deleted(found), self._versions(found)):
-            numbers = pa.array(self._task.numbers, pa.int64())
+        numbers = pa.array(self._task.numbers, pa.int64())
+        for rows in chain(self._deleted(found), self._versions(found)):
             yield rows.append_column(BATCH, numbers.take(rows[AGE].combine_chunks()))
 
-    def _versions(self, found: Resolved) -> Rows:
+    def _versions(self, found: Resolved) -> Iterator[Rows]:
         """Versions that another one replaced.
 
         A winning delete that ends a version is among them, so that readers of the history need no tombstones. A refused key
@@ -256,7 +257,7 @@ class History(Rule):
         goes = mark_versions(rows, self._spec, order, wins) & (~wins | (deleted & ends))
         if found.refused is not None:
             goes &= ~found.refused[found.keys]
-        return rows.take(pa.array(order[goes]))
+        yield rows.take(pa.array(order[goes]))
 
     def _deleted(self, found: Resolved) -> Iterator[Rows]:
         """What full extracts delete. The live version, or the known delete, ends at the extract's greatest order; other rows had

@@ -364,9 +364,8 @@ class _Gatherer:
                 if needed.num_rows:
                     found = rules.resolve(self._read(needed))
                     out.write(found)
-                    if found.uses is not None:
+                    if found.uses is not None:  # a loser may be part of what its key comes to
                         used.append(found.uses[found.order])
-                    if rules.needs_losers and task.kept:
                         goes = found.superseded
                 for number, positions in enumerate(superseded):
                     positions.append(row[goes & (source == number)])

@@ -281,7 +281,6 @@ def _new_files(
     """Those of ``files`` whose content no batch took, and those that had to be read to find that one did. None of ``files`` is
     ``known`` by size and etag.
 
-
     ``hashes``, by path, size and etag, are of files that earlier batches read for the same reason. The next ledger entry
     remembers what is read here. A night without new files writes no entry, so the next night reads these files once more.
     """
