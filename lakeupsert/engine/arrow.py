@@ -26,7 +26,7 @@ from lakeupsert.rows.arrays import Indices, Rows
 from lakeupsert.rows.buckets import in_bucket, key_hashes
 from lakeupsert.rows.changes import Tally, content_comparison
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import POSITION, read_file, stream_file
+from lakeupsert.rows.datafiles import EXPANSION, POSITION, read_file, stream_file
 from lakeupsert.rows.digest import Digest, digests
 from lakeupsert.rows.rank import count_rows_up_to, sort_by_key, sortable
 from lakeupsert.rows.vectors import deleted_positions
@@ -36,8 +36,6 @@ from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 PEAK = 3.5
 """Peak memory of sorting incoming rows, as a multiple of their decoded bytes (ADR 0012)."""
-EXPANSION = 3
-"""Decoded bytes for each compressed byte, if the schema does not give a column's width. ADR 0012 has data where it is more."""
 TEXT_BYTES = 16
 """Minimum decoded bytes of a value whose type has no fixed width."""
 BLOCKS_BYTES = 256 << 20

@@ -16,12 +16,12 @@ from lakeupsert.engine.reports import Report, Written
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import Pack, write_to_pack
+from lakeupsert.rows.datafiles import Pack, write_in_pieces, write_to_pack
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.rows.rank import sort_by_rank
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import Bucketed, DataFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 EARLY_SHARE = 1 / 3
@@ -230,8 +230,20 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
         for number, of_range in _cut(rows, ranges.numbers):
             partition, bucket = ranges.partitions[number >> ranges.bits], number & ((1 << ranges.bits) - 1)
             footer = job.footer("appended", partition, bucket)
-            files[partition] += write_to_pack(pack, of_range, job.spec.ranked_schema, footer, job.spec.stored_key)
+            schema, key = job.spec.ranked_schema, job.spec.stored_key
+            if bits := job.piece_bits(partition, of_range):
+                pieces = cut_into_pieces(of_range, footer, bits, job.spec)
+                files[partition].append(write_in_pieces(pack, pieces, schema, footer, key))
+            else:
+                files[partition] += write_to_pack(pack, of_range, schema, footer, key)
     return files
+
+
+def cut_into_pieces(rows: Rows, of: Bucketed, bits: int, spec: TableSpec) -> list[Rows]:
+    """The rows of a bucket in its 2^``bits`` parts, each in their order."""
+    numbers = buckets(key_hashes(rows.select(spec.stored_key), spec), of.bits + bits) - (of.bucket << bits)
+    found = dict(_cut(rows, numbers))
+    return [found.get(number, rows.slice(0, 0)) for number in range(1 << bits)]
 
 
 def _compared_keys(job: AppendJob, rows: Rows) -> bytes:

@@ -55,7 +55,7 @@ class _Source:
 
 def _sources(unit: int, task: MergeTask) -> list[_Source]:
     files = [(file, 0) for file in (*task.stored, *task.tombstones)]
-    files += [(file, age) for age, batch in enumerate(task.batches, 1) for file in batch]
+    files += [(file, age) for age, batch in enumerate(task.batches, 1) for whole in batch for file in whole.in_pieces]
     return [_Source(unit, number, file, age) for number, (file, age) in enumerate(files)]
 
 

@@ -16,12 +16,14 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import FORMAT, PLAIN, Chain
+from lakeupsert.table.chain import PLAIN, Chain
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
 from lakeupsert.table.snapshot import Snapshot, check_snapshot
 from lakeupsert.table.spec import TableSpec, check_spec
 
+REQUIRES, PIECES = 2, 3
+"""The format versions of specs that require something, and of ledger entries with files in pieces."""
 HOME = "_lakeupsert"
 DATA = f"{HOME}/data"
 """All data outside base files: appended rows, and in one folder per partition its deltas, vectors, tombstones and history."""
@@ -64,10 +66,18 @@ class TableObjects:
             "spec",
             TableSpec,
             check_spec,
-            format_of=lambda spec: FORMAT if spec.requires else PLAIN,
+            format_of=lambda spec: REQUIRES if spec.requires else PLAIN,
             parse=lambda spec: spec.schema,
         )
-        self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
+        # Nor must it take a file in pieces for one Parquet file: of that it would read the last piece.
+        self.ledger: Chain[LedgerEntry] = Chain(
+            store,
+            f"{HOME}/ledger",
+            "ledger",
+            LedgerEntry,
+            check_entry,
+            format_of=lambda entry: PIECES if entry.has_pieces else PLAIN,
+        )
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
 
     def partition(self, partition: str) -> Chain[Manifest]:
