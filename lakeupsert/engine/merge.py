@@ -35,6 +35,7 @@ class MergeTask:
         batches: for each batch, in ledger order, its appended files. A key may be in several of them; their rank columns decide.
         up_to: the batch that `merged` will be.
         start: how many versions the partition's chain has; the names of new files contain it.
+        cut: the files in ``base`` are not settled and were cut (`engine.cut`): their rows have `landing.adopted.ADOPTED_RANK`.
         settled: the stored files have each key once, in key order. If False they were adopted, and are settled like incoming
             rows; between equal ordering values the later file wins, and within a file the later row.
         floors: the greatest orders among tombstones that the bucket has forgotten (see `rows.floor`).
@@ -54,6 +55,7 @@ class MergeTask:
     up_to: int
     start: int
     settled: bool = True
+    cut: bool = False
     deltas: tuple[DataFile, ...] = ()
     kept: tuple[DataFile, ...] = ()
     bucket: int = 0

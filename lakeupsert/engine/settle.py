@@ -233,7 +233,7 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
             schema, key = job.spec.ranked_schema, job.spec.stored_key
             if bits := job.piece_bits(partition, of_range):
                 pieces = cut_into_pieces(of_range, footer, bits, job.spec)
-                files[partition].append(write_in_pieces(pack, pieces, schema, footer, key))
+                files[partition].append(write_in_pieces(pack, pieces, bits, schema, footer, key))
             else:
                 files[partition] += write_to_pack(pack, of_range, schema, footer, key)
     return files

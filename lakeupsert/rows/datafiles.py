@@ -4,7 +4,7 @@ import errno
 import io
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -243,10 +243,10 @@ def write_to_pack(
 
 
 def write_in_pieces(
-    pack: Pack, pieces: Sequence[Rows], schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]
+    pack: Pack, pieces: Iterable[Rows], bits: int, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]
 ) -> DataFile:
-    """Write 2^i tables to one file in the pack: the parts of the footer's bucket in their order, each in key order."""
-    at, bits = pack.bytes, len(pieces).bit_length() - 1
+    """Write 2^``bits`` tables to one file in the pack: the parts of the footer's bucket, in their order."""
+    at = pack.bytes
     written: list[Piece] = []
     for number, rows in enumerate(pieces, footer.bucket << bits):
         of_piece = replace(footer, bucket=number, bits=footer.bits + bits)

@@ -48,6 +48,7 @@ _OURS = re.compile(
             "tombstones": r"parquet\.keys",
             "quarantine": r"parquet\.rows",
             "unit": "json",
+            "cut": "pack",
         }.items()
     )
     + ")"
@@ -171,6 +172,11 @@ class TableObjects:
     def new_unit_result(partition: str, start: int, key: str) -> str:
         """``key``: 32 hex digits that identify the unit."""
         return f"{TableObjects.unit_results(partition)}{start}-{key}.json"
+
+    @staticmethod
+    def new_cut(partition: str, start: int) -> str:
+        """Stored here only until the merge that reads it has ended, like the results of units."""
+        return f"{HOME}/units/{partition}/cut-{start}-{clock.new_id()}.pack"
 
     @staticmethod
     def unit_key(name: str) -> str:
