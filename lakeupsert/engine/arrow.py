@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lakeupsert.engine.cut import columns_of
+from lakeupsert.engine.cut import CutOutput, CutTask, columns_of, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
@@ -28,7 +28,7 @@ from lakeupsert.rows.arrays import Hashes, Indices, Rows
 from lakeupsert.rows.buckets import buckets, in_bucket, key_hashes
 from lakeupsert.rows.changes import Tally, content_comparison
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import EXPANSION, POSITION, ROW_GROUP_BYTES, stream_file
+from lakeupsert.rows.datafiles import EXPANSION, POSITION, ROW_GROUP_BYTES, decoded_width, stream_file
 from lakeupsert.rows.digest import Digest, digests
 from lakeupsert.rows.rank import sort_by_key, sortable
 from lakeupsert.rows.streams import KeyOrdered, compress, decompress, in_key_order
@@ -39,8 +39,6 @@ from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 PEAK = 3.5
 """Peak memory of sorting incoming rows, as a multiple of their decoded bytes (ADR 0012)."""
-TEXT_BYTES = 16
-"""Minimum decoded bytes of a value whose type has no fixed width."""
 BLOCKS_BYTES = 256 << 20
 """Memory for the blocks of a base, from reading to writing, if there are more than one or two."""
 MOST_PART_BITS = 6
@@ -57,14 +55,6 @@ _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.i
 _AGE = pa.field(AGE, pa.int32())
 """Decides between equal ordering values."""
 _RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
-
-
-def _width(type_: pa.DataType) -> int:
-    """Decoded bytes of a value."""
-    try:
-        return int(type_.bit_width + 7) // 8
-    except ValueError:
-        return TEXT_BYTES
 
 
 class ArrowEngine:
@@ -91,7 +81,7 @@ class ArrowEngine:
     def _memory_of(spec: TableSpec, task: MergeTask, part_bits: int) -> int:
         stored, adopted = ((*task.kept, *task.base), ()) if task.settled else ((), task.base)
         incoming = [f for files in (adopted, task.deltas, task.tombstones, *task.batches) for f in files]
-        width = sum(_width(type_) for type_ in (*spec.base_schema.types, *_RANKS.types))
+        width = sum(decoded_width(type_) for type_ in (*spec.base_schema.types, *_RANKS.types))
 
         def whole(file: DataFile) -> int:
             return max(EXPANSION * file.bytes, width * file.rows)
@@ -121,6 +111,9 @@ class ArrowEngine:
         outputs = [merge.run() for merge in merges]
         superseded = digests([merge.lost for merge in merges], spec)
         return [replace(output, superseded_digest=d) for output, d in zip(outputs, superseded, strict=True)]
+
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+        return [cut(store, spec, spec_version, task) for task in tasks]
 
 
 class _SharedFiles:

@@ -52,6 +52,10 @@ class CutTask:
     up_to: int
     start: int
 
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
 
 class CutOutput(msgspec.Struct, frozen=True):
     """The files that replace those of a task, with the same rows, in key order within each piece."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from lakeupsert.engine.cut import CutOutput, CutTask
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
@@ -155,3 +156,6 @@ class Engine(Protocol):
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
     ) -> list[MergeOutput]:
         """One output for each task, in their order. Writes files; commits nothing."""
+
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+        """`engine.cut.cut` for each task, in their order."""

@@ -8,6 +8,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -16,9 +17,12 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from lakeupsert.engine.cut import CutOutput, CutTask, cut
+from lakeupsert.engine.hosts import all_or_raise
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
+from lakeupsert.engine.spark_host import SparkHost
 from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.adopted import ADOPTED_RANK, read_adopted
@@ -129,6 +133,10 @@ class SparkEngine:
             outputs.get(unit) or _Gatherer(store, spec, task, []).run(spec_version, ())
             for unit, task in enumerate(tasks)
         ]
+
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+        found = SparkHost().map(partial(cut, store, spec, spec_version), tasks, [task.bytes for task in tasks])
+        return all_or_raise(found)
 
 
 # ---------------------------------------------------------------- the window

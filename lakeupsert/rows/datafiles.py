@@ -46,6 +46,8 @@ BARE_BYTES = 1100
 """Bytes of a file apart from its rows, without `COLUMN_BYTES`; measured with 1 to 100 columns."""
 COLUMN_BYTES = 320
 """What each column adds to `BARE_BYTES`."""
+TEXT_BYTES = 16
+"""Minimum decoded bytes of a value whose type has no fixed width."""
 _COMPARED_BY_STATISTICS = (pa.types.is_integer, pa.types.is_date32, pa.types.is_string, pa.types.is_large_string)
 FOOTER = "lakeupsert."
 POSITION = "_lakeupsert_position"
@@ -264,6 +266,14 @@ def write_in_pieces(
         renames=footer.renames,
         pieces=tuple(written) if bits else (),
     )
+
+
+def decoded_width(type_: pa.DataType) -> int:
+    """Decoded bytes of a value."""
+    try:
+        return int(type_.bit_width + 7) // 8
+    except ValueError:
+        return TEXT_BYTES
 
 
 def bytes_without_rows(types: Iterable[pa.DataType]) -> int:

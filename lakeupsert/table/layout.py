@@ -179,6 +179,10 @@ class TableObjects:
         return f"{HOME}/units/{partition}/cut-{start}-{clock.new_id()}.pack"
 
     @staticmethod
+    def is_cut(name: str) -> bool:
+        return name.startswith(f"{HOME}/units/")
+
+    @staticmethod
     def unit_key(name: str) -> str:
         return name.rpartition("-")[2].removesuffix(".json")
 
