@@ -84,7 +84,8 @@ def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> 
     for cut, output in zip(cuts, outputs, strict=True):
         pieces.setdefault(cut.group, []).extend(output.files)
         replaced.setdefault(cut.group, set()).update(cut.task.files)
-    return replace(step, tasks=tuple(_task_after(task, pieces, replaced) for task in step.tasks))
+    tasks = tuple(_task_after(task, pieces, replaced) for task in step.tasks)
+    return replace(step, tasks=tasks, cut_bytes=sum(cut.task.bytes for cut in cuts))
 
 
 def cut_alone(engine: Engine, store: ObjectStore, spec: TableSpec, step: Step, bucket_bytes: int) -> Step:

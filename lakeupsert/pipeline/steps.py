@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from lakeupsert.engine.arrow import SHARED_BYTES
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
@@ -42,6 +43,7 @@ class Step:
         tasks: one for each bucket that gets rows. Buckets without a task stay; a restore alone has no task.
         work: the work object to rewrite the partition for, at the `merged` that it has.
         work_spec_version: the work object's spec version.
+        cut_bytes: what a cut has read of files that were replaced by pieces (`cuts`).
         entry: the write id of ledger entry ``up_to``.
     """
 
@@ -54,6 +56,7 @@ class Step:
     work: str | None = None
     work_spec_version: int = 0
     entry: str | None = None
+    cut_bytes: int = 0
 
     @property
     def partition(self) -> str:
@@ -89,8 +92,10 @@ class Step:
 
     @property
     def bytes(self) -> int:
-        """The compressed bytes that the tasks read, at most."""
-        return sum(f.bytes for f in self.read) + sum(f.bytes for task in self.tasks for f in task.folded)
+        """The compressed bytes that are read, at most: a file counts for each task that reads it, a small one once."""
+        once = sum(f.bytes for f in self.read if f.bytes <= SHARED_BYTES)
+        each = sum(f.bytes for task in self.tasks for f in task.read if f.bytes > SHARED_BYTES)
+        return self.cut_bytes + once + each + sum(f.bytes for task in self.tasks for f in task.folded)
 
 
 def next_step(

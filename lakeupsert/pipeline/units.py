@@ -11,7 +11,7 @@ work find it, and nobody does once vacuum may have deleted its files.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -82,7 +82,7 @@ class UnitResults:
         cuts = cuts_of(step, table.settings.bucket_bytes)
         self._set_units(step, [Unit(cut=cut.task) for cut in cuts])
         if not cuts or not self.find_missing():
-            outputs = [result.cut for result in self._read() if result.cut]
+            outputs = [result.cut for result in self._read(table.get_once) if result.cut]
             self._earlier = {*self._names.values(), *(name for output in outputs for name in output.objects)}
             step = after_cut(step, cuts, outputs)
             self._set_units(step, _runs_of_merges(table, step))
@@ -123,11 +123,11 @@ class UnitResults:
 
     def read(self) -> list[MergeOutput]:
         """One output for each merge of the step. No unit may be missing, and none may cut. Raises NotFoundError as above."""
-        return [output for result in self._read() for output in result.merged]
+        return [output for result in self._read(self._table.store.get) for output in result.merged]
 
-    def _read(self) -> list[UnitResult]:
+    def _read(self, get: Callable[[str], bytes]) -> list[UnitResult]:
         names = [self._names[key] for key in self._keys]
-        data = self._table.map_concurrently(self._table.store.get, names)
+        data = self._table.map_concurrently(get, names)
         return [
             metadata.decode(
                 found, UnitResult, partial(self._table.store.uri, name), "the result of a unit", next=MERGE_AGAIN
