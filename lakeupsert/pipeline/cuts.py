@@ -12,6 +12,7 @@ from math import ceil, log2
 from lakeupsert.engine.cut import CutOutput, CutTask, Kind
 from lakeupsert.engine.merge import Engine, MergeTask
 from lakeupsert.pipeline.steps import Step
+from lakeupsert.rows.datafiles import bytes_without_rows
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import DataFile, share
@@ -45,8 +46,12 @@ class Cut:
     task: CutTask
 
 
-def cuts_of(step: Step, bucket_bytes: int) -> tuple[Cut, ...]:
-    """What to cut before the step is merged: nothing if that spares little. A cut reads about one bucket's bytes, or one file."""
+def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
+    """What to cut before the step is merged: nothing if that spares little.
+
+    A cut reads about one bucket's bytes, or one file, and so many that pieces consist of rows rather than of footers.
+    """
+    bare = bytes_without_rows(spec.base_schema.types)
     readers: Counter[DataFile] = Counter()
     groups: dict[_Group, dict[DataFile, int]] = {}
     bits: Counter[_Group] = Counter()
@@ -63,7 +68,7 @@ def cuts_of(step: Step, bucket_bytes: int) -> tuple[Cut, ...]:
         files = {file: number for file, number in numbers.items() if file in coarse}
         size = sum(file.bytes for file in files) / 2 ** (bits[group] - group.bits)
         finer = 0 if group.role == "base" and group.kind == "stored" else ceil(log2(max(1.0, size / PART_BYTES)))
-        for run in _runs(files, bucket_bytes):
+        for run in _runs(files, max(bucket_bytes, bare << (bits[group] + finer - group.bits))):
             cut = CutTask(
                 partition=step.partition,
                 kind=group.kind,
@@ -90,7 +95,7 @@ def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> 
 
 def cut_alone(engine: Engine, store: ObjectStore, spec: TableSpec, step: Step, bucket_bytes: int) -> Step:
     """Cut what has to be cut. Whoever merges the step that is returned deletes its `packs_of` afterwards."""
-    cuts = cuts_of(step, bucket_bytes)
+    cuts = cuts_of(step, spec, bucket_bytes)
     outputs = engine.cut(store, spec, step.spec_version, [cut.task for cut in cuts]) if cuts else ()
     return after_cut(step, cuts, outputs) if cuts else step
 

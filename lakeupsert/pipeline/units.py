@@ -79,7 +79,7 @@ class UnitResults:
     def __init__(self, table: OpenTable, step: Step) -> None:
         self._table = table
         self._earlier: set[str] = set()
-        cuts = cuts_of(step, table.settings.bucket_bytes)
+        cuts = cuts_of(step, table.spec(step.spec_version), table.settings.bucket_bytes)
         self._set_units(step, [Unit(cut=cut.task) for cut in cuts])
         if not cuts or not self.find_missing():
             outputs = [result.cut for result in self._read(table.get_once) if result.cut]
