@@ -68,7 +68,7 @@ def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
         files = {file: number for file, number in numbers.items() if file in coarse}
         size = sum(file.bytes for file in files) / 2 ** (bits[group] - group.bits)
         finer = 0 if group.role == "base" and group.kind == "stored" else ceil(log2(max(1.0, size / PART_BYTES)))
-        for run in _runs(files, max(bucket_bytes, bare << (bits[group] + finer - group.bits))):
+        for run in _runs(files, max(bucket_bytes, 4 * bare << (bits[group] + finer - group.bits))):
             cut = CutTask(
                 partition=step.partition,
                 kind=group.kind,
