@@ -39,6 +39,7 @@ def keys(numbers: Any) -> pa.Table:
             "l": pa.array([0] * len(numbers), pa.int32()),
             "ts": pa.array([datetime(2020, 1, 1)] * len(numbers), pa.timestamp("us")),
             "v": pa.array([rng.randrange(10**9) for _ in numbers], pa.int64()),
+            "p": [rng.randbytes(120).hex() for _ in numbers],  # of smaller rows, footers would be most of the bytes
         }
     )
 
@@ -70,7 +71,7 @@ def read_by(proxy: FaultProxy, step: Callable[[], object]) -> tuple[Counter[str]
 
 @pytest.mark.parametrize(
     ("bucket", "buckets", "chosen"),
-    [("16MiB", 1, "rewrite"), ("60KiB", 16, "rewrite"), ("60KiB", 16, "delta"), ("8KiB", 128, "delta")],
+    [("64MiB", 1, "rewrite"), ("600KiB", 16, "rewrite"), ("600KiB", 16, "delta"), ("80KiB", 128, "delta")],
 )
 def test_bytes_are_read_about_once(
     bucket: str, buckets: int, chosen: str, versitygw: Server, new_place: Any, tmp_path: Path, monkeypatch: Any
@@ -79,7 +80,17 @@ def test_bytes_are_read_about_once(
     with fault_proxy(versitygw) as proxy:
         place = new_place(proxy.server)
         zones = {"landing": f"{place}/landing", "processed": f"{place}/processed"}
-        lake = Lake(tmp_path, **zones, queue=str(tmp_path / "queue.sqlite"), bucket=bucket, strategy=chosen)
+        columns = {
+            "k": "string",
+            "l": "int",
+            "d": "date",
+            "ts": "timestamp_ntz",
+            "v": "bigint",
+            "p": "string",
+            "op": "string",
+        }
+        given = {"bucket": bucket, "strategy": chosen, "schema": columns}
+        lake = Lake(tmp_path, **zones, queue=str(tmp_path / "queue.sqlite"), **given)
         adopted = keys(random.Random(0).sample(range(ROWS), ROWS))
         store = open_store(lake.settings.processed)
         for part in range(3):
