@@ -27,8 +27,10 @@ from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, next_step, rewrite_step
 from lakeupsert.pipeline.units import Unit, UnitResult, UnitResults, is_shared
+from lakeupsert.rows.vectors import store_vectors
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import ATTEMPTS, Link, races_exhausted
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
 from lakeupsert.table.snapshot import Snapshot
 
@@ -295,6 +297,9 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     """
     step, head = merge.step, merge.step.head
     chain = table.objects.partition(step.partition)
+    new_vectors = partial(TableObjects.new_vectors, step.partition, step.start)
+    kept = store_vectors(table.store, [output.kept for output in merge.outputs], new_vectors)
+    outputs = [replace(output, kept=tuple(files)) for output, files in zip(merge.outputs, kept, strict=True)]
     provenance: dict[str, str | float | int] = {
         "engine": merge.engine,
         "strategy": step.strategy,
@@ -302,16 +307,16 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
     while True:
-        outcome = chain.append(version_after(step, head, merge.outputs, provenance), head)
+        outcome = chain.append(version_after(step, head, outputs, provenance), head)
         if outcome.result != "lost":
             return outcome.link  # None if unknown: vacuum deals with the files, and the head says what is left to do
         newer = chain.head()
         # Behind a fence our files may be deleted already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start
         if fenced or _buckets(newer) != _buckets(head):
-            if own_files:
-                stored = {name for bucket in step.buckets for name in bucket.objects}
-                table.discard({name for output in merge.outputs for name in output.objects} - stored)
+            stored = {name for bucket in step.buckets for name in bucket.objects}
+            of_units = set() if own_files else {name for output in merge.outputs for name in output.objects}
+            table.discard({name for output in outputs for name in output.objects} - stored - of_units)
             return None
         head = newer  # the new version, for example a mark, changed no bucket: the merge still holds
 

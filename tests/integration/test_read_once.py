@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.pipeline import strategy
+from lakeupsert.rows.vectors import INLINE_BYTES
 from lakeupsert.storage import open_store
 from lakeupsert.testing.lake import Lake
 from lakeupsert.testing.proxy import FaultProxy, fault_proxy
@@ -113,6 +114,9 @@ def test_bytes_are_read_about_once(
         head = lake.opened.objects.partition("d=2020-01-01").head()
         assert head is not None
         assert buckets / 2 <= len(head.body.buckets) <= 2 * buckets
+        vectors = [file.deleted for bucket in head.body.buckets for file in bucket.data if file.deleted]
+        assert bool(vectors) == (chosen == "delta")
+        assert sum(len(vector.inline) for vector in vectors) <= INLINE_BYTES, "a manifest of many buckets stays small"
         rows = lake.table.to_arrow().read_all()
         assert dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True)) == newest(*landed)
         assert pc.count_distinct(rows["k"]).as_py() == rows.num_rows
