@@ -97,13 +97,27 @@ def forget_zip_importers() -> None:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Cores of the session, as far as the client can see; Spark Connect does not expose defaultParallelism."""
+    """How many tasks the session can run at a time, as far as the client can see."""
     configured = spark.conf.get("spark.default.parallelism", None)
     if configured:
         return int(configured)
-    return int(spark.conf.get("spark.executor.instances", "0")) or _local_cores(spark)
+    most = spark.conf.get("spark.dynamicAllocation.maxExecutors", None) or spark.conf.get(
+        "spark.executor.instances", "0"
+    )
+    executors = int(most) if most.isdigit() and int(most) < _NO_LIMIT else 0
+    return max(executors * tasks_per_executor(spark), _known_cores(spark))
 
 
-def _local_cores(spark: SparkSession) -> int:
+_NO_LIMIT = (1 << 31) - 1
+"""Spark's own default of the most executors."""
+
+
+def tasks_per_executor(spark: SparkSession) -> int:
+    cores = int(spark.conf.get("spark.executor.cores", "1"))
+    return max(1, cores // int(spark.conf.get("spark.task.cpus", "1")))
+
+
+def _known_cores(spark: SparkSession) -> int:
+    """Spark Connect does not expose defaultParallelism."""
     context = getattr(spark, "sparkContext", None)
     return int(context.defaultParallelism) if context is not None else 8
