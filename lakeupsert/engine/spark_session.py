@@ -1,5 +1,6 @@
 """The Spark session, its failures, and what its tasks have in common. Works under Spark Connect: no JVM object, no RDD."""
 
+import re
 import signal
 import sys
 import threading
@@ -115,6 +116,28 @@ _NO_LIMIT = (1 << 31) - 1
 def tasks_per_executor(spark: SparkSession) -> int:
     cores = int(spark.conf.get("spark.executor.cores", "1"))
     return max(1, cores // int(spark.conf.get("spark.task.cpus", "1")))
+
+
+def memory_beside_jvm(spark: SparkSession) -> int:
+    """Bytes that an executor has for Python. If `spark.executor.pyspark.memory` is not set, it is the overhead."""
+    own = spark.conf.get("spark.executor.pyspark.memory", None)
+    if own:
+        return _bytes(own)
+    given = spark.conf.get("spark.executor.memoryOverhead", None)
+    if given:
+        return _bytes(given)
+    factor = float(spark.conf.get("spark.executor.memoryOverheadFactor", "0.1"))
+    return max(_LEAST_OVERHEAD, int(factor * _bytes(spark.conf.get("spark.executor.memory", "1g"))))
+
+
+_LEAST_OVERHEAD = 384 << 20
+_UNITS = {"k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def _bytes(text: str) -> int:
+    """A size as Spark writes it, for example 4g; a number alone counts MiB."""
+    number, unit = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower()).groups()  # type: ignore[union-attr] # Spark has checked it
+    return int(number) << _UNITS[unit or "m"]
 
 
 def _known_cores(spark: SparkSession) -> int:
