@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.engine.attempts import all_or_raise
+from lakeupsert.engine.attempts import all_or_raise, attempt
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
-from lakeupsert.engine.spark_host import SparkHost
+from lakeupsert.engine.spark_host import TASKS_PER_CORE, SparkHost, pack, spread
 from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.adopted import ADOPTED_RANK, read_adopted
@@ -87,30 +87,34 @@ class SparkEngine:
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
     ) -> list[MergeOutput | Exception]:
-        tasks = [_in_pieces(task) for task in tasks]
-        sources = [_sources(unit, task) for unit, task in enumerate(tasks)]
-        flat = list(itertools.chain.from_iterable(sources))
         has_full = any(task.full for task in tasks)
 
         def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for number in ids(batches):
-                source = flat[number]
-                yield from _deciding_rows(store, spec, tasks[source.unit], source, has_full=has_full)
+                for source in (flat[place] for place in packs[number]):
+                    yield from _deciding_rows_or_error(store, spec, by_unit[source.unit], source, has_full=has_full)
 
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for unit, rows in _by_unit(batches):
-                output = _Gatherer(store, spec, tasks[unit], sources[unit]).run(spec_version, rows)
-                yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [pickle.dumps(output)]})
+                gather = partial(_gather, store, spec, spec_version, by_unit[unit], sources[unit])
+                output = pickle.dumps(attempt(gather, rows))
+                yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [output]})
 
         schema = _deciding_ddl(spec, has_full=has_full)
         with explain_spark_failures():
             spark = session()
-            most = 4 * parallelism(spark)
+            most = TASKS_PER_CORE * parallelism(spark)
+            parts = max(1, min(len(tasks), most))
+            units = spread(len(tasks), parts)
+            by_unit = dict(zip(units, map(_in_pieces, tasks), strict=True))
+            sources = {unit: _sources(unit, task) for unit, task in by_unit.items()}
+            flat = list(itertools.chain.from_iterable(sources.values()))
+            packs = pack([float(source.file.bytes) for source in flat], most)
             rows = (
-                spark.range(0, len(flat), 1, max(1, min(len(flat), most)))
+                spark.range(0, len(packs), 1, max(1, len(packs)))
                 .mapInArrow(read, schema)
                 .transform(_rank, spec, tasks)
-                .repartition(max(1, min(len(tasks), most)), "unit")
+                .repartition(parts, "unit")
                 .sortWithinPartitions("unit", *_key_names(spec), "nth", *_ARRIVAL)
                 .select(
                     "unit",
@@ -118,6 +122,7 @@ class SparkEngine:
                     "row",
                     "deleted",
                     "hash",
+                    "error",
                     "nth",
                     "begins",
                     "known",
@@ -129,10 +134,7 @@ class SparkEngine:
                 .collect()
             )
         outputs = {row.unit: pickle.loads(row.output) for row in rows}
-        return [
-            outputs.get(unit) or _Gatherer(store, spec, task, []).run(spec_version, ())
-            for unit, task in enumerate(tasks)
-        ]
+        return [outputs.get(unit) or _gather(store, spec, spec_version, task, [], []) for unit, task in by_unit.items()]
 
     def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
         found = SparkHost().map(partial(cut, store, spec, spec_version), tasks, [task.bytes for task in tasks])
@@ -224,45 +226,74 @@ def _takes_away(void: Column, rank: Column, age: Column) -> Column:
 
 
 def _deciding_ddl(spec: TableSpec, *, has_full: bool) -> str:
-    """The columns of `_deciding_rows`. Keys, ordering columns and content are k0, k1, …, o0, … and c0, …"""
+    """The columns of `_deciding_rows`. Keys, ordering columns and content are k0, k1, …, o0, … and c0, …; a row with an error
+    says why its unit fails."""
     names = [*_key_names(spec), *(f"o{i}" for i in range(len(spec.order_by)))]
     names += [f"c{i}" for i in range(len(spec.content))]
     types = [_comparable(spec, name)[0] for name in (*spec.stored_key, *spec.order_by, *spec.content)]
-    ddl = "unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, "
+    ddl = "unit int, source int, row bigint, age int, file int, place bigint, deleted boolean, hash bigint, error binary, "
     ddl += ", ".join(f"{name} {type_}" for name, type_ in zip(names, types, strict=True))
     return ddl + ", lacking array<int>, void array<int>" if has_full else ddl
+
+
+def _deciding_rows_or_error(
+    store: ObjectStore, spec: TableSpec, task: MergeTask, source: _Source, *, has_full: bool
+) -> Iterator[pa.RecordBatch]:
+    """The same, and a row with the error if the file can't be read: the unit fails, and the others of the call do not."""
+    try:
+        yield from _deciding_rows(store, spec, task, source, has_full=has_full)
+    except Exception as e:
+        nothing = _read_schema(spec, task, source).empty_table()
+        schema = pa.table(_deciding_columns(spec, task, source, nothing, has_full=has_full)).schema
+        row = {"unit": source.unit, "source": source.number, "row": -1, "age": 0, "deleted": False, "hash": 0}
+        yield from pa.Table.from_pylist([{**row, "error": pickle.dumps(e)}], schema=schema).to_batches()
 
 
 def _deciding_rows(
     store: ObjectStore, spec: TableSpec, task: MergeTask, source: _Source, *, has_full: bool
 ) -> Iterator[pa.RecordBatch]:
     """Deciding columns and position of each row of one file that is in the task's bucket."""
-    age, file = source.age, source.file
-    has_rank = age > 0 or (task.cut and source.number < len(task.base))
-    extra = list(ADOPTED_RANK) if has_rank else []
-    extra += [spec.ranked_schema.field(DELETE_FLAG)] if age and spec.has_deletes else []
+    for block in stream_file(store, source.file, _read_schema(spec, task, source)):
+        rows = in_bucket(block, source.file, task, spec)
+        yield from pa.table(_deciding_columns(spec, task, source, rows, has_full=has_full)).to_batches()
+
+
+def _has_rank(task: MergeTask, source: _Source) -> bool:
+    """Whether the rows of the file have the columns that decide between equal ordering values."""
+    return source.age > 0 or (task.cut and source.number < len(task.base))
+
+
+def _read_schema(spec: TableSpec, task: MergeTask, source: _Source) -> pa.Schema:
+    extra = list(ADOPTED_RANK) if _has_rank(task, source) else []
+    extra += [spec.ranked_schema.field(DELETE_FLAG)] if source.age and spec.has_deletes else []
     extra += [DELETED_AT] if task.forgets else []
-    schema = pa.schema([*spec.deciding_schema, *extra, pa.field(POSITION, pa.int64())])
-    for block in stream_file(store, file, schema):
-        rows = in_bucket(block, file, task, spec)
-        n = rows.num_rows
-        columns = {
-            "unit": np.full(n, source.unit, np.int32),
-            "source": np.full(n, source.number, np.int32),
-            "row": rows[POSITION],
-            "age": np.full(n, age, np.int32),
-            # Among stored rows only adopted ones can tie, by file and position.
-            "file": rows[FILE] if has_rank else np.full(n, source.number, np.int32),
-            "place": rows[PLACE] if has_rank else rows[POSITION],
-            "deleted": rows[DELETE_FLAG] if age and spec.has_deletes else np.full(n, isinstance(file, TombstoneFile)),
-            "hash": row_hashes(rows, hashed_columns(spec)).view(np.int64),
-        }
-        for letter, names in (("k", spec.stored_key), ("o", spec.order_by), ("c", spec.content)):
-            columns |= {f"{letter}{i}": _comparable(spec, name)[1](rows[name]) for i, name in enumerate(names)}
-        if has_full:
-            columns["lacking"] = _lacking_ages(rows, age, spec, task)
-            columns["void"] = _void_ages(rows, columns["deleted"], age, task)
-        yield from pa.table(columns).to_batches()
+    return pa.schema([*spec.deciding_schema, *extra, pa.field(POSITION, pa.int64())])
+
+
+def _deciding_columns(
+    spec: TableSpec, task: MergeTask, source: _Source, rows: Rows, *, has_full: bool
+) -> dict[str, ArrowColumn | Indices | Mask]:
+    age, file, n = source.age, source.file, rows.num_rows
+    has_rank = _has_rank(task, source)
+    deletes = rows[DELETE_FLAG] if age and spec.has_deletes else np.full(n, isinstance(file, TombstoneFile))
+    columns = {
+        "unit": np.full(n, source.unit, np.int32),
+        "source": np.full(n, source.number, np.int32),
+        "row": rows[POSITION],
+        "age": np.full(n, age, np.int32),
+        # Among stored rows only adopted ones can tie, by file and position.
+        "file": rows[FILE] if has_rank else np.full(n, source.number, np.int32),
+        "place": rows[PLACE] if has_rank else rows[POSITION],
+        "deleted": deletes,
+        "hash": row_hashes(rows, hashed_columns(spec)).view(np.int64),
+        "error": pa.nulls(n, pa.binary()),
+    }
+    for letter, names in (("k", spec.stored_key), ("o", spec.order_by), ("c", spec.content)):
+        columns |= {f"{letter}{i}": _comparable(spec, name)[1](rows[name]) for i, name in enumerate(names)}
+    if has_full:
+        columns["lacking"] = _lacking_ages(rows, age, spec, task)
+        columns["void"] = _void_ages(rows, deletes, age, task)
+    return columns
 
 
 def _lacking_ages(rows: Rows, age: int, spec: TableSpec, task: MergeTask) -> pa.ListArray:
@@ -344,6 +375,21 @@ def _by_unit(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[pa.R
     if unit is not None:
         yield unit, pending
     forget_zip_importers()
+
+
+def _gather(
+    store: ObjectStore,
+    spec: TableSpec,
+    spec_version: int,
+    task: MergeTask,
+    sources: Sequence[_Source],
+    ranked: Sequence[pa.RecordBatch],
+) -> MergeOutput:
+    """Write what the ranked rows of a task come to. Raises the first error that reading its files raised."""
+    for batch in ranked:
+        if batch["error"].null_count < batch.num_rows:
+            raise pickle.loads(batch["error"].drop_null()[0].as_py())
+    return _Gatherer(store, spec, task, sources).run(spec_version, ranked)
 
 
 class _Gatherer:

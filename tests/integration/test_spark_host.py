@@ -1,6 +1,7 @@
 """Both phases on Spark's executors: `--host spark` with engine arrow."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -27,9 +28,12 @@ def test_nights_equal_the_model(tmp_path: Path, chosen: str) -> None:
     lake.check()
 
 
-def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lakeupsert.engine import hosted
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+    from lakeupsert.engine.hosted import HostedEngine
+    from lakeupsert.engine.spark_window import SparkEngine
 
+    kind = {"arrow": HostedEngine, "spark": SparkEngine}[engine]
     lake = Lake(tmp_path / "lake")
     lake.land("0.jsonl", [row(f"k{i}", day, 1) for day in range(DAYS) for i in range(20)])
     lake.run()
@@ -38,11 +42,9 @@ def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: p
     lake.land("1.jsonl", [row(f"k{i}", day, 2) for day in range(DAYS) for i in range(0, 20, 2)])
     lake.table.append(host="local")
     calls = []
-    merge = hosted.HostedEngine.merge
-    monkeypatch.setattr(
-        hosted.HostedEngine, "merge", lambda self, *given: (calls.append(len(given[3])), merge(self, *given))[1]
-    )
-    results = lake.table.dedupe(host="spark")
+    merge = kind.merge
+    monkeypatch.setattr(kind, "merge", lambda self, *given: (calls.append(len(given[3])), merge(self, *given))[1])
+    results = lake.table.dedupe(host="spark", engine=engine)
     assert calls == [DAYS, *[1] * (lake.opened.queue.max_receives - 1)], "the others are merged once"
     assert {r.partition for r in results if r.status == "failed"} == {"d=2020-01-03"}
     assert sum(r.status == "merged" for r in results) == DAYS - 1
