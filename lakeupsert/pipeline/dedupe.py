@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from lakeupsert import clock
+from lakeupsert import clock, events
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.next_version import version_after
@@ -183,6 +183,7 @@ def _merge_unit(table: OpenTable, engine: Engine, step: Step, number: int, resul
             return replace(result, status="large")
         [output] = engine.merge(table.store, table.spec(step.spec_version), step.spec_version, [task])
         units.put(number, output)
+        table.emit(_unit_event(table, engine, step, number, output, clock.elapsed() - begun))
         missing = units.find_missing()
     if missing:
         return result
@@ -279,8 +280,11 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
         "seconds": round(merge.seconds, 3),
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
+    begun = clock.elapsed()
     while True:
         outcome = chain.append(version_after(step, head, merge.outputs, provenance), head)
+        if outcome.link is not None:
+            table.emit(_merge_event(table, merge, outcome.link, clock.elapsed() - begun))
         if outcome.result != "lost":
             return outcome.link  # None if unknown: vacuum deals with the files, and the head says what is left to do
         newer = chain.head()
@@ -332,3 +336,49 @@ def _new_bytes(old: Iterable[BucketEntry], new: Iterable[BucketEntry]) -> int:
     others = [f for b in new for f in (*b.tombstones, *b.history) if f not in stay]
     files = sum(f.bytes for f in (*data, *others) if f.name not in before)
     return files + sum(f.deleted.size for f in data if f.deleted and f.deleted != before.get(f.name))
+
+
+def _merge_event(table: OpenTable, merge: _Merge, link: Link[Manifest], commit_seconds: float) -> events.Merge:
+    step, result = merge.step, _add(PartitionResult(merge.step.partition), merge, link)
+    return events.Merge(
+        table=table.name,
+        batch=result.merged,
+        entry=link.body.entry,
+        seconds=result.seconds + commit_seconds,
+        requests=table.store.requests.take(),
+        partition=result.partition,
+        version=result.version,
+        rows_in=result.rows_in,
+        rows_out=result.rows_out,
+        rows_superseded=result.rows_superseded,
+        rows_deleted=result.rows_deleted,
+        rows_refused=result.rows_refused,
+        bytes_read=result.bytes_read,
+        bytes_written=result.bytes_written,
+        engine=result.engine,
+        strategy=result.strategy,
+        commit_seconds=commit_seconds,
+        earlier=tuple(x.write_id for x in step.pending if x.number in step.active and x.number != step.up_to),
+        work=step.work,
+    )
+
+
+def _unit_event(
+    table: OpenTable, engine: Engine, step: Step, number: int, output: MergeOutput, seconds: float
+) -> events.UnitMerge:
+    task = step.tasks[number]
+    return events.UnitMerge(
+        table=table.name,
+        batch=step.up_to,
+        entry=step.entry,
+        seconds=seconds,
+        requests=table.store.requests.take(),
+        partition=step.partition,
+        unit=number,
+        units=len(step.tasks),
+        rows_in=sum(f.live for f in task.read),
+        bytes_read=sum(f.bytes for f in (*task.read, *task.folded)),
+        bytes_written=sum(f.bytes for f in (*output.written, *output.tombstones)),
+        engine=engine.name,
+        strategy=step.strategy,
+    )

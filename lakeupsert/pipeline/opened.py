@@ -15,6 +15,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.config import TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
+from lakeupsert.events import Event, Sink
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
@@ -52,6 +53,8 @@ class OpenTable:
     settings: TableSettings
     origins: Mapping[str, str] = field(default_factory=dict)
     """The environment variables that settings came from, as in `Config.origins`."""
+    sinks: list[Sink] = field(default_factory=list, repr=False)
+    """Who takes the events of this table."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
@@ -457,6 +460,14 @@ class OpenTable:
             return [call(item) for item in items]
         with ThreadPoolExecutor(min(CONCURRENT_REQUESTS, len(items))) as pool:
             return list(pool.map(call, items))
+
+    def emit(self, event: Event) -> None:
+        """Give an event to every sink. A sink that fails must not turn a commit into an error, so that is a warning."""
+        for sink in self.sinks:
+            try:
+                sink(event)
+            except Exception as e:
+                log.warning("an event of table %s was lost: %r", self.name, e)
 
     def close(self) -> None:
         for queue in (self.__dict__.get("queue"), self.__dict__.get("large_queue")):
