@@ -69,6 +69,7 @@ class Merge(Work, frozen=True, kw_only=True, tag="merge"):
 
     Attributes:
         earlier: the write ids of other ledger entries that this version is the first to include.
+        units: 0, or in how many units it was merged. Their rows and bytes are in the sums here.
         work: the work object that it was rewritten for (`reprocess`, `compact`).
         bytes_read, bytes_written: compressed bytes.
         commit_seconds: the part of ``seconds`` in which the manifest was appended.
@@ -86,6 +87,7 @@ class Merge(Work, frozen=True, kw_only=True, tag="merge"):
     engine: str
     strategy: str
     commit_seconds: float
+    units: int = 0
     earlier: tuple[str, ...] = ()
     work: str | None = None
 

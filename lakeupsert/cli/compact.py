@@ -3,7 +3,7 @@
 import click
 
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import workers_option
+from lakeupsert.cli.options import log_option, workers_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.reprocess import rewrite_answer
 
@@ -13,6 +13,7 @@ from lakeupsert.cli.reprocess import rewrite_answer
     "--full", is_flag=True, help="Leave no deltas and no superseded rows (needed by readers that list folders)."
 )
 @workers_option
+@log_option
 @common
 @click.pass_obj
 def compact(call: Call, full: bool, workers: int) -> Answer:

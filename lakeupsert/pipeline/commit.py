@@ -86,7 +86,7 @@ def _event(table: OpenTable, link: Link[LedgerEntry], *, begun: float, commit_be
         table=table.name,
         batch=link.number,
         entry=link.write_id,
-        seconds=now - begun,
+        seconds=round(now - begun, 6),
         requests=table.store.requests.take(),
         batch_id=entry.batch_id,
         files=len(entry.sources),
@@ -96,7 +96,7 @@ def _event(table: OpenTable, link: Link[LedgerEntry], *, begun: float, commit_be
         rows_quarantined=entry.rows_quarantined,
         bytes_written=sum(t.bytes for t in entry.touched.values()),
         partitions=len(entry.touched),
-        commit_seconds=now - commit_begun,
+        commit_seconds=round(now - commit_begun, 6),
     )
 
 

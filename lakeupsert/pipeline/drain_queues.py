@@ -68,8 +68,8 @@ class _Watch:
 def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[PartitionResult], object]) -> None:
     """Merge the partitions that the queues name. If the table does not exist yet, wait for it as for messages.
 
-    ``collect`` takes each result as soon as it is known. Of a table with two queues, a worker that waits for messages (and one without ``both_queues``) drains one: engine spark
-    that of large partitions, engine arrow the other.
+    Of a table with two queues, a worker that waits for messages (and one without ``both_queues``) drains one: engine spark
+    that of large partitions, engine arrow the other. ``collect`` takes each result as soon as it is known.
     """
     begun = clock.elapsed()
     limit = options.max_seconds

@@ -86,7 +86,7 @@ def _event(
         table=table.name,
         batch=body.batch,
         entry=newest.write_id,
-        seconds=clock.elapsed() - begun,
+        seconds=round(clock.elapsed() - begun, 6),
         requests=table.store.requests.take(),
         snapshot=published.number,
         partitions_changed=changed,
