@@ -12,7 +12,7 @@ from lakeupsert import clock
 
 
 def _now() -> str:
-    return clock.now().isoformat(timespec="milliseconds")
+    return clock.now().isoformat(timespec="microseconds")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):

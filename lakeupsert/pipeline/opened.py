@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from lakeupsert import clock
+from lakeupsert import clock, tracing
 from lakeupsert.config import TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
 from lakeupsert.events import Event, Sink
@@ -53,7 +54,7 @@ class OpenTable:
     settings: TableSettings
     origins: Mapping[str, str] = field(default_factory=dict)
     """The environment variables that settings came from, as in `Config.origins`."""
-    sinks: list[Sink] = field(default_factory=list, repr=False)
+    sinks: list[Sink] = field(default_factory=lambda: [tracing.record], repr=False)
     """Who takes the events of this table."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
@@ -459,7 +460,9 @@ class OpenTable:
         if len(items) <= 1 or not is_remote(self.settings.processed):
             return [call(item) for item in items]
         with ThreadPoolExecutor(min(CONCURRENT_REQUESTS, len(items))) as pool:
-            return list(pool.map(call, items))
+            # In the caller's context, so that spans of what the threads do are below the caller's span.
+            contexts = [copy_context() for _ in items]
+            return list(pool.map(lambda context, item: context.run(call, item), contexts, items))
 
     def emit(self, event: Event) -> None:
         """Give an event to every sink. A sink that fails must not turn a commit into an error, so that is a warning."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -191,7 +192,7 @@ def _work_in_threads(
 ) -> list[Future[None]]:
     """A future for each, as they are when all are done or time is up. No delivery is started after that."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
-    futures = [pool.submit(_work_in_time, delivery, seconds_left) for delivery in deliveries]
+    futures = [pool.submit(copy_context().run, _work_in_time, delivery, seconds_left) for delivery in deliveries]
     pending = set(futures)
     while pending and seconds_left() > 0:
         _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)

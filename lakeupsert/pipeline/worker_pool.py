@@ -9,14 +9,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from logging.handlers import QueueHandler
 from multiprocessing import connection, forkserver, get_context, parent_process
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
@@ -246,8 +247,7 @@ def _begin(
     grace_seconds: float,
     environment: dict[str, str],
 ) -> None:
-    # If pandas is installed, pyarrow imports it to tell its types from numpy's: a third of a second in each worker.
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _WithoutPandas())
     os.environ.update(environment)  # the fork server has that of the first call, perhaps with another profile or role
     global _parent
     _stop.grace_seconds = grace_seconds
@@ -255,6 +255,17 @@ def _begin(
     logging.getLogger().addHandler(_parent)
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service
     threading.Thread(target=_listen, args=(listening,), daemon=True).start()
+
+
+class _WithoutPandas(MetaPathFinder):
+    """If pandas is installed, pyarrow imports it to tell its types from numpy's: a third of a second in each worker.
+
+    (None in `sys.modules` does not do: pyarrow's compiled modules take that for pandas, and the first merge failed.)
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("a worker process has no use for pandas", name=name)
 
 
 def _listen(listening: connection.Connection) -> None:
