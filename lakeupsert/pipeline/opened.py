@@ -41,6 +41,9 @@ log = logging.getLogger(__name__)
 
 CONCURRENT_REQUESTS = 16
 """Requests that one process sends at the same time."""
+KEPT_ENTRIES = 64
+"""How many ledger entries that readers see a worker remembers. More: it grows by about 2 kB for each partition that a batch
+touches. Fewer: a partition that lags behind reads them more often."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -206,6 +209,15 @@ class OpenTable:
             if number not in self._entries:
                 self._entries.update({link.number: link for link in self.objects.ledger.between(number - 1, number)})
         return [self._entries[number] for number in range(low + 1, high + 1)]
+
+    def forget_published(self) -> None:
+        """Drop ledger entries that the last snapshot shows, if there are many: a worker may live for months. An entry that is
+        needed again is read again. No other thread may use the table meanwhile."""
+        shown = self._snapshot.body.batch if self._snapshot else 0
+        old = [number for number in self._entries if number < min(shown, max(self._entries))]
+        if len(old) > KEPT_ENTRIES:
+            for number in old:
+                del self._entries[number]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
         """The newest ledger entry; None if the table does not exist yet.

@@ -89,6 +89,7 @@ def drain(  # many parameters: each is an option of a command
     unconfirmed: set[Message] = set()
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
         alive()
+        table.forget_published()
         leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
             if unconfirmed and (until_empty or not table.queue.stats().leased):

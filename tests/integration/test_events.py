@@ -24,11 +24,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.events import Event
-from lakeupsert.pipeline import units, worker_pool
+from lakeupsert.pipeline import opened, units, worker_pool
 from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message, QueueStats
+from lakeupsert.report.totals import MergeTotals
+from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 
@@ -265,9 +268,28 @@ def test_worker_forgets_10_000_results(lake: Lake, workers: str, monkeypatch: py
     answer, lines = call(lake, "worker", "--workers", workers, code=75)
     counting.join()
     assert answer["error"]["code"] == "terminated"
-    assert answer["result"]["totals"]["clean"] == MESSAGES
     assert alive[0] < 100
+    assert answer["result"]["totals"]["clean"] == MESSAGES
     assert of_kind(lines, "merge") == []
+
+
+def test_worker_forgets_batches_that_readers_see(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opened, "KEPT_ENTRIES", 3)
+    lake.run()
+    worker = OpenTable("t", lake.settings)
+    most = 0
+    for number in range(2, 20):
+        lake.reopen()  # it remembers batches, too
+        lake.land(f"{number}.jsonl", [row("a", 0, number, number)])
+        lake.table.append(host="local")
+        drain(worker, ArrowEngine(), until_empty=True, stop=Stop())
+        lake.table.publish()
+        lake.reopen()
+        gc.collect()
+        most = max(most, sum(isinstance(x, LedgerEntry) for x in gc.get_objects()))
+    worker.close()
+    assert most < 8
+    lake.check()
 
 
 def test_worker_that_waits_remembers_failures_until_they_are_mended(lake: Lake) -> None:
@@ -275,8 +297,6 @@ def test_worker_that_waits_remembers_failures_until_they_are_mended(lake: Lake) 
     damage_last_batch(lake, "d=2020-01-01")
     results: list[PartitionResult] = []
     drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop(), collect=results.append)
-    from lakeupsert.report.totals import MergeTotals
-
     totals = MergeTotals.of(results)
     assert (list(totals.failures), totals.merged) == (["d=2020-01-01"], DAYS - 1)
     totals.add(PartitionResult("d=2020-01-01", status="merged"))

@@ -115,7 +115,7 @@ def test_sigterm_lets_a_merge_be_finished(begin: Begin, lake: Lake, proxy: Fault
     proxy.go()
     answer = end(worker, 75)
     assert answer["error"]["code"] == "terminated"
-    merged = len(answer["result"]["partitions"])
+    merged = answer["result"]["totals"]["merged"]
     assert merged > 0
     assert count(lake) == QueueStats(len(PARTITIONS) - merged, 0, 0)
 
@@ -309,8 +309,9 @@ def test_worker_processes_hand_large_partitions_on(begin: Begin, local: Lake) ->
     worker = begin(local, "worker", "--workers", "2")
     wait_until(lambda: count(local) == QueueStats(0, 0, 0), "the usual queue is empty")
     worker.terminate()
-    found = {p["partition"]: p["status"] for p in end(worker, 75)["result"]["partitions"]}
-    assert found == {p: "large" if p == LARGE else "merged" for p in PARTITIONS}
+    totals = end(worker, 75)["result"]["totals"]
+    assert (totals["merged"], totals["large"]) == (len(PARTITIONS) - 1, 1)
+    assert [message.partition for message in local.opened.large_queue.messages()] == [LARGE]
 
 
 def test_run_finishes_both_queues(local: Lake, spark: Any) -> None:
