@@ -260,6 +260,7 @@ def test_steps_one_by_one_come_to_what_run_does(lake: Path) -> None:
         "snapshot": None,
         "published_at": None,
         "batch": 0,
+        "received_at": None,
         "partitions": 0,
         "dirty": 2,
         "lagging": [],
