@@ -185,6 +185,7 @@ class _Processes:
                 case logging.LogRecord():
                     logging.getLogger(told.name).handle(told)
                 case None:
+                    hearing.close()
                     self._end(self.pending.pop(hearing))
 
     def _end(self, process: _Process) -> None:

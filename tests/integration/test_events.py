@@ -239,6 +239,25 @@ def test_21_messages_give_21_lines_while_the_worker_runs(
     assert found["lakeupsert_read_bytes_total"] == sum(line["bytes_read"] for line in merges())
 
 
+def test_results_of_a_worker_process_that_is_killed_are_kept(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "FEW_MESSAGES", 0)
+    lake.table.append(host="local")
+    results: list[PartitionResult] = []
+
+    def kill_first(result: PartitionResult) -> None:
+        if not results:
+            head = lake.table.objects.partition(result.partition).head()
+            assert head is not None
+            os.kill(int(str(head.body.made["worker"]).rpartition(":")[2]), signal.SIGKILL)
+        results.append(result)
+
+    lake.table.dedupe(workers=2, collect=kill_first)
+    assert results[0].status == "merged"
+    lake.table.publish()
+    lake.check()
+    assert lake.rows() == lake.expected(1)
+
+
 def samples(file: Path) -> dict[str, float]:
     """The values of table t by name, as Prometheus reads the file; 0 before it is there."""
     text = file.read_text() if file.exists() else ""
