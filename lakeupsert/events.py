@@ -68,7 +68,7 @@ class Merge(Work, frozen=True, kw_only=True, tag="merge"):
     """A version of a partition was committed.
 
     Attributes:
-        earlier: the write ids of other ledger entries that this version is the first to include.
+        earlier: the write ids of other ledger entries whose rows came in with this merge.
         units: 0, or in how many units it was merged. Their rows and bytes are in the sums here.
         work: the work object that it was rewritten for (`reprocess`, `compact`).
         bytes_read, bytes_written: compressed bytes.

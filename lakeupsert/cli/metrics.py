@@ -1,5 +1,6 @@
 """`lakeupsert worker --metrics-file`: what a worker did, in a text file for Prometheus (the node exporter's text files)."""
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,11 @@ from lakeupsert.events import Event, Failure, Merge, Publish, UnitMerge, Work
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
+
+log = logging.getLogger(__name__)
+
+WRITE_SECONDS = 1.0
+"""How long a file is left as it is. Prometheus looks every 15 seconds or so."""
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -74,6 +80,7 @@ class WorkerMetrics(Collector):
         self._path = path
         self._tables: dict[str, _Figures] = {}
         self._lock = threading.Lock()
+        self._written, self._written_at = True, float("-inf")
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -120,7 +127,19 @@ class WorkerMetrics(Collector):
                 requests.add_metric([table, call], number)
         yield requests
 
+    def tick(self) -> None:
+        """Write the file, if it was not written just now."""
+        if clock.elapsed() - self._written_at >= WRITE_SECONDS:
+            self.write()
+
     def write(self) -> None:
-        """Replace the file at once, so that nobody reads half of it."""
+        """Replace the file at once, so that nobody reads half of it. Merges go on if it can't be written, with one warning."""
         with self._lock:
-            write_to_textfile(str(self._path), self._registry)
+            self._written_at = clock.elapsed()
+            try:
+                write_to_textfile(str(self._path), self._registry)
+                self._written = True
+            except OSError as e:
+                if self._written:
+                    log.warning("metrics are not written for now: %s: %s", self._path, e)
+                self._written = False

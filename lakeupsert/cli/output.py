@@ -241,10 +241,8 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
 
 def totals_facts(totals: "MergeTotals") -> list[Fact]:
     """Of a worker that waits for messages, which does not remember each partition."""
-    if not totals.merged:
-        return [("merged", "nothing")]
-    merged = f"{count(totals.merged, 'partition')}, one that was merged again counted again"
-    facts = [("merged", f"{merged}: {count(totals.rows_in, 'row')} in, {size(totals.bytes_written)} written")]
+    merges = f"{count(totals.merged, 'merge')}: {count(totals.rows_in, 'row')} in, {size(totals.bytes_written)} written"
+    facts = [("merged", merges if totals.merged else "nothing")]
     if keys := _changed_keys([totals.changes]):
         facts.append(("keys", keys))
     if totals.large:

@@ -83,7 +83,7 @@ def worker(
         if health_file is not None:
             health_file.touch()
         if metrics is not None:
-            metrics.write()
+            metrics.tick()
 
     def work_on(table: "Table") -> Answer:
         prepare_spark(table, engine=engine)

@@ -359,7 +359,7 @@ def _merge_event(table: OpenTable, merge: _Merge, link: Link[Manifest], commit_s
         strategy=result.strategy,
         commit_seconds=round(commit_seconds, 6),
         units=len(step.tasks) if is_shared(table, step) else 0,
-        earlier=tuple(x.write_id for x in step.pending if x.number in step.active and x.number != step.up_to),
+        earlier=() if step.work else tuple(x.write_id for x in step.pending if x.number in step.active - {step.up_to}),
         work=step.work,
     )
 

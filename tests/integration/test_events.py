@@ -322,6 +322,15 @@ def test_worker_that_waits_remembers_failures_until_they_are_mended(lake: Lake) 
     assert not totals.failures
 
 
+def test_metrics_that_can_not_be_written_are_one_warning(lake: Lake, tmp_path: Path) -> None:
+    lake.table.append(host="local")
+    too_long = tmp_path / f"{'x' * 250}.prom"  # with what is added while it is written
+    _, lines = call(lake, "worker", "--workers", "1", "--until-empty", "--metrics-file", str(too_long))
+    [warning] = of_kind(lines, "warning")
+    assert str(too_long) in warning["message"]
+    assert len(of_kind(lines, "merge")) == DAYS
+
+
 def test_metrics_without_their_library_are_refused(lake: Lake, tmp_path: Path) -> None:
     command = [
         sys.executable,
