@@ -69,7 +69,7 @@ class Merge(Work, frozen=True, kw_only=True, tag="merge"):
 
     Attributes:
         earlier: the write ids of other ledger entries whose rows came in with this merge.
-        units: 0, or in how many units it was merged. Their rows and bytes are in the sums here.
+        units: 0, or in how many units it was merged. Each has an event; their bytes are in the sums here, their seconds are not.
         work: the work object that it was rewritten for (`reprocess`, `compact`).
         bytes_read, bytes_written: compressed bytes.
         commit_seconds: the part of ``seconds`` in which the manifest was appended.
@@ -92,17 +92,18 @@ class Merge(Work, frozen=True, kw_only=True, tag="merge"):
     work: str | None = None
 
 
-class UnitMerge(Work, frozen=True, kw_only=True, tag="unit"):
-    """One unit of a shared merge was merged. The last one of a partition is followed by its `merge`.
+class UnitWork(Work, frozen=True, kw_only=True, tag="unit"):
+    """One unit of a shared step was done. The last one of a partition is followed by its `merge`.
 
     Attributes:
         unit: its number, from 0 to ``units`` - 1.
+        cut: it cut files for the units that merge; these are counted anew.
     """
 
     partition: str
     unit: int
     units: int
-    rows_in: int
+    cut: bool
     bytes_read: int
     bytes_written: int
     engine: str

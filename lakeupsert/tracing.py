@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from lakeupsert.events import BatchCommit, Event, Failure, Merge, Publish, UnitMerge, Work
+from lakeupsert.events import BatchCommit, Event, Failure, Merge, Publish, UnitWork, Work
 
 if TYPE_CHECKING:
     from opentelemetry.util.types import AttributeValue
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAMES: dict[type[Event], str] = {
     BatchCommit: "append",
     Merge: "merge",
-    UnitMerge: "unit",
+    UnitWork: "unit",
     Publish: "publish",
     Failure: "merge",
 }

@@ -12,7 +12,7 @@ from aws_lambda_powertools.metrics import MetricUnit
 from aws_lambda_powertools.metrics.provider.cloudwatch_emf.cloudwatch import AmazonCloudWatchEMFProvider
 
 from lakeupsert import Table, clock
-from lakeupsert.events import BatchCommit, Event, Failure, Merge, UnitMerge
+from lakeupsert.events import BatchCommit, Event, Failure, Merge, UnitWork
 from lakeupsert.report.status import Status
 
 NAMESPACE = "lakeupsert"
@@ -37,7 +37,7 @@ class TableMetrics:
                 self._add("MergedPartitions", 1)
                 if not event.units:  # else the units have counted
                     self._add_merge(event)
-            case UnitMerge():
+            case UnitWork():
                 self._add_merge(event)
             case Failure():
                 self._add("FailedPartitions", 1)
@@ -55,7 +55,7 @@ class TableMetrics:
             if self._lines.metric_set:
                 self._lines.flush_metrics()
 
-    def _add_merge(self, event: Merge | UnitMerge) -> None:
+    def _add_merge(self, event: Merge | UnitWork) -> None:
         self._add("MergeSeconds", event.seconds, MetricUnit.Seconds)
         self._add("ReadBytes", event.bytes_read, MetricUnit.Bytes)
         self._add("WrittenBytes", event.bytes_written, MetricUnit.Bytes)

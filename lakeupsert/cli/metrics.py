@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from lakeupsert import clock
-from lakeupsert.events import Event, Failure, Merge, Publish, UnitMerge, Work
+from lakeupsert.events import Event, Failure, Merge, Publish, UnitWork, Work
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -45,8 +45,8 @@ class _Figures:
 
 _FAMILIES: tuple[tuple[type[Family], str, str, Callable[[_Figures], float]], ...] = (
     (CounterMetricFamily, "merges", "Versions of partitions that this worker committed.", lambda f: f.merges),
-    (CounterMetricFamily, "units", "Units of shared merges that this worker merged.", lambda f: f.units),
-    (CounterMetricFamily, "merged_rows", "Rows that merges and units read.", lambda f: f.rows),
+    (CounterMetricFamily, "units", "Units of shared merges that this worker did.", lambda f: f.units),
+    (CounterMetricFamily, "merged_rows", "Rows that merges read.", lambda f: f.rows),
     (CounterMetricFamily, "read_bytes", "Compressed bytes that merges and units read.", lambda f: f.bytes_read),
     (CounterMetricFamily, "written_bytes", "Compressed bytes that merges and units wrote.", lambda f: f.bytes_written),
     (CounterMetricFamily, "merge_seconds", "Seconds in merges and units.", lambda f: f.seconds),
@@ -96,17 +96,17 @@ class WorkerMetrics(Collector):
             match event:
                 case Merge():
                     figures.merges += 1
+                    figures.rows += event.rows_in
                     figures.failed.discard(event.partition)
                     figures.last_merge = clock.now().timestamp()
-                case UnitMerge():
+                case UnitWork():
                     figures.units += 1
                 case Failure():
                     figures.failures += 1
                     figures.failed.add(event.partition)
                 case Publish():
                     figures.last_publish = clock.now().timestamp()
-            if isinstance(event, UnitMerge) or (isinstance(event, Merge) and not event.units):
-                figures.rows += event.rows_in
+            if isinstance(event, UnitWork) or (isinstance(event, Merge) and not event.units):
                 figures.bytes_read += event.bytes_read
                 figures.bytes_written += event.bytes_written
                 figures.seconds += event.seconds

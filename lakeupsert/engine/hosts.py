@@ -1,14 +1,15 @@
-"""Where phase one's row work runs. `LocalHost` is `--host local`: this process, for small nights and for tests.
+"""Where row work runs. `LocalHost` is `--host local`: this process, for small nights and for tests.
 
-Up to ``HELD_BYTES`` of rows stay in memory; beyond that they go to a temporary folder, one file for each group of ranges.
+In phase one, up to ``HELD_BYTES`` of rows stay in memory; beyond that they go to a temporary folder, one file for each group of
+ranges.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +22,8 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import ObjectStore
 
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 HELD_BYTES = 256 << 20
 SPILL_FILES = 64
 
@@ -39,7 +42,33 @@ class Host(Protocol):
         """`landing.files.survey` of each file."""
 
     def run(self, job: AppendJob) -> list[Report]:
-        """Do the row work of the whole batch, once."""
+        """Do phase one's row work of the whole batch, once."""
+
+    def map(
+        self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
+    ) -> list[Found | Exception]:
+        """What ``function`` returns for each item, in their order, or the error that it raised.
+
+        Args:
+            function, items: picklable. An item may be done twice; then one of the results counts.
+            sizes: of the items, as shares of the work.
+        """
+
+
+def attempt(function: Callable[[Item], Found], item: Item) -> Found | Exception:
+    """What the function returns, or the error that it raises."""
+    try:
+        return function(item)
+    except Exception as e:
+        return e
+
+
+def all_or_raise(found: Sequence[Found | Exception]) -> list[Found]:
+    """The results of `Host.map`. Raises the first error."""
+    for one in found:
+        if isinstance(one, Exception):
+            raise one
+    return [one for one in found if not isinstance(one, Exception)]
 
 
 class LocalHost:
@@ -54,6 +83,11 @@ class LocalHost:
         text_columns: frozenset[str],
     ) -> list[Survey]:
         return [survey(landing, file, reading, known, text_columns) for file in inputs]
+
+    def map(
+        self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
+    ) -> list[Found | Exception]:
+        return [attempt(function, item) for item in items]
 
     def run(self, job: AppendJob) -> list[Report]:
         job = choose_ranges(job)

@@ -22,10 +22,11 @@ from typing import Literal
 from lakeupsert import clock, events
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline.cuts import cut_alone, packs_of
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, next_step, rewrite_step
-from lakeupsert.pipeline.units import UnitResults, is_shared
+from lakeupsert.pipeline.units import Unit, UnitResult, UnitResults, is_shared
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import ATTEMPTS, Link, races_exhausted
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
@@ -66,7 +67,7 @@ class PartitionResult:
         bytes_read, bytes_written: compressed bytes.
         status: ``clean``: nothing was committed. ``large``, ``shared``: the next step is left to the workers of large
             partitions, or to all workers in ``units``; smaller batches before it may be merged already. ``outdated``: another
-            writer committed while a unit was merged, so the step has to be found again.
+            writer committed while a unit was merged, or the last file was cut, so the step has to be found again.
     """
 
     partition: str
@@ -90,12 +91,14 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class _Merge:
-    """A step that was merged: one output for each of its tasks, the engine's name, and the seconds that it took."""
+    """A step that was merged: one output for each of its tasks, the engine's name, and the seconds that it took. ``units``: 0, or
+    in how many units."""
 
     step: Step
     outputs: Sequence[MergeOutput]
     engine: str
     seconds: float
+    units: int = 0
 
 
 def dedupe_partitions(
@@ -129,9 +132,9 @@ def dedupe_partitions(
                 case Large():
                     del todo[partition]
                     results[partition] = replace(result, status="large")
-        outputs = _merge(table, engine, steps)
+        merged = _merge(table, engine, steps)
         seconds = (clock.elapsed() - begun) / max(1, len(steps))
-        merges = [_Merge(step, of_step, engine.name, seconds) for step, of_step in zip(steps, outputs, strict=True)]
+        merges = [_Merge(step, outputs, engine.name, seconds) for step, outputs in merged]
         heads = {}
         for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
             partition = merge.step.partition
@@ -151,8 +154,11 @@ def choose_route(table: OpenTable, engine: Engine, step: Step) -> Route:
     if (table.large_queue is not None or not shared) and _is_large(table, engine, step, step.tasks):
         return Large()
     if shared:
-        # If every unit is merged, one more message of any unit is needed for the commit.
-        return Units(tuple(UnitResults(table, step).find_missing() or [0]))
+        # If every unit is done, one more message of any unit is needed for what follows.
+        try:
+            return Units(tuple(UnitResults(table, step).find_missing() or [0]))
+        except NotFoundError:  # another worker commits the step just now
+            return Units((0,))
     return Here()
 
 
@@ -167,36 +173,49 @@ def dedupe_unit(
     results = []
     for partition, (head, step) in find_steps(table, snapshot, wanted, work, {}).items():
         result = _at_head(PartitionResult(partition), head)
-        if step is not None and unit < len(step.tasks) and is_shared(table, step):
-            result = _merge_unit(table, engine, step, unit, result)
+        if step is not None and is_shared(table, step):
+            result = _do_unit(table, engine, step, unit, result)
         results.append(result)
     return results
 
 
-def _merge_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: PartitionResult) -> PartitionResult:
+def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: PartitionResult) -> PartitionResult:
     begun = clock.elapsed()
-    units = UnitResults(table, step)
-    missing = units.find_missing()
-    if number in missing:
-        task = step.tasks[number]
-        if _is_large(table, engine, step, [task]):
-            return replace(result, status="large")
-        [output] = engine.merge(table.store, table.spec(step.spec_version), step.spec_version, [task])
-        units.put(number, output)
-        table.emit(_unit_event(table, engine, step, number, output, clock.elapsed() - begun))
-        missing = units.find_missing()
-    if missing:
-        return result
     try:
-        outputs = units.read()
+        results = UnitResults(table, step)
+    except NotFoundError:  # another worker committed the step, and deleted what was cut
+        return result
+    step, missing = results.step, results.find_missing()
+    if number in missing:
+        unit = results.units[number]
+        if _is_large(table, engine, step, unit.merges):
+            return replace(result, status="large")
+        done = _run_unit(table, engine, step, unit)
+        results.put(number, done)
+        table.emit(_unit_event(table, engine, results, number, done, clock.elapsed() - begun))
+        missing = results.find_missing()
+    if missing or number >= len(results.units):
+        return result
+    if results.units[number].cut:
+        return replace(result, status="outdated")
+    try:
+        outputs = results.read()
     except NotFoundError:  # another worker committed the step and deleted them
         return result
-    merge = _Merge(step, outputs, engine.name, clock.elapsed() - begun)
+    merge = _Merge(step, outputs, engine.name, clock.elapsed() - begun, units=len(results.units))
     link = _commit(table, merge, own_files=False)
     if link is None:
         return replace(result, status="outdated")
-    units.delete()
+    results.delete()
     return _add(result, merge, link)
+
+
+def _run_unit(table: OpenTable, engine: Engine, step: Step, unit: Unit) -> UnitResult:
+    spec, version = table.spec(step.spec_version), step.spec_version
+    if unit.cut:
+        [output] = engine.cut(table.store, spec, version, [unit.cut])
+        return UnitResult(cut=output)
+    return UnitResult(merged=tuple(engine.merge(table.store, spec, version, unit.merges)))
 
 
 def find_steps(
@@ -233,17 +252,23 @@ def find_steps(
     return found
 
 
-def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[list[MergeOutput]]:
-    """The outputs of each step's tasks. Steps with the same spec share a call of the engine."""
-    by_spec: dict[int, list[MergeTask]] = {}
+def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tuple[Step, list[MergeOutput]]]:
+    """Each step as it was merged, and the outputs of its tasks. Steps with the same spec share a call of the engine."""
+    by_spec: dict[int, list[Step]] = {}
     for step in steps:
-        by_spec.setdefault(step.spec_version, []).extend(step.tasks)
-    outputs = {
-        version: iter(engine.merge(table.store, table.spec(version), version, tasks))
-        for version, tasks in by_spec.items()
-        if tasks
-    }
-    return [[next(outputs[step.spec_version]) for _ in step.tasks] for step in steps]
+        by_spec.setdefault(step.spec_version, []).append(step)
+    found: dict[str, tuple[Step, list[MergeOutput]]] = {}
+    for version, of_spec in by_spec.items():
+        spec = table.spec(version)
+        of_spec = [cut_alone(engine, table.store, spec, step, table.settings.bucket_bytes) for step in of_spec]
+        try:
+            tasks = [task for step in of_spec for task in step.tasks]
+            outputs = iter(engine.merge(table.store, spec, version, tasks) if tasks else ())
+        finally:
+            table.discard({name for step in of_spec for name in packs_of(step)})
+        for step in of_spec:
+            found[step.partition] = step, [next(outputs) for _ in step.tasks]
+    return [found[step.partition] for step in steps]
 
 
 def _is_large(table: OpenTable, engine: Engine, step: Step, tasks: Sequence[MergeTask]) -> bool:
@@ -358,17 +383,21 @@ def _merge_event(table: OpenTable, merge: _Merge, link: Link[Manifest], commit_s
         engine=result.engine,
         strategy=result.strategy,
         commit_seconds=round(commit_seconds, 6),
-        units=len(step.tasks) if is_shared(table, step) else 0,
+        units=merge.units,
         earlier=() if step.work else tuple(x.write_id for x in step.pending if x.number in step.active - {step.up_to}),
         work=step.work,
     )
 
 
 def _unit_event(
-    table: OpenTable, engine: Engine, step: Step, number: int, output: MergeOutput, seconds: float
-) -> events.UnitMerge:
-    task = step.tasks[number]
-    return events.UnitMerge(
+    table: OpenTable, engine: Engine, results: UnitResults, number: int, result: UnitResult, seconds: float
+) -> events.UnitWork:
+    step, unit = results.step, results.units[number]
+    outputs = [
+        *(result.cut.files if result.cut else ()),
+        *(f for x in result.merged for f in (*x.written, *x.tombstones)),
+    ]
+    return events.UnitWork(
         table=table.name,
         batch=step.up_to,
         entry=step.entry,
@@ -376,10 +405,10 @@ def _unit_event(
         requests=table.store.requests.take(),
         partition=step.partition,
         unit=number,
-        units=len(step.tasks),
-        rows_in=sum(f.live for f in task.read),
-        bytes_read=sum(f.bytes for f in (*task.read, *task.folded)),
-        bytes_written=sum(f.bytes for f in (*output.written, *output.tombstones)),
+        units=len(results.units),
+        cut=unit.cut is not None,
+        bytes_read=unit.cut.bytes if unit.cut else replace(step, tasks=unit.merges, cut_bytes=0).bytes,
+        bytes_written=sum(file.bytes for file in outputs),
         engine=engine.name,
         strategy=step.strategy,
     )
