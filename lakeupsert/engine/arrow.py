@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.engine.attempts import attempt
 from lakeupsert.engine.cut import CutOutput, CutTask, columns_of, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
@@ -105,12 +106,15 @@ class ArrowEngine:
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput]:
+    ) -> list[MergeOutput | Exception]:
         shared = _SharedFiles(spec)
         merges = [_Merge(store, spec, spec_version, task, shared, self._part_bits(spec, task)) for task in tasks]
-        outputs = [merge.run() for merge in merges]
+        outputs = [attempt(_Merge.run, merge) for merge in merges]
         superseded = digests([merge.lost for merge in merges], spec)
-        return [replace(output, superseded_digest=d) for output, d in zip(outputs, superseded, strict=True)]
+        return [
+            output if isinstance(output, Exception) else replace(output, superseded_digest=digest)
+            for output, digest in zip(outputs, superseded, strict=True)
+        ]
 
     def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
         return [cut(store, spec, spec_version, task) for task in tasks]

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import pyarrow as pa
 
 from lakeupsert.config import Reading
+from lakeupsert.engine.attempts import Found, Item, attempt
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
@@ -22,8 +23,6 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import ObjectStore
 
-Item = TypeVar("Item")
-Found = TypeVar("Found")
 HELD_BYTES = 256 << 20
 SPILL_FILES = 64
 
@@ -53,22 +52,6 @@ class Host(Protocol):
             function, items: picklable. An item may be done twice; then one of the results counts.
             sizes: of the items, as shares of the work.
         """
-
-
-def attempt(function: Callable[[Item], Found], item: Item) -> Found | Exception:
-    """What the function returns, or the error that it raises."""
-    try:
-        return function(item)
-    except Exception as e:
-        return e
-
-
-def all_or_raise(found: Sequence[Found | Exception]) -> list[Found]:
-    """The results of `Host.map`. Raises the first error."""
-    for one in found:
-        if isinstance(one, Exception):
-            raise one
-    return [one for one in found if not isinstance(one, Exception)]
 
 
 class LocalHost:

@@ -154,8 +154,8 @@ class Engine(Protocol):
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput]:
-        """One output for each task, in their order. Writes files; commits nothing."""
+    ) -> list[MergeOutput | Exception]:
+        """One output for each task, in their order, or the error that the task raised. Writes files; commits nothing."""
 
     def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
         """`engine.cut.cut` for each task, in their order."""

@@ -14,11 +14,19 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from lakeupsert.config import Reading
+from lakeupsert.engine.attempts import Found, Item, attempt
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
-from lakeupsert.engine.hosts import Found, Item, attempt
 from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
-from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
+from lakeupsert.engine.spark_session import (
+    explain_spark_failures,
+    forget_zip_importers,
+    ids,
+    memory_beside_jvm,
+    parallelism,
+    session,
+    tasks_per_executor,
+)
 from lakeupsert.landing.files import TYPED, Survey, format_of, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
@@ -40,6 +48,8 @@ SURVEYED_HERE = 64 << 20
 
 TASKS_PER_CORE = 4
 """So many tasks a core share the items of `SparkHost.map`. More: each task costs 50 ms. Fewer: cores wait for the longest."""
+PYTHON_BYTES = 150 << 20
+"""Memory of a task's Python process before it merges: Python, Arrow, boto3."""
 LEAST_TASK = 4 << 20
 """Items of fewer bytes share a task."""
 
@@ -60,6 +70,15 @@ class SparkHost:
             packs = pack(sizes, TASKS_PER_CORE * parallelism(spark))
             rows = spark.range(0, len(packs), 1, len(packs)).mapInArrow(run, "place bigint, found binary").collect()
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
+
+    @staticmethod
+    def memory_of_a_task(of_machine: int) -> int:
+        """Bytes for the Python process of one task: of what an executor has beside its JVM, or of this machine."""
+        with explain_spark_failures():
+            spark = session()
+            if spark.conf.get("spark.master", "").startswith("local["):
+                return of_machine // parallelism(spark) - PYTHON_BYTES
+            return memory_beside_jvm(spark) // tasks_per_executor(spark) - PYTHON_BYTES
 
     def survey(
         self,

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
-from lakeupsert.engine.hosts import all_or_raise
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
@@ -86,7 +86,7 @@ class SparkEngine:
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput]:
+    ) -> list[MergeOutput | Exception]:
         tasks = [_in_pieces(task) for task in tasks]
         sources = [_sources(unit, task) for unit, task in enumerate(tasks)]
         flat = list(itertools.chain.from_iterable(sources))

@@ -26,6 +26,9 @@ MOST_READS = 3
 PART_BYTES = 32 << 20
 """Rows of a bucket are cut into pieces of about so many bytes, so that a worker of 1 GB can sort the same piece of all packs."""
 
+MOST_PIECE_BITS = 12
+"""A pack has at most 2^so many pieces. No partition needs more, except one that an earlier lakeupsert split too far."""
+
 
 @dataclass(frozen=True)
 class _Group:
@@ -47,11 +50,11 @@ class Cut:
 
 
 def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
-    """What to cut before the step is merged: nothing if that spares little.
+    """What to cut before the step is merged: nothing if that spares little, or if the pieces would be mostly footers.
 
-    A cut reads about one bucket's bytes, or one file, and so many that pieces consist of rows rather than of footers.
+    A cut reads about one bucket's bytes, or one file, or as much as the footers of its pieces need to be a small part.
     """
-    bare = bytes_without_rows(spec.base_schema.types)
+    footer = bytes_without_rows(spec.base_schema.types)
     readers: Counter[DataFile] = Counter()
     groups: dict[_Group, dict[DataFile, int]] = {}
     bits: Counter[_Group] = Counter()
@@ -67,14 +70,17 @@ def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
     for group, numbers in groups.items():
         files = {file: number for file, number in numbers.items() if file in coarse}
         size = sum(file.bytes for file in files) / 2 ** (bits[group] - group.bits)
+        if size < footer:
+            continue
         finer = 0 if group.role == "base" and group.kind == "stored" else ceil(log2(max(1.0, size / PART_BYTES)))
-        for run in _runs(files, max(bucket_bytes, 4 * bare << (bits[group] + finer - group.bits))):
+        more = min(bits[group] + finer - group.bits, MOST_PIECE_BITS)
+        for run in _runs(files, max(bucket_bytes, 4 * footer << more)):
             cut = CutTask(
                 partition=step.partition,
                 kind=group.kind,
                 files=tuple(run),
                 first=files[run[0]],
-                bits=bits[group] + finer,
+                bits=group.bits + more,
                 up_to=step.up_to,
                 start=step.start,
             )

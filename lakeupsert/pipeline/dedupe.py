@@ -12,6 +12,7 @@ The caller only says where to look. What is left to merge is the ledger's entrie
 repeated message changes when a partition is merged, never what it becomes.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -20,17 +21,22 @@ from functools import partial
 from typing import Literal
 
 from lakeupsert import clock, events
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import RefusedError, TryAgainError
 from lakeupsert.pipeline.cuts import cut_alone, packs_of
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, next_step, rewrite_step
 from lakeupsert.pipeline.units import Unit, UnitResult, UnitResults, is_shared
+from lakeupsert.rows.vectors import store_vectors
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import ATTEMPTS, Link, races_exhausted
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
 from lakeupsert.table.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,8 @@ def dedupe_partitions(
 
     Every pending batch that is not published yet gets a version of its own, so that each batch can be published however fast
     new batches arrive. With ``work``, the name of a work object, each partition is rewritten once as that object says.
-    Raises what the engine and the store raise. Some partitions may then be merged; the call can be repeated.
+    A partition whose merge raises an error is ``failed``. Raises TryAgainError, and what keeps a step from being found. Some
+    partitions may then be merged; the call can be repeated.
     """
     snapshot = table.last_snapshot()
     results = {partition: PartitionResult(partition) for partition in wanted}
@@ -134,7 +141,16 @@ def dedupe_partitions(
                     results[partition] = replace(result, status="large")
         merged = _merge(table, engine, steps)
         seconds = (clock.elapsed() - begun) / max(1, len(steps))
-        merges = [_Merge(step, outputs, engine.name, seconds) for step, outputs in merged]
+        merges = []
+        for step, outputs in merged:
+            if isinstance(outputs, TryAgainError):
+                raise outputs
+            if isinstance(outputs, Exception):
+                log.debug("partition failed: %s", step.partition, exc_info=outputs)
+                del todo[step.partition]
+                results[step.partition] = failed(step.partition, engine, outputs)
+            else:
+                merges.append(_Merge(step, outputs, engine.name, seconds))
         heads = {}
         for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
             partition = merge.step.partition
@@ -215,7 +231,7 @@ def _run_unit(table: OpenTable, engine: Engine, step: Step, unit: Unit) -> UnitR
     if unit.cut:
         [output] = engine.cut(table.store, spec, version, [unit.cut])
         return UnitResult(cut=output)
-    return UnitResult(merged=tuple(engine.merge(table.store, spec, version, unit.merges)))
+    return UnitResult(merged=tuple(all_or_raise(engine.merge(table.store, spec, version, unit.merges))))
 
 
 def find_steps(
@@ -252,12 +268,13 @@ def find_steps(
     return found
 
 
-def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tuple[Step, list[MergeOutput]]]:
-    """Each step as it was merged, and the outputs of its tasks. Steps with the same spec share a call of the engine."""
+def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tuple[Step, list[MergeOutput] | Exception]]:
+    """Each step as it was merged, and the outputs of its tasks, or the error of one. Steps with the same spec share a call of the
+    engine."""
     by_spec: dict[int, list[Step]] = {}
     for step in steps:
         by_spec.setdefault(step.spec_version, []).append(step)
-    found: dict[str, tuple[Step, list[MergeOutput]]] = {}
+    found: dict[str, tuple[Step, list[MergeOutput] | Exception]] = {}
     for version, of_spec in by_spec.items():
         spec = table.spec(version)
         of_spec = [cut_alone(engine, table.store, spec, step, table.settings.bucket_bytes) for step in of_spec]
@@ -267,7 +284,12 @@ def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tupl
         finally:
             table.discard({name for step in of_spec for name in packs_of(step)})
         for step in of_spec:
-            found[step.partition] = step, [next(outputs) for _ in step.tasks]
+            of_step = [next(outputs) for _ in step.tasks]
+            failure = next((output for output in of_step if isinstance(output, Exception)), None)
+            merged = [output for output in of_step if not isinstance(output, Exception)]
+            found[step.partition] = step, failure or merged
+            if failure:
+                table.discard({name for output in merged for name in output.objects} - _stored_objects(step))
     return [found[step.partition] for step in steps]
 
 
@@ -299,6 +321,9 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     """
     step, head = merge.step, merge.step.head
     chain = table.objects.partition(step.partition)
+    new_vectors = partial(TableObjects.new_vectors, step.partition, step.start)
+    kept = store_vectors(table.store, [output.kept for output in merge.outputs], new_vectors)
+    outputs = [replace(output, kept=tuple(files)) for output, files in zip(merge.outputs, kept, strict=True)]
     provenance: dict[str, str | float | int] = {
         "engine": merge.engine,
         "strategy": step.strategy,
@@ -307,7 +332,7 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     }
     begun = clock.elapsed()
     while True:
-        outcome = chain.append(version_after(step, head, merge.outputs, provenance), head)
+        outcome = chain.append(version_after(step, head, outputs, provenance), head)
         if outcome.link is not None:
             table.emit(_merge_event(table, merge, outcome.link, clock.elapsed() - begun))
         if outcome.result != "lost":
@@ -316,11 +341,19 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
         # Behind a fence our files may be deleted already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start
         if fenced or _buckets(newer) != _buckets(head):
-            if own_files:
-                stored = {name for bucket in step.buckets for name in bucket.objects}
-                table.discard({name for output in merge.outputs for name in output.objects} - stored)
+            of_units = set() if own_files else {name for output in merge.outputs for name in output.objects}
+            table.discard({name for output in outputs for name in output.objects} - _stored_objects(step) - of_units)
             return None
         head = newer  # the new version, for example a mark, changed no bucket: the merge still holds
+
+
+def _stored_objects(step: Step) -> set[str]:
+    return {name for bucket in step.buckets for name in bucket.objects}
+
+
+def failed(partition: str, engine: Engine, error: Exception) -> PartitionResult:
+    """The result of a partition that can't be merged."""
+    return PartitionResult(partition, status="failed", error=str(error) or repr(error), engine=engine.name)
 
 
 def _buckets(link: Link[Manifest] | None) -> tuple[BucketEntry, ...]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.by_name import EngineName, spark_engine
+from lakeupsert.engine.by_name import EngineName, HostName, arrow_on_spark, spark_engine
+from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.memory_limit import limit_bytes
@@ -35,7 +36,7 @@ class DrainOptions:
     """Who works on the queues, and until when.
 
     Attributes:
-        workers: processes of engine arrow.
+        host: where engine arrow runs: in ``workers`` processes of this machine, or in Spark tasks.
         engine: None for the one of the settings.
         until_empty: return when the queue is empty; otherwise wait for messages until ``stop`` or ``max_seconds``.
         both_queues: if the table has a queue for large partitions, Spark drains it after the other one.
@@ -43,6 +44,7 @@ class DrainOptions:
         alive: called every few seconds.
     """
 
+    host: HostName = "local"
     workers: int = 1
     engine: EngineName | None = None
     until_empty: bool = True
@@ -83,7 +85,9 @@ def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[Par
     large = table.at_large_queue() if table.large_queue is not None else None
     watch = _Watch(collect)
     if (options.engine or table.settings.engine) == "spark":
-        _drain_by_spark(table if both or large is None else large, options, watch)
+        _drain_by(spark_engine(), table if both or large is None else large, options, watch)
+    elif options.host == "spark":
+        _drain_by(arrow_on_spark(limit_bytes()), table, options, watch)
     else:
         drain_in_processes(
             table,
@@ -97,13 +101,15 @@ def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[Par
         )
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
     if both and large is not None and (watch.left_to_spark or large.queue.stats().visible):
-        _drain_by_spark(large, options, collect)
+        _drain_by(spark_engine(), large, options, collect)
 
 
-def _drain_by_spark(table: OpenTable, options: DrainOptions, collect: Callable[[PartitionResult], object]) -> None:
+def _drain_by(
+    engine: Engine, table: OpenTable, options: DrainOptions, collect: Callable[[PartitionResult], object]
+) -> None:
     drain(
         table,
-        spark_engine(),
+        engine,
         until_empty=options.until_empty,
         stop=options.stop,
         collect=collect,

@@ -11,6 +11,7 @@ The ledger's number is read first and bounds everything else: a partition's head
 from dataclasses import dataclass
 
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.cuts import cut_alone
@@ -160,7 +161,7 @@ def _outputs(table: OpenTable, store: ObjectStore, spec: TableSpec, step: Step) 
     try:
         engine = ArrowEngine()
         step = cut_alone(engine, store, spec, step, table.settings.bucket_bytes)
-        return engine.merge(store, spec, step.spec_version, step.tasks)
+        return all_or_raise(engine.merge(store, spec, step.spec_version, step.tasks))
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(
             e.code,

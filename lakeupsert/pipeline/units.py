@@ -62,11 +62,8 @@ class UnitResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def is_shared(table: OpenTable, step: Step) -> bool:
     """Whether the step is done in units."""
-    spec = table.spec(step.spec_version)
-    return (
-        len(step.tasks) > 1
-        and sum(_effort(spec, task) for task in step.tasks) > ALONE_BUCKETS * table.settings.bucket_bytes
-    )
+    efforts = _efforts(table.spec(step.spec_version), step)
+    return len(efforts) > 1 and sum(efforts) > ALONE_BUCKETS * table.settings.bucket_bytes
 
 
 class UnitResults:
@@ -142,12 +139,10 @@ class UnitResults:
 
 def _runs_of_merges(table: OpenTable, step: Step) -> list[Unit]:
     """Runs of buckets, each of about one bucket's bytes of work."""
-    spec = table.spec(step.spec_version)
     units: list[Unit] = []
     run: list[MergeTask] = []
     effort = 0.0
-    for task in step.tasks:
-        more = _effort(spec, task)
+    for task, more in zip(step.tasks, _efforts(table.spec(step.spec_version), step), strict=True):
         if run and effort + more > table.settings.bucket_bytes:
             units.append(Unit(tuple(run)))
             run, effort = [], 0.0
@@ -156,19 +151,17 @@ def _runs_of_merges(table: OpenTable, step: Step) -> list[Unit]:
     return [*units, Unit(tuple(run))]
 
 
-def _effort(spec: TableSpec, task: MergeTask) -> float:
-    """About how many compressed bytes the merge reads. Of files that stay it reads the columns that decide."""
-
-    def width(names: Sequence[str]) -> int:
-        return sum(decoded_width(spec.base_schema.field(name).type) for name in names)
-
-    share_read = width(spec.deciding_schema.names) / width(spec.base_schema.names) if spec.settles_early else 1.0
-    rewritten = (*task.base, *task.deltas, *task.tombstones, *(f for files in task.batches for f in files))
-    return (
-        sum(f.bytes * share(f, task) for f in rewritten)
+def _efforts(spec: TableSpec, step: Step) -> list[float]:
+    """About how many compressed bytes each merge reads. Of files that stay it reads the columns that decide."""
+    widths = {field.name: decoded_width(field.type) for field in spec.base_schema}
+    deciding = sum(widths[name] for name in spec.deciding_schema.names) / sum(widths.values())
+    share_read = deciding if spec.settles_early else 1.0
+    return [
+        sum(f.bytes * share(f, task) for f in task.read if f not in task.kept)
         + sum(f.bytes for f in task.folded)
         + sum(f.bytes for f in task.kept) * share_read
-    )
+        for task in step.tasks
+    ]
 
 
 def _key(step: Step, unit: Unit) -> str:

@@ -23,7 +23,7 @@ from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, partition_of, rebuild_command
-from lakeupsert.table.manifest import DataFile, Piece, TombstoneFile
+from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
 from lakeupsert.table.spec import TableSpec
 
 ROW_GROUP_BYTES = 32 << 20
@@ -248,23 +248,24 @@ def write_in_pieces(
     pack: Pack, pieces: Iterable[Rows], bits: int, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]
 ) -> DataFile:
     """Write 2^``bits`` tables to one file in the pack: the parts of the footer's bucket, in their order."""
-    at = pack.bytes
-    written: list[Piece] = []
+    at, count = pack.bytes, 0
+    ends: list[PieceEnd] = []
     for number, rows in enumerate(pieces, footer.bucket << bits):
         of_piece = replace(footer, bucket=number, bits=footer.bits + bits)
         files = write_to_pack(pack, rows, schema, of_piece, sorted_by)
         if len(files) > 1:
             raise ValueError(f"{rows.num_rows} rows do not fit into one piece")
-        written.append(Piece(*((files[0].rows, files[0].bytes) if files else (0, 0))))
+        count += sum(file.rows for file in files)
+        ends.append(PieceEnd(count, pack.bytes - at))
     return DataFile(
         name=pack.name,
-        rows=sum(piece.rows for piece in written),
+        rows=count,
         bytes=pack.bytes - at,
         at=at,
         bucket=footer.bucket,
         bits=footer.bits,
         renames=footer.renames,
-        pieces=tuple(written) if bits else (),
+        pieces=tuple(ends) if bits else (),
     )
 
 
@@ -387,10 +388,11 @@ def _decode_file(
     first = at = 0
     with explain_damage(store, file.name):
         data = pa.py_buffer(store.get(file.name, part))  # all pieces by one request
-        for piece in filter(lambda piece: piece.rows, file.pieces):
-            source = open_checked(pa.BufferReader(data.slice(at, piece.bytes)), file.name)
-            yield from ((first + place, rows) for place, rows in _decode(source, columns, near))
-            first, at = first + piece.rows, at + piece.bytes
+        for end in file.pieces:
+            if end.bytes > at:
+                source = open_checked(pa.BufferReader(data.slice(at, end.bytes - at)), file.name)
+                yield from ((first + place, rows) for place, rows in _decode(source, columns, near))
+            first, at = end.rows, end.bytes
 
 
 def _decode(source: pa.NativeFile, columns: list[str], near: Near | None) -> Iterator[tuple[int, Rows]]:

@@ -63,11 +63,15 @@ class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     crc: int | None = None
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """One of the Parquet files that a data file in pieces consists of. Without rows there is none, and it has no bytes."""
+class PieceEnd(msgspec.Struct, frozen=True, array_like=True):
+    """Where one of the Parquet files ends that a data file in pieces consists of: how many rows and bytes the data file has up to
+    there. A piece without rows has no Parquet file and no bytes."""
 
     rows: int
     bytes: int
+
+
+_BEGIN = PieceEnd(0, 0)
 
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +95,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bucket: int = 0
     bits: int = 0
     renames: int = 0
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[PieceEnd, ...] = ()
 
     @property
     def live(self) -> int:
@@ -106,7 +110,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def files(self) -> int:
         """How many Parquet files it consists of."""
-        return sum(piece.rows > 0 for piece in self.pieces) or 1
+        return len({piece.rows for piece in self.pieces} - {0}) or 1
 
     def within(self, of: Bucketed) -> "DataFile":
         """The smallest part of the file that has all its rows with keys in a bucket. A deletion vector counts the rows of all
@@ -117,12 +121,14 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return self
         each = len(self.pieces) >> bits
         number = of.bucket >> (of.bits - self.bits - bits) & ((1 << bits) - 1)
-        before, own = self.pieces[: number * each], self.pieces[number * each : (number + 1) * each]
+        begin = self.pieces[number * each - 1] if number else _BEGIN
+        ends = self.pieces[number * each : (number + 1) * each]
+        own = tuple(PieceEnd(end.rows - begin.rows, end.bytes - begin.bytes) for end in ends)
         return msgspec.structs.replace(
             self,
-            at=(self.at or 0) + sum(piece.bytes for piece in before),
-            rows=sum(piece.rows for piece in own),
-            bytes=sum(piece.bytes for piece in own),
+            at=(self.at or 0) + begin.bytes,
+            rows=own[-1].rows,
+            bytes=own[-1].bytes,
             bucket=(self.bucket << bits) + number,
             bits=self.bits + bits,
             pieces=own if each > 1 else (),

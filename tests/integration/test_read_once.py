@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.pipeline import strategy
+from lakeupsert.rows.vectors import INLINE_BYTES
 from lakeupsert.storage import open_store
 from lakeupsert.testing.lake import Lake
 from lakeupsert.testing.proxy import FaultProxy, fault_proxy
@@ -39,6 +40,7 @@ def keys(numbers: Any) -> pa.Table:
             "l": pa.array([0] * len(numbers), pa.int32()),
             "ts": pa.array([datetime(2020, 1, 1)] * len(numbers), pa.timestamp("us")),
             "v": pa.array([rng.randrange(10**9) for _ in numbers], pa.int64()),
+            "p": [rng.randbytes(120).hex() for _ in numbers],  # of smaller rows, footers would be most of the bytes
         }
     )
 
@@ -70,7 +72,7 @@ def read_by(proxy: FaultProxy, step: Callable[[], object]) -> tuple[Counter[str]
 
 @pytest.mark.parametrize(
     ("bucket", "buckets", "chosen"),
-    [("16MiB", 1, "rewrite"), ("60KiB", 16, "rewrite"), ("60KiB", 16, "delta"), ("8KiB", 128, "delta")],
+    [("64MiB", 1, "rewrite"), ("600KiB", 16, "rewrite"), ("600KiB", 16, "delta"), ("80KiB", 128, "delta")],
 )
 def test_bytes_are_read_about_once(
     bucket: str, buckets: int, chosen: str, versitygw: Server, new_place: Any, tmp_path: Path, monkeypatch: Any
@@ -79,7 +81,17 @@ def test_bytes_are_read_about_once(
     with fault_proxy(versitygw) as proxy:
         place = new_place(proxy.server)
         zones = {"landing": f"{place}/landing", "processed": f"{place}/processed"}
-        lake = Lake(tmp_path, **zones, queue=str(tmp_path / "queue.sqlite"), bucket=bucket, strategy=chosen)
+        columns = {
+            "k": "string",
+            "l": "int",
+            "d": "date",
+            "ts": "timestamp_ntz",
+            "v": "bigint",
+            "p": "string",
+            "op": "string",
+        }
+        given = {"bucket": bucket, "strategy": chosen, "schema": columns}
+        lake = Lake(tmp_path, **zones, queue=str(tmp_path / "queue.sqlite"), **given)
         adopted = keys(random.Random(0).sample(range(ROWS), ROWS))
         store = open_store(lake.settings.processed)
         for part in range(3):
@@ -102,6 +114,9 @@ def test_bytes_are_read_about_once(
         head = lake.opened.objects.partition("d=2020-01-01").head()
         assert head is not None
         assert buckets / 2 <= len(head.body.buckets) <= 2 * buckets
+        vectors = [file.deleted for bucket in head.body.buckets for file in bucket.data if file.deleted]
+        assert bool(vectors) == (chosen == "delta")
+        assert sum(len(vector.inline) for vector in vectors) <= INLINE_BYTES, "a manifest of many buckets stays small"
         rows = lake.table.to_arrow().read_all()
         assert dict(zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True)) == newest(*landed)
         assert pc.count_distinct(rows["k"]).as_py() == rows.num_rows
