@@ -18,6 +18,7 @@ import pyarrow as pa
 from lakeupsert.config import TableSettings, load
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.events import Sink
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
@@ -141,6 +142,13 @@ class Table:
         name, settings = loaded.table(name)
         return cls(name, settings, origins=loaded.origins[name])
 
+    def listen(self, sink: Sink) -> None:
+        """Give ``sink`` every event of this table from now on, when it happens: batches, merges, publishes, failures.
+
+        Events of worker processes arrive too. The sink is called in the thread that does the work.
+        """
+        self._table.sinks.append(sink)
+
     @property
     def requests(self) -> dict[str, int]:
         """Requests to the store of the processed zone, by kind, from this object and its workers."""
@@ -229,6 +237,7 @@ class Table:
         stop: Stop | None = None,
         progress: Callable[[int], None] | None = None,
         alive: Callable[[], object] = lambda: None,
+        collect: Callable[[PartitionResult], object] | None = None,
     ) -> list[PartitionResult]:
         """Phase two: merge the partitions on the queue until it is empty, or (``until_empty=False``) until ``stop``.
 
@@ -236,21 +245,22 @@ class Table:
         spark, engine arrow runs in Spark tasks, and ``workers`` do nothing.
         If the table has [large], Spark merges large partitions afterwards. Without ``both_queues`` or ``until_empty``, engine
         spark drains only the queue of large partitions, and engine arrow only the other. ``alive`` is called every few seconds.
+        ``collect`` takes each result as soon as it is known; then none is kept, and the returned list is empty.
         """
-        return drain_queues(
-            self._table,
-            DrainOptions(
-                host=host,
-                workers=workers,
-                engine=engine,
-                until_empty=until_empty,
-                both_queues=both_queues,
-                max_seconds=max_seconds,
-                stop=stop or Stop(),
-                progress=progress,
-                alive=alive,
-            ),
+        results: list[PartitionResult] = []
+        options = DrainOptions(
+            host=host,
+            workers=workers,
+            engine=engine,
+            until_empty=until_empty,
+            both_queues=both_queues,
+            max_seconds=max_seconds,
+            stop=stop or Stop(),
+            progress=progress,
+            alive=alive,
         )
+        drain_queues(self._table, options, collect or results.append)
+        return results
 
     @_public
     def dedupe_received(

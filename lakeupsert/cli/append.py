@@ -7,7 +7,14 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import batch_id_option, check_full, full_extract_options, host_option, prepare_spark
+from lakeupsert.cli.options import (
+    batch_id_option,
+    check_full,
+    full_extract_options,
+    host_option,
+    log_option,
+    prepare_spark,
+)
 from lakeupsert.cli.problems import append_warnings, quarantine_warning
 from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Try the quarantined rows again, after you fixed why they were refused. Appends no landing files.",
 )
+@log_option
 @common
 @click.pass_obj
 def append(

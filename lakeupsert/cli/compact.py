@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import merge_host_option, prepare_spark, processes, processes_option
+from lakeupsert.cli.options import log_option, merge_host_option, prepare_spark, processes, processes_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.reprocess import rewrite_answer
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 )
 @merge_host_option
 @processes_option
+@log_option
 @common
 @click.pass_obj
 def compact(call: Call, full: bool, host: "HostName", workers: int | None) -> Answer:

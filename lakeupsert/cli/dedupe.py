@@ -9,6 +9,7 @@ from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import (
     engine_option,
+    log_option,
     merge_host_option,
     partition_options,
     prepare_spark,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 @merge_host_option
 @processes_option
 @engine_option
+@log_option
 @common
 @click.pass_obj
 def dedupe(
@@ -71,7 +73,11 @@ def merge_answer(
     alive: Callable[[], object] = lambda: None,
 ) -> Answer:
     """Merge queued partitions and publish. The parameters are those of `Table.dedupe`."""
+    from lakeupsert.report.totals import MergeTotals  # imports Arrow
+
+    totals = MergeTotals()
     with call.progress(table.name) as progress, call.stoppable() as stop:
+        # A worker that waits for messages may live for months: it keeps what failed, and sums.
         results = table.dedupe(
             host=host,
             workers=workers,
@@ -82,13 +88,17 @@ def merge_answer(
             stop=stop,
             alive=alive,
             progress=lambda left: progress(f"{output.count(left, 'partition')} to merge"),
+            collect=None if until_empty else totals.add,
         )
         published = None if stop.is_set() else table.publish()
-    facts = output.dedupe_facts(results)
+    if until_empty:
+        totals, facts = MergeTotals.of(results), output.dedupe_facts(results)
+    else:
+        results, facts = list(totals.failures.values()), output.totals_facts(totals)
     if published is not None:
         facts += output.publish_facts(published)
     return Answer(
-        output.dedupe_result(results),
+        {**output.dedupe_result(results), "totals": output.totals_result(totals)},
         output.block(f"Table {table.name}", facts),
         publish_warnings(published) if published else (),
         error=merge_error(call, table, results, published),

@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
 import click
 
 from lakeupsert import clock
+from lakeupsert.cli.log import JsonLog, wants_json
 from lakeupsert.config import Config, load
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+from lakeupsert.events import CommandError, Notice, Sink
 from lakeupsert.pipeline.stop import Stop
 
 if TYPE_CHECKING:
@@ -73,8 +75,10 @@ class Terminated(BaseException):
 class Call:
     """One call of the program: its common options and its state so far."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, log: Sink | None = None) -> None:
         self.as_json = as_json
+        self.log = log
+        """With `--log json`, takes what is otherwise text on standard error, and every event."""
         self.config_path: str | None = None
         self.table: str | None = None
         self.command: str | None = None
@@ -97,7 +101,7 @@ class Call:
         config = self.config()
         self.table, settings = config.table(self.table)
         table = Table(self.table, settings, origins=config.origins[self.table])
-        self.tables = [table]
+        self._opened([table])
         try:
             yield table
         finally:
@@ -112,12 +116,18 @@ class Call:
         if self.table is not None or len(config.tables) == 1:
             self.table, _ = config.table(self.table)
         names = list(config.tables) if self.table is None else [self.table]
-        self.tables = [Table(name, config.tables[name], origins=config.origins[name]) for name in names]
+        self._opened([Table(name, config.tables[name], origins=config.origins[name]) for name in names])
         try:
             yield self.tables
         finally:
             for table in self.tables:
                 table.close()
+
+    def _opened(self, tables: "list[Table]") -> None:
+        self.tables = tables
+        for table in tables:
+            if self.log is not None:
+                table.listen(self.log)
 
     def account(self, error: LakeupsertError, table: "Table | None" = None) -> None:
         """Add to the error what this call committed to the table (default: the only open one)."""
@@ -143,8 +153,9 @@ class Call:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show progress on a terminal. Does nothing if standard error is not one, or in a thread beside others."""
-        if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
+        """Show progress on a terminal. Does nothing if standard error is not one or is a log in JSON, or in a thread beside
+        others."""
+        if self.log is not None or not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
             yield lambda text: None
             return
         from rich.console import Console  # slow to import, and most calls have no terminal
@@ -176,13 +187,13 @@ class Program(click.Group):
         """
         _open_streams()
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
-        call = Call(as_json="--json" in args)
+        call = Call(as_json="--json" in args, log=JsonLog() if wants_json(args) else None)
         if instruction := os.environ.get(COMPLETION):
             from click.shell_completion import shell_complete  # no other call needs it
 
             sys.exit(shell_complete(self, {"obj": call}, "lakeupsert", COMPLETION, instruction))
         started_at, begun = clock.now().isoformat(), clock.elapsed()
-        with _signal_handler(signal.SIGTERM, call.on_sigterm), _log_to_stderr():
+        with _signal_handler(signal.SIGTERM, call.on_sigterm), _log_to_stderr(call.log):
             try:
                 answer = self._run_command(args, call)
             except click.exceptions.Exit as e:
@@ -391,7 +402,9 @@ def _print_answer(call: Call, answer: Answer, started_at: str, seconds: float) -
             )
             call.account(error)
             answer = replace(answer, error=error)
-    if not silent:
+    if call.log is not None:
+        _log_problems(call.log, call, answer)
+    elif not silent:
         try:
             _print_problems(answer)
         except (OSError, SystemExit):  # rich exits if nobody reads its pipe
@@ -415,6 +428,24 @@ def _print_problems(answer: Answer) -> None:
         console.print(Text(f"Next: {error.next}"))
 
 
+def _log_problems(log: Sink, call: Call, answer: Answer) -> None:
+    for warning in (*answer.warnings, *answer.json_warnings):
+        log(Notice(table=call.table, message=warning))
+    if answer.error is not None:
+        error = answer.error
+        log(
+            CommandError(
+                table=call.table,
+                code=error.code,
+                message=error.message,
+                exit_code=error.exit_code,
+                data_changed=error.data_changed,
+                next=error.next,
+                partition=error.partition,
+            )
+        )
+
+
 @contextmanager
 def _signal_handler(
     number: signal.Signals, handler: Callable[[int, FrameType | None], object] | signal.Handlers
@@ -431,18 +462,28 @@ def _signal_handler(
 
 
 class _StderrLog(logging.Handler):
-    """Prints a line for each warning of the libraries, to what standard error is at that time."""
+    """Prints a line for each warning of the libraries, to what standard error is at that time; or gives it to ``log``."""
+
+    def __init__(self, log: Sink | None) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
         # py4j logs every call that an interrupt cuts off, with a traceback, and then raises the interrupt anyway.
-        if _debugging() or "py4j" not in record.pathname:
-            with suppress(OSError):  # a night must not fail because its warnings can't be written
-                print(self.format(record) if _debugging() else record.getMessage(), file=sys.stderr)
+        if not _debugging() and "py4j" in record.pathname:
+            return
+        text = self.format(record) if _debugging() else record.getMessage()
+        if self._log is not None:
+            table, partition = getattr(record, "table", None), getattr(record, "partition", None)
+            self._log(Notice(message=text, logger=record.name, table=table, partition=partition))
+            return
+        with suppress(OSError):  # a night must not fail because its warnings can't be written
+            print(text, file=sys.stderr)
 
 
 @contextmanager
-def _log_to_stderr() -> Iterator[None]:
-    handler = _StderrLog(logging.WARNING)
+def _log_to_stderr(log: Sink | None) -> Iterator[None]:
+    handler = _StderrLog(log)
     logging.getLogger().addHandler(handler)
     try:
         yield

@@ -69,6 +69,18 @@ engine_option = click.option(
 )
 
 
+log_option = click.option(
+    "--log",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    expose_value=False,
+    help="What goes to standard error: text, or a line of JSON for each batch, merge, publish, failure and warning, as it "
+    "happens.",
+)
+"""For commands that commit batches, merge or publish. As with `--json`, `Program.main` looks for it."""
+
+
 batch_id_option = click.option(
     "--batch-id",
     metavar="ID",

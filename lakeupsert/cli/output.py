@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lakeupsert.pipeline.publish import PublishResult
     from lakeupsert.queue import QueueStats
     from lakeupsert.report.status import Status
+    from lakeupsert.report.totals import MergeTotals
     from lakeupsert.table.chain import Link
     from lakeupsert.table.manifest import Changes
     from lakeupsert.table.snapshot import Snapshot
@@ -64,6 +65,13 @@ def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, object]:
         return {**fields, "changes": changes_result(result.changes), "seconds": round(result.seconds, 3)}
 
     return {"partitions": [shape(r) for r in results]}
+
+
+def totals_result(totals: "MergeTotals") -> dict[str, object]:
+    fields = dataclasses.asdict(totals)
+    del fields["failures"]
+    figures = {"seconds": round(totals.seconds, 3), "changes": changes_result(totals.changes)}
+    return {**fields, **figures, "failed": len(totals.failures)}
 
 
 def publish_result(published: "PublishResult") -> dict[str, object]:
@@ -229,6 +237,19 @@ def dedupe_facts(results: "Sequence[PartitionResult]") -> list[Fact]:
         *spark,
         *([("refused", f"{count(refused, 'row')} in quarantine: {BELOW_FLOOR}")] if refused else []),
     ]
+
+
+def totals_facts(totals: "MergeTotals") -> list[Fact]:
+    """Of a worker that waits for messages, which does not remember each partition."""
+    merges = f"{count(totals.merged, 'merge')}: {count(totals.rows_in, 'row')} in, {size(totals.bytes_written)} written"
+    facts = [("merged", merges if totals.merged else "nothing")]
+    if keys := _changed_keys([totals.changes]):
+        facts.append(("keys", keys))
+    if totals.large:
+        facts.append(("", f"{count(totals.large, 'partition')} left to Spark"))
+    if totals.rows_refused:
+        facts.append(("refused", f"{count(totals.rows_refused, 'row')} in quarantine: {BELOW_FLOOR}"))
+    return facts
 
 
 def _changed_keys(changes: "Sequence[Changes]") -> str:

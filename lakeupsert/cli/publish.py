@@ -4,6 +4,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import log_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 
@@ -11,6 +12,7 @@ from lakeupsert.cli.program import main
 @main.command()
 @click.option("--tag", metavar="NAME", help="Tag the published snapshot. A tagged snapshot is never expired.")
 @click.option("--untag", metavar="NAME", help="Remove this tag.")
+@log_option
 @common
 @click.pass_obj
 def publish(call: Call, tag: str | None, untag: str | None) -> Answer:

@@ -6,7 +6,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import partition_options, selection
+from lakeupsert.cli.options import log_option, partition_options, selection
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     "--deep", is_flag=True, help="Also recompute the rows from the landing files with DuckDB, and compare all columns."
 )
 @partition_options
+@log_option
 @common
 @click.pass_obj
 def reconcile(call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...]) -> Answer:

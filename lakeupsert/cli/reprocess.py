@@ -6,7 +6,14 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import partition_options, prepare_spark, processes, processes_option, selection
+from lakeupsert.cli.options import (
+    log_option,
+    partition_options,
+    prepare_spark,
+    processes,
+    processes_option,
+    selection,
+)
 from lakeupsert.cli.problems import failed_partitions_error, failure_reasons, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
 )
 @processes_option
 @click.option("--dry-run", is_flag=True, help="Show what would be read and written. Writes nothing.")
+@log_option
 @common
 @click.pass_obj
 def reprocess(

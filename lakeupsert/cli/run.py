@@ -15,6 +15,7 @@ from lakeupsert.cli.options import (
     full_extract_options,
     host_option,
     limit_options,
+    log_option,
     prepare_spark,
     processes,
     processes_option,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 @full_extract_options
 @click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`. Writes nothing.")
 @limit_options
+@log_option
 @common
 @click.pass_obj
 def run(

@@ -8,12 +8,14 @@ import click
 from lakeupsert import clock
 from lakeupsert.cli.dedupe import merge_answer
 from lakeupsert.cli.frame import Answer, Call, common, for_each_table
-from lakeupsert.cli.options import engine_option, prepare_spark, workers_option
+from lakeupsert.cli.options import engine_option, log_option, prepare_spark, workers_option
 from lakeupsert.cli.program import main
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.stop import GRACE_SECONDS
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
+    from lakeupsert.cli.metrics import WorkerMetrics
     from lakeupsert.engine.by_name import EngineName
 
 
@@ -40,7 +42,14 @@ if TYPE_CHECKING:
     metavar="PATH",
     help="Touch this file every few seconds (for a liveness probe).",
 )
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="PATH",
+    help="Write metrics for Prometheus to this file every few seconds. The node exporter reads names that end in .prom.",
+)
 @engine_option
+@log_option
 @common
 @click.pass_obj
 def worker(
@@ -50,6 +59,7 @@ def worker(
     max_seconds: float | None,
     grace_seconds: float,
     health_file: Path | None,
+    metrics_file: Path | None,
     engine: "EngineName | None",
 ) -> Answer:
     """Merge partitions as their messages arrive.
@@ -64,15 +74,40 @@ def worker(
     """
     begun = clock.elapsed()
     call.stop.grace_seconds = grace_seconds
-    if health_file is not None and not health_file.parent.is_dir():
-        raise click.UsageError(f"--health-file: the folder {health_file.parent} does not exist.")
-    alive = health_file.touch if health_file is not None else lambda: None
+    for option, path in (("--health-file", health_file), ("--metrics-file", metrics_file)):
+        if path is not None and not path.parent.is_dir():
+            raise click.UsageError(f"{option}: the folder {path.parent} does not exist.")
+    metrics = _metrics_into(metrics_file) if metrics_file is not None else None
+
+    def alive() -> None:
+        if health_file is not None:
+            health_file.touch()
+        if metrics is not None:
+            metrics.tick()
 
     def work_on(table: "Table") -> Answer:
         prepare_spark(table, engine=engine)
+        if metrics is not None:
+            metrics.watch(table)
         left = None if max_seconds is None else max(0.0, max_seconds - (clock.elapsed() - begun))
         return merge_answer(
             call, table, workers, engine, until_empty=until_empty, both_queues=False, max_seconds=left, alive=alive
         )
 
-    return for_each_table(call, work_on, concurrently=not until_empty)
+    try:
+        return for_each_table(call, work_on, concurrently=not until_empty)
+    finally:
+        if metrics is not None:
+            metrics.write()
+
+
+def _metrics_into(path: Path) -> "WorkerMetrics":
+    try:
+        from lakeupsert.cli.metrics import WorkerMetrics
+    except ImportError as e:
+        raise ConfigurationError(
+            "extra-missing",
+            f"--metrics-file needs {e.name or e}, which is not installed. Nothing was done.",
+            next="pip install 'lakeupsert[prometheus]'",
+        ) from e
+    return WorkerMetrics(path)

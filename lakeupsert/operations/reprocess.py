@@ -220,7 +220,7 @@ def reprocess_and_publish(
             if not (left := plan.left(table)) or options.stop.wait(OTHERS_SECONDS):
                 break
             continue
-        results += drain_queues(table, drain_options)
+        drain_queues(table, drain_options, results.append)
         left = plan.left(table)
         stats = table.queue_stats()
         if not left or not stats.visible + stats.leased or options.stop.wait(1.0):

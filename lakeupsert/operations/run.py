@@ -106,7 +106,8 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     with suppress(DamagedTableError):  # the merge of that partition fails because of it, and the others go on
         expected = predict_merges(table, appended)
     try:
-        merged = drain_queues(
+        merged: list[PartitionResult] = []
+        drain_queues(
             table,
             DrainOptions(
                 host=options.host if options.workers is None else "local",
@@ -115,6 +116,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
                 stop=options.stop,
                 progress=lambda left: progress(f"{left} partitions to merge"),
             ),
+            merged.append,
         )
         progress("publishing")
         published = publish(table)

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from lakeupsert import clock
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.reports import Refused, Report
 from lakeupsert.errors import LakeupsertError
+from lakeupsert.events import BatchCommit
 from lakeupsert.pipeline.discover import Ground
 from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
@@ -68,12 +70,34 @@ def commit_batch(
             return LOST
         entry, files = settled.entry, {*files, *settled.objects}
     progress("committing")
+    begun = clock.elapsed()
     outcome = _append_entry(table, ground, job, entry)
     if outcome.result == "lost":
         table.discard(files)
     if outcome.link is None:
         return LOST
+    table.emit(_event(table, outcome.link, begun=ground.begun, commit_begun=begun))
     return outcome.link
+
+
+def _event(table: OpenTable, link: Link[LedgerEntry], *, begun: float, commit_begun: float) -> BatchCommit:
+    entry, now = link.body, clock.elapsed()
+    return BatchCommit(
+        table=table.name,
+        batch=link.number,
+        entry=link.write_id,
+        seconds=round(now - begun, 6),
+        requests=table.store.requests.take(),
+        batch_id=entry.batch_id,
+        files=len(entry.sources),
+        rows_read=entry.rows_read,
+        rows_appended=entry.rows_appended,
+        rows_superseded=entry.rows_superseded,
+        rows_quarantined=entry.rows_quarantined,
+        bytes_written=sum(t.bytes for t in entry.touched.values()),
+        partitions=len(entry.touched),
+        commit_seconds=round(now - commit_begun, 6),
+    )
 
 
 def _append_entry(table: OpenTable, ground: Ground, job: AppendJob, entry: LedgerEntry) -> Outcome[LedgerEntry]:

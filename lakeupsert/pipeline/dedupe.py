@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from lakeupsert import clock
+from lakeupsert import clock, events
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.errors import RefusedError, TryAgainError
@@ -97,12 +97,14 @@ class PartitionResult:
 
 @dataclass(frozen=True)
 class _Merge:
-    """A step that was merged: one output for each of its tasks, the engine's name, and the seconds that it took."""
+    """A step that was merged: one output for each of its tasks, the engine's name, and the seconds that it took. ``units``: 0, or
+    in how many units."""
 
     step: Step
     outputs: Sequence[MergeOutput]
     engine: str
     seconds: float
+    units: int = 0
 
 
 def dedupe_partitions(
@@ -204,7 +206,9 @@ def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: 
         unit = results.units[number]
         if _is_large(table, engine, step, unit.merges):
             return replace(result, status="large")
-        results.put(number, _run_unit(table, engine, step, unit))
+        done = _run_unit(table, engine, step, unit)
+        results.put(number, done)
+        table.emit(_unit_event(table, engine, results, number, done, clock.elapsed() - begun))
         missing = results.find_missing()
     if missing or number >= len(results.units):
         return result
@@ -214,7 +218,7 @@ def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: 
         outputs = results.read()
     except NotFoundError:  # another worker committed the step and deleted them
         return result
-    merge = _Merge(step, outputs, engine.name, clock.elapsed() - begun)
+    merge = _Merge(step, outputs, engine.name, clock.elapsed() - begun, units=len(results.units))
     link = _commit(table, merge, own_files=False)
     if link is None:
         return replace(result, status="outdated")
@@ -326,8 +330,11 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
         "seconds": round(merge.seconds, 3),
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
+    begun = clock.elapsed()
     while True:
         outcome = chain.append(version_after(step, head, outputs, provenance), head)
+        if outcome.link is not None:
+            table.emit(_merge_event(table, merge, outcome.link, clock.elapsed() - begun))
         if outcome.result != "lost":
             return outcome.link  # None if unknown: vacuum deals with the files, and the head says what is left to do
         newer = chain.head()
@@ -387,3 +394,54 @@ def _new_bytes(old: Iterable[BucketEntry], new: Iterable[BucketEntry]) -> int:
     others = [f for b in new for f in (*b.tombstones, *b.history) if f not in stay]
     files = sum(f.bytes for f in (*data, *others) if f.name not in before)
     return files + sum(f.deleted.size for f in data if f.deleted and f.deleted != before.get(f.name))
+
+
+def _merge_event(table: OpenTable, merge: _Merge, link: Link[Manifest], commit_seconds: float) -> events.Merge:
+    step, result = merge.step, _add(PartitionResult(merge.step.partition), merge, link)
+    return events.Merge(
+        table=table.name,
+        batch=result.merged,
+        entry=link.body.entry,
+        seconds=round(result.seconds + commit_seconds, 6),
+        requests=table.store.requests.take(),
+        partition=result.partition,
+        version=result.version,
+        rows_in=result.rows_in,
+        rows_out=result.rows_out,
+        rows_superseded=result.rows_superseded,
+        rows_deleted=result.rows_deleted,
+        rows_refused=result.rows_refused,
+        bytes_read=result.bytes_read,
+        bytes_written=result.bytes_written,
+        engine=result.engine,
+        strategy=result.strategy,
+        commit_seconds=round(commit_seconds, 6),
+        units=merge.units,
+        earlier=() if step.work else tuple(x.write_id for x in step.pending if x.number in step.active - {step.up_to}),
+        work=step.work,
+    )
+
+
+def _unit_event(
+    table: OpenTable, engine: Engine, results: UnitResults, number: int, result: UnitResult, seconds: float
+) -> events.UnitWork:
+    step, unit = results.step, results.units[number]
+    outputs = [
+        *(result.cut.files if result.cut else ()),
+        *(f for x in result.merged for f in (*x.written, *x.tombstones)),
+    ]
+    return events.UnitWork(
+        table=table.name,
+        batch=step.up_to,
+        entry=step.entry,
+        seconds=round(seconds, 6),
+        requests=table.store.requests.take(),
+        partition=step.partition,
+        unit=number,
+        units=len(results.units),
+        cut=unit.cut is not None,
+        bytes_read=unit.cut.bytes if unit.cut else replace(step, tasks=unit.merges, cut_bytes=0).bytes,
+        bytes_written=sum(file.bytes for file in outputs),
+        engine=engine.name,
+        strategy=step.strategy,
+    )

@@ -67,6 +67,7 @@ class Ground:
     Attributes:
         batch_id: the batch's id.
         received_at: the batch's receipt stamp, above that of the ledger's head.
+        begun: `clock.elapsed` when the attempt began.
         snapshot: the last snapshot; None before the first publish.
         head: the ledger's head; None before the first batch.
         spec_head: the newest spec, never older than the one that ``head`` names.
@@ -78,6 +79,7 @@ class Ground:
 
     batch_id: str
     received_at: int
+    begun: float
     snapshot: Link[Snapshot] | None
     head: Link[LedgerEntry] | None
     spec_head: Link[TableSpec] | None
@@ -116,12 +118,14 @@ class Ground:
 
 def read_heads(table: OpenTable, batch_id: str | None) -> Ground:
     """The ground of a batch that takes no landing files."""
+    begun = clock.elapsed()
     table.last_snapshot()  # before the ledger, which then covers what the snapshot shows
     head = table.ledger_head()
     spec_head = table.head_spec()  # after the ledger: an entry's spec is never newer than the one read here
     return Ground(
         batch_id=batch_id or clock.new_id(),
         received_at=next_stamp(head.body if head else None),
+        begun=begun,
         snapshot=table.known_snapshot,
         head=head,
         spec_head=spec_head,

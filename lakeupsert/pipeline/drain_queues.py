@@ -55,32 +55,44 @@ class DrainOptions:
     alive: Callable[[], object] = lambda: None
 
 
-def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
+@dataclass
+class _Watch:
+    """Passes results on, and remembers whether a partition was left to Spark."""
+
+    collect: Callable[[PartitionResult], object]
+    left_to_spark: bool = False
+
+    def __call__(self, result: PartitionResult) -> None:
+        self.left_to_spark |= result.status == "large"
+        self.collect(result)
+
+
+def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[PartitionResult], object]) -> None:
     """Merge the partitions that the queues name. If the table does not exist yet, wait for it as for messages.
 
     Of a table with two queues, a worker that waits for messages (and one without ``both_queues``) drains one: engine spark
-    that of large partitions, engine arrow the other.
+    that of large partitions, engine arrow the other. ``collect`` takes each result as soon as it is known.
     """
     begun = clock.elapsed()
     limit = options.max_seconds
     while table.head_spec() is None:  # nothing was ever appended, so there is no queue yet either
         options.alive()
         if options.until_empty or (limit is not None and clock.elapsed() - begun >= limit) or options.stop.wait(1.0):
-            return []
+            return
     if limit is not None:
         options = replace(options, max_seconds=max(0.0, limit - (clock.elapsed() - begun)))
     both = options.until_empty and options.both_queues
     large = table.at_large_queue() if table.large_queue is not None else None
+    watch = _Watch(collect)
     if (options.engine or table.settings.engine) == "spark":
-        if large is not None and not both:
-            return _drain_by(spark_engine(), large, options)
-        results = _drain_by(spark_engine(), table, options)
+        _drain_by(spark_engine(), table if both or large is None else large, options, watch)
     elif options.host == "spark":
-        results = _drain_by(arrow_on_spark(limit_bytes()), table, options)
+        _drain_by(arrow_on_spark(limit_bytes()), table, options, watch)
     else:
-        results = drain_in_processes(
+        drain_in_processes(
             table,
             options.workers,
+            watch,
             until_empty=options.until_empty,
             stop=options.stop,
             max_seconds=options.max_seconds,
@@ -88,17 +100,19 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
             alive=options.alive,
         )
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
-    if both and large is not None and (any(r.status == "large" for r in results) or large.queue.stats().visible):
-        results += _drain_by(spark_engine(), large, options)
-    return results
+    if both and large is not None and (watch.left_to_spark or large.queue.stats().visible):
+        _drain_by(spark_engine(), large, options, collect)
 
 
-def _drain_by(engine: Engine, table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
-    return drain(
+def _drain_by(
+    engine: Engine, table: OpenTable, options: DrainOptions, collect: Callable[[PartitionResult], object]
+) -> None:
+    drain(
         table,
         engine,
         until_empty=options.until_empty,
         stop=options.stop,
+        collect=collect,
         max_seconds=options.max_seconds,
         progress=options.progress,
         alive=options.alive,

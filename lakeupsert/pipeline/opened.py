@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -12,9 +13,10 @@ from typing import TypeVar
 
 import msgspec
 
-from lakeupsert import clock
+from lakeupsert import clock, tracing
 from lakeupsert.config import TableSettings, is_remote
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, Standing
+from lakeupsert.events import Event, Sink
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.strategy import Strategy
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
@@ -39,6 +41,9 @@ log = logging.getLogger(__name__)
 
 CONCURRENT_REQUESTS = 16
 """Requests that one process sends at the same time."""
+KEPT_ENTRIES = 64
+"""How many ledger entries that readers see a worker remembers. More: it grows by about 2 kB for each partition that a batch
+touches. Fewer: a partition that lags behind reads them more often."""
 KEPT_OBJECTS = 256
 """How many objects `OpenTable.get_once` keeps: results of cuts of some 10 kB, which every unit of a partition reads."""
 
@@ -54,6 +59,8 @@ class OpenTable:
     settings: TableSettings
     origins: Mapping[str, str] = field(default_factory=dict)
     """The environment variables that settings came from, as in `Config.origins`."""
+    sinks: list[Sink] = field(default_factory=lambda: [tracing.record], repr=False)
+    """Who takes the events of this table."""
     _entries: dict[int, Link[LedgerEntry]] = field(default_factory=dict, repr=False)
     _specs: dict[int, TableSpec] = field(default_factory=dict, repr=False)
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
@@ -206,6 +213,15 @@ class OpenTable:
             if number not in self._entries:
                 self._entries.update({link.number: link for link in self.objects.ledger.between(number - 1, number)})
         return [self._entries[number] for number in range(low + 1, high + 1)]
+
+    def forget_published(self) -> None:
+        """Drop ledger entries that the last snapshot shows, if there are many: a worker may live for months. An entry that is
+        needed again is read again. No other thread may use the table meanwhile."""
+        shown = self._snapshot.body.batch if self._snapshot else 0
+        old = [number for number in self._entries if number < min(shown, max(self._entries))]
+        if len(old) > KEPT_ENTRIES:
+            for number in old:
+                del self._entries[number]
 
     def ledger_head(self) -> Link[LedgerEntry] | None:
         """The newest ledger entry; None if the table does not exist yet.
@@ -470,7 +486,17 @@ class OpenTable:
         if len(items) <= 1 or not is_remote(self.settings.processed):
             return [call(item) for item in items]
         with ThreadPoolExecutor(min(CONCURRENT_REQUESTS, len(items))) as pool:
-            return list(pool.map(call, items))
+            # In the caller's context, so that spans of what the threads do are below the caller's span.
+            contexts = [copy_context() for _ in items]
+            return list(pool.map(lambda context, item: context.run(call, item), contexts, items))
+
+    def emit(self, event: Event) -> None:
+        """Give an event to every sink. A sink that fails must not turn a commit into an error, so that is a warning."""
+        for sink in self.sinks:
+            try:
+                sink(event)
+            except Exception as e:
+                log.warning("an event of table %s was lost: %r", self.name, e)
 
     def close(self) -> None:
         for queue in (self.__dict__.get("queue"), self.__dict__.get("large_queue")):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lakeupsert import clock
+from lakeupsert.events import Publish
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
@@ -53,6 +54,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     Args:
         also: partitions that may have a newer version at the same `merged`; the heads of others are not read for that.
     """
+    begun = clock.elapsed()
     publisher = _Publisher(table, also)
     published = publisher.append()
     now = published or publisher.last
@@ -62,6 +64,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
     if published:
         old = publisher.last.body.partitions if publisher.last else {}
         changed = sum(old.get(p) != shown for p, shown in published.body.partitions.items())
+        table.emit(_event(table, publisher.last, published, changed, begun))
     return PublishResult(
         snapshot=now.number if now else None,
         batch=body.batch if body else 0,
@@ -71,6 +74,25 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         waiting=tuple(behind),
         failed=table.failed(behind, now),
         lost=publisher.stand_in.number if publisher.stand_in else None,
+    )
+
+
+def _event(
+    table: OpenTable, last: Link[Snapshot] | None, published: Link[Snapshot], changed: int, begun: float
+) -> Publish:
+    body = published.body
+    *earlier, newest = table.entries(min(last.body.batch if last else -1, body.batch - 1), body.batch)
+    return Publish(
+        table=table.name,
+        batch=body.batch,
+        entry=newest.write_id,
+        seconds=round(clock.elapsed() - begun, 6),
+        requests=table.store.requests.take(),
+        snapshot=published.number,
+        partitions_changed=changed,
+        rows=body.rows,
+        lagging=len(body.lagging),
+        earlier=tuple(link.write_id for link in earlier if link.body.touched),
     )
 
 

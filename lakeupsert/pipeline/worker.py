@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,7 +23,8 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine
-from lakeupsert.errors import LakeupsertError, TryAgainError
+from lakeupsert.errors import LakeupsertError, TryAgainError, split_text
+from lakeupsert.events import Failure
 from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
 from lakeupsert.pipeline.messages import pending_messages
 from lakeupsert.pipeline.opened import OpenTable
@@ -62,30 +64,32 @@ def drain(  # many parameters: each is an option of a command
     *,
     until_empty: bool,
     stop: Stop,
+    collect: Callable[[PartitionResult], object] = lambda result: None,
     most_messages: int | None = None,
     max_seconds: float | None = None,
     lease_seconds: float = LEASE_SECONDS,
     progress: Callable[[int], None] | None = None,
     alive: Callable[[], object] = lambda: None,
-) -> list[PartitionResult]:
+) -> None:
     """Work on the queue's messages until none is visible (``until_empty``), ``stop`` is set, or time is up.
 
     A partition that fails goes back to the queue. At its last receive it is marked failed and its message is buried; so is one
     whose workers never answered. TryAgainError (the store, the disk) returns the messages and ends the work.
 
     Args:
+        collect: takes each result as soon as its message is answered; no result is kept here.
         most_messages: it also ends when more messages are visible, which may be the units of one partition.
         max_seconds: nothing is started that would pass this, if it took as long as the longest call so far.
         progress: is called with the number of messages left.
         alive: is called every few seconds, also in another thread.
     """
     begun, longest = clock.elapsed(), 0.0
-    results: list[PartitionResult] = []
     # A compaction or a fence may make a step void while its units are merged; their messages are then acked for nothing.
     # So whoever acked one checks, when the queue is empty, that nothing is left.
     unconfirmed: set[Message] = set()
     while not stop.is_set() and (max_seconds is None or clock.elapsed() - begun + longest < max_seconds):
         alive()
+        table.forget_published()
         leases = table.queue.receive(engine.partitions_per_call, lease_seconds, 0.0 if until_empty else WAIT_SECONDS)
         if not leases:
             if unconfirmed and (until_empty or not table.queue.stats().leased):
@@ -102,10 +106,9 @@ def drain(  # many parameters: each is an option of a command
                 table.queue.release(lease)
             break
         received = clock.elapsed()
-        delivery = _Delivery(table, engine, leases, retry_seconds=0.0 if until_empty else RETRY_SECONDS)
+        delivery = _Delivery(table, engine, leases, 0.0 if until_empty else RETRY_SECONDS, collect=collect)
         with _lease_extension(table, leases, lease_seconds, stop, alive):
             delivery.work()
-        results += delivery.results
         unconfirmed |= delivery.unconfirmed
         longest = max(longest, clock.elapsed() - received)
         if most_messages is not None and table.queue.stats().visible > most_messages:
@@ -113,7 +116,6 @@ def drain(  # many parameters: each is an option of a command
         if progress is not None:
             stats = table.queue.stats()
             progress(stats.visible + stats.leased)
-    return results
 
 
 def drain_received(
@@ -157,7 +159,12 @@ def drain_received(
                 _answer(delivery.leases, table.queue.release)
             elif (failure := future.exception()) is not None:
                 partition = delivery.leases[0].message.partition
-                log.warning("partition was not merged: %s: %s", partition, failure)
+                log.warning(
+                    "partition was not merged: %s: %s",
+                    partition,
+                    failure,
+                    extra={"table": table.name, "partition": partition},
+                )
                 failures.append(failure)
             else:
                 returned += delivery.returned
@@ -186,7 +193,7 @@ def _work_in_threads(
 ) -> list[Future[None]]:
     """A future for each, as they are when all are done or time is up. No delivery is started after that."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="dedupe")
-    futures = [pool.submit(_work_in_time, delivery, seconds_left) for delivery in deliveries]
+    futures = [pool.submit(copy_context().run, _work_in_time, delivery, seconds_left) for delivery in deliveries]
     pending = set(futures)
     while pending and seconds_left() > 0:
         _, pending = wait(pending, LOOK_SECONDS, FIRST_COMPLETED)
@@ -227,8 +234,9 @@ class _Delivery:
     Attributes:
         retry_seconds: how long a message stays hidden if its partition failed.
         away_seconds: how long all messages without an answer stay hidden if the work itself fails.
+        collect: takes the results of the partitions that are finished here: merged, with nothing to do, handed on, or failed
+            for good.
         started: whether somebody works on it, or did.
-        results: of the partitions that are finished here: merged, with nothing to do, handed on, or failed for good.
         returned: leases that were given back because their partition failed.
         unconfirmed: messages of units that committed nothing.
     """
@@ -238,8 +246,8 @@ class _Delivery:
     leases: Sequence[Lease]
     retry_seconds: float
     away_seconds: float = 0.0
+    collect: Callable[[PartitionResult], object] = lambda result: None
     started: bool = False
-    results: list[PartitionResult] = field(default_factory=list)
     returned: list[Lease] = field(default_factory=list)
     unconfirmed: set[Message] = field(default_factory=set)
 
@@ -299,17 +307,33 @@ class _Delivery:
             if message.unit is not None and result.status == "clean":
                 self.unconfirmed.add(message)
             elif result.status not in ("shared", "outdated"):
-                self.results.append(result)
+                self.collect(result)
         elif receives < queue.max_receives:
             # What to do about it is reported once, by whoever finds the partition failed for good.
-            log.warning("partition failed, will be tried again: %s: %s", result.partition, error.partition("\n")[0])
+            log.warning(
+                "partition failed, will be tried again: %s: %s",
+                result.partition,
+                error.partition("\n")[0],
+                extra={"table": table.name, "partition": result.partition},
+            )
             self.returned += leases
             self._answer(leases, lambda lease: queue.release(lease, self.retry_seconds))
         else:
             if message.work is None:
                 mark_failed(table, result.partition, message.batch, error)
             self._answer(leases, partial(queue.bury, reason=error))
-            self.results.append(result)
+            text, advice = split_text(error)
+            table.emit(
+                Failure(
+                    table=table.name,
+                    partition=result.partition,
+                    batch=message.batch,
+                    engine=result.engine,
+                    message=text,
+                    next=advice,
+                )
+            )
+            self.collect(result)
 
     def _answer(self, leases: Iterable[Lease], answer: Callable[[Lease], bool]) -> None:
         for lease in leases:

@@ -1,22 +1,29 @@
-"""Several worker processes on one queue. Each runs `worker.drain`; they share nothing but the store and the queue."""
+"""Several worker processes on one queue. Each runs `worker.drain`; they share nothing but the store and the queue.
+
+Each sends what happens to the process that started it: results, events and warnings. That one alone writes them, so lines of a
+log are whole, and what a process had sent is kept when it dies.
+"""
 
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from logging.handlers import QueueHandler
 from multiprocessing import connection, forkserver, get_context, parent_process
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 from lakeupsert import clock
 from lakeupsert.config import TableSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
+from lakeupsert.events import Event
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.memory_limit import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
@@ -31,6 +38,8 @@ PROGRESS_SECONDS = 2.0
 """How often the queue is asked how many messages are left. Queue services charge for each request."""
 PROCESS_BYTES = 150 << 20
 """Memory of a worker process before it merges: Python, Arrow, boto3."""
+LOOK_SECONDS = 0.5
+"""How often the parent of worker processes checks whether it should stop, if it hears nothing from them."""
 MOST_DEATHS = 100
 """How many dead processes are replaced before the command gives up. That is more than a few partitions that kill their workers
 cause, and fewer than a machine should suffer on which no process can live."""
@@ -39,37 +48,38 @@ cause, and fewer than a machine should suffer on which no process can live."""
 def drain_in_processes(
     table: OpenTable,
     workers: int,
+    collect: Callable[[PartitionResult], object],
     *,
     until_empty: bool,
     stop: Stop,
     max_seconds: float | None = None,
     progress: Callable[[int], None] | None = None,
     alive: Callable[[], object] = lambda: None,
-) -> list[PartitionResult]:
+) -> None:
     """`worker.drain` with engine arrow in ``workers`` processes, which share the memory that this process may use.
 
     One worker, or few messages, need no other process. A process that dies is replaced. Its messages are free at once, and a
-    message that kills its workers ends by the number of its receives. What the process had committed stands, but is not in the
-    results.
+    message that kills its workers ends by the number of its receives. What the process had committed stands; the result of its
+    last call may be missing.
     Raises TryAgainError after ``MOST_DEATHS``, or if a process dies before it starts to work.
     """
     begun = clock.elapsed()
-    results: list[PartitionResult] = []
     # Only the main thread can be made to abandon a merge, and a worker that waits for messages must be able to stop.
     may_work_here = until_empty or threading.current_thread() is threading.main_thread()
     if may_work_here and (workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES)):
-        results += drain(
+        drain(
             table,
             ArrowEngine(limit_bytes() - PROCESS_BYTES),
             until_empty=until_empty,
             stop=stop,
+            collect=collect,
             most_messages=None if workers <= 1 else FEW_MESSAGES,
             max_seconds=max_seconds,
             progress=progress,
             alive=alive,
         )
         if workers <= 1 or stop.is_set() or table.queue.stats().visible <= FEW_MESSAGES:
-            return results
+            return
     deadline = None if max_seconds is None else begun + max_seconds
     reported = begun
     with _Processes(
@@ -79,36 +89,41 @@ def drain_in_processes(
             processes.start()
         while processes.pending:
             alive()
-            results += processes.collect()
+            processes.listen(collect)
             if stop.is_set():
                 processes.stop()
             if progress is not None and clock.elapsed() - reported >= PROGRESS_SECONDS:
                 reported = clock.elapsed()
                 stats = table.queue.stats()
                 progress(stats.visible + stats.leased)
-    return results
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What a worker process did, and how often it sent each kind of request to the store."""
+class _Process:
+    """A worker process.
 
-    results: list[PartitionResult]
-    requests: dict[str, int]
+    Attributes:
+        started: fails if the process never lived.
+        requests: what it answers at its end: how often it sent each kind of request to the store.
+    """
+
+    started: Future[int]
+    requests: Future[dict[str, int]]
 
 
 class _Processes:
     """The worker processes of one call; leaving the block stops them and waits for their end.
 
     Attributes:
-        pending: the answers that are awaited. Each has its process's start, which fails if the process never lived.
+        pending: the processes that have not ended, by what each is heard through. It sends results, events and log records,
+            and None when it has sent all.
     """
 
     def __init__(self, table: OpenTable, memory: int, stop: Stop, deadline: float | None, *, until_empty: bool) -> None:
         self._table, self._memory, self._stop = table, memory, stop
         self._deadline, self._until_empty = deadline, until_empty
         self._deaths = 0
-        self.pending: dict[Future[_Answer], Future[int]] = {}
+        self.pending: dict[connection.Connection, _Process] = {}
         # Forking this process would copy Arrow's and SQLite's locks in whatever state they are. The fork server only imports.
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload([__name__])
@@ -133,41 +148,57 @@ class _Processes:
 
     def start(self) -> None:
         """Start one process. It has a pool of its own, because the death of a process ends all others of its pool."""
+        hearing, telling = self._context.Pipe(duplex=False)
         pool = ProcessPoolExecutor(
             1,
             mp_context=self._context,
             initializer=_begin,
-            initargs=(self._listening, self._stop.grace_seconds, dict(os.environ)),
+            initargs=(self._listening, telling, self._stop.grace_seconds, dict(os.environ)),
         )
         self._pools.enter_context(pool)
+        self._pools.callback(hearing.close)  # before the pool waits for the process, which may wait to be heard
         started = pool.submit(os.getpid)
+        telling.close()  # the process has its own by now: so the death of the process ends what is heard
         left = None if self._deadline is None else max(0.0, self._deadline - clock.elapsed())
-        table, answer = self._table, Future[_Answer]()
+        table, requests = self._table, Future[dict[str, int]]()
         try:
-            answer = pool.submit(_drain, table.name, table.settings, self._memory, left, until_empty=self._until_empty)
+            requests = pool.submit(
+                _drain, table.name, table.settings, self._memory, left, until_empty=self._until_empty
+            )
         except BrokenProcessPool as e:  # the process is dead already
-            answer.set_exception(e)
-        self.pending[answer] = started
+            requests.set_exception(e)
+        self.pending[hearing] = _Process(started, requests)
 
-    def collect(self) -> list[PartitionResult]:
-        """Wait a moment for answers and return their results. Processes that died are replaced."""
-        results: list[PartitionResult] = []
-        for future in wait(self.pending, timeout=0.5).done:
-            started = self.pending.pop(future)
+    def listen(self, collect: Callable[[PartitionResult], object]) -> None:
+        """Wait a moment for what processes send, and pass it on. Processes that died are replaced."""
+        for hearing in connection.wait(self.pending, LOOK_SECONDS):
+            assert isinstance(hearing, connection.Connection)
             try:
-                answer = future.result()
-            except BrokenProcessPool as e:
-                if self._stop.is_set():
-                    continue  # it did not finish soon enough, and gave up or was killed
-                self._deaths += 1
-                if started.exception() is not None or self._deaths > MOST_DEATHS:
-                    raise _died(self._table, self._deaths) from e
-                log.warning("a worker process died (killed, or out of memory); starting another one")
-                self.start()
-                continue
-            results += answer.results
-            self._table.store.requests.add(answer.requests)
-        return results
+                told = hearing.recv()
+            except (EOFError, OSError):  # the process died, perhaps while it sent
+                told = None
+            match told:
+                case PartitionResult():
+                    collect(told)
+                case Event():
+                    self._table.emit(told)
+                case logging.LogRecord():
+                    logging.getLogger(told.name).handle(told)
+                case None:
+                    hearing.close()
+                    self._end(self.pending.pop(hearing))
+
+    def _end(self, process: _Process) -> None:
+        try:
+            self._table.store.requests.add(process.requests.result())
+        except BrokenProcessPool as e:
+            if self._stop.is_set():
+                return  # it did not finish soon enough, and gave up or was killed
+            self._deaths += 1
+            if process.started.exception() is not None or self._deaths > MOST_DEATHS:
+                raise _died(self._table, self._deaths) from e
+            log.warning("a worker process died (killed, or out of memory); starting another one")
+            self.start()
 
     def stop(self) -> None:
         """Let every process take no new message."""
@@ -190,13 +221,52 @@ def _died(table: OpenTable, deaths: int) -> TryAgainError:
 _stop = Stop(abandon=lambda: os._exit(1))
 
 
-def _begin(listening: connection.Connection, grace_seconds: float, environment: dict[str, str]) -> None:
-    # If pandas is installed, pyarrow imports it to tell its types from numpy's: a third of a second in each worker.
-    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+class _Parent(QueueHandler):
+    """Sends to the parent of this worker process, from any of its threads. Also handles log records."""
+
+    def __init__(self, telling: connection.Connection) -> None:
+        super().__init__(telling)  # type: ignore[arg-type]  # `enqueue` alone uses it
+        self.setLevel(logging.WARNING)
+        self._telling, self._sending = telling, threading.Lock()
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.send(record)
+
+    def send(self, told: PartitionResult | Event | logging.LogRecord | None) -> None:
+        # Only a parent that gave up does not listen. Then this process ends soon (`_listen`).
+        with self._sending, suppress(OSError):
+            self._telling.send(told)
+
+
+_parent: _Parent
+"""In a worker process, once it has begun."""
+
+
+def _begin(
+    listening: connection.Connection,
+    telling: connection.Connection,
+    grace_seconds: float,
+    environment: dict[str, str],
+) -> None:
+    sys.meta_path.insert(0, _WithoutPandas())
     os.environ.update(environment)  # the fork server has that of the first call, perhaps with another profile or role
+    global _parent
     _stop.grace_seconds = grace_seconds
+    _parent = _Parent(telling)
+    logging.getLogger().addHandler(_parent)
     signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service
     threading.Thread(target=_listen, args=(listening,), daemon=True).start()
+
+
+class _WithoutPandas(MetaPathFinder):
+    """If pandas is installed, pyarrow imports it to tell its types from numpy's: a third of a second in each worker.
+
+    (None in `sys.modules` does not do: pyarrow's compiled modules take that for pandas, and the first merge failed.)
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("a worker process has no use for pandas", name=name)
 
 
 def _listen(listening: connection.Connection) -> None:
@@ -209,7 +279,19 @@ def _listen(listening: connection.Connection) -> None:
         os._exit(1)
 
 
-def _drain(name: str, settings: TableSettings, memory: int, max_seconds: float | None, *, until_empty: bool) -> _Answer:
-    table = OpenTable(name, settings)
-    results = drain(table, ArrowEngine(memory), until_empty=until_empty, stop=_stop, max_seconds=max_seconds)
-    return _Answer(results, table.store.requests.as_dict())
+def _drain(
+    name: str, settings: TableSettings, memory: int, max_seconds: float | None, *, until_empty: bool
+) -> dict[str, int]:
+    table = OpenTable(name, settings, sinks=[_parent.send])
+    try:
+        drain(
+            table,
+            ArrowEngine(memory),
+            until_empty=until_empty,
+            stop=_stop,
+            collect=_parent.send,
+            max_seconds=max_seconds,
+        )
+    finally:
+        _parent.send(None)
+    return table.store.requests.as_dict()

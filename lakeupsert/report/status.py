@@ -5,6 +5,7 @@ Repeat    cheap on the same `OpenTable`: reads only what is new since the last c
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.pipeline.next_spec import without_operations
@@ -19,6 +20,8 @@ class Status:
     """The current state of a table.
 
     Attributes:
+        received_at: when the ledger entry of ``batch`` was committed (its receipt stamp, ISO 8601 in UTC). Its age is how old
+            the newest data are that readers see.
         behind: partitions whose last batch readers do not see yet, and whether the partition is dirty (has batches that are
             not merged).
         dirty: the number of dirty partitions.
@@ -32,6 +35,7 @@ class Status:
     snapshot: int | None
     published_at: str | None
     batch: int
+    received_at: str | None
     partitions: int
     dirty: int
     behind: dict[str, bool]
@@ -43,6 +47,10 @@ class Status:
     bytes: int
     quarantined: int
     warnings: tuple[str, ...] = ()
+
+
+def _time(stamp: int) -> str:
+    return datetime.fromtimestamp(stamp / 1_000_000, UTC).isoformat()
 
 
 def status(table: OpenTable) -> Status:
@@ -69,6 +77,7 @@ def status(table: OpenTable) -> Status:
         snapshot=snapshot.number if snapshot else None,
         published_at=snapshot.written_at if snapshot else None,
         batch=body.batch,
+        received_at=_time(headers[body.batch].received_at) if snapshot else None,
         partitions=body.partitions_with_rows,
         dirty=sum(behind.values()),
         behind=behind,

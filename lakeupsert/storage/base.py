@@ -59,6 +59,7 @@ class Requests:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._taken: Counter[str] = Counter()
 
     def count(self, call: Call) -> None:
         with self._lock:
@@ -68,6 +69,14 @@ class Requests:
         """Add the counts of another process."""
         with self._lock:
             self._counts.update(counts)
+            self._taken.update(counts)
+
+    def take(self) -> dict[str, int]:
+        """The calls of this process since the last `take`."""
+        with self._lock:
+            new: dict[str, int] = {call: self._counts[call] - self._taken[call] for call in CALLS}
+            self._taken = self._counts.copy()
+        return new
 
     def as_dict(self) -> dict[str, int]:
         return {call: self._counts[call] for call in CALLS}

@@ -14,9 +14,10 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from lakeupsert import LakeupsertError, clock
 from lambdas.append_nightly.night import append_or_start
+from lambdas.metrics import NAMESPACE, measured
 from lambdas.tables import configured
 
-logger, metrics = Logger(), Metrics(namespace="lakeupsert")
+logger, metrics = Logger(), Metrics(namespace=NAMESPACE)
 
 
 @logger.inject_lambda_context
@@ -25,7 +26,9 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     with configured() as tables:
         for table in tables:
             try:
-                told = answer[table.name] = append_or_start(table, event.get("night") or str(clock.now().date()))
+                with measured(table):
+                    told = append_or_start(table, event.get("night") or str(clock.now().date()))
+                answer[table.name] = told
                 logger.info("appended", extra={"table": table.name, **told})
                 if not told["job_run"]:  # else it is the job that tells when it ended
                     metrics.add_metric(name="AppendFinished", unit=MetricUnit.Count, value=1)

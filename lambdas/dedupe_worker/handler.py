@@ -12,6 +12,7 @@ from typing import Any
 from aws_lambda_powertools import Logger
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
+from lambdas.metrics import measured
 from lambdas.tables import of_queue
 
 MARGIN_SECONDS = 15.0
@@ -27,7 +28,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
         return context.get_remaining_time_in_millis() / 1000 - MARGIN_SECONDS
 
     records = event["Records"]
-    with of_queue(records[0]["eventSourceARN"]) as table:
+    with of_queue(records[0]["eventSourceARN"]) as table, measured(table):
         back = table.dedupe_received(
             records,
             workers=os.cpu_count() or 1,

@@ -17,6 +17,7 @@ from aws_lambda_powertools import Logger
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from lakeupsert import RefusedError
+from lambdas.metrics import measured
 from lambdas.tables import configured
 
 logger = Logger()
@@ -27,7 +28,9 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     totals, answer, wrong = Counter(waiting=0, failed=0, queued=0), {}, []
     with configured() as tables:
         for table in (t for t in tables if t.exists()):
-            found = table.reconcile(counted=event.get("prove", False))
+            with measured(table) as metrics:
+                found = table.reconcile(counted=event.get("prove", False))
+                metrics.add_state(table.status())
             publish = found.publish
             state = {"waiting": len(publish.waiting), "failed": len(publish.failed), "queued": found.queued}
             told = {"resent": found.resent, "published": found.published, **state}

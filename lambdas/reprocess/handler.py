@@ -17,6 +17,7 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 from lakeupsert import Table
 from lakeupsert.cli.options import selection
 from lakeupsert.pipeline.stop import Stop
+from lambdas.metrics import measured
 
 PUBLISH_SECONDS = 60.0
 """What is kept of the function's time to publish."""
@@ -30,7 +31,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     timer = threading.Timer(context.get_remaining_time_in_millis() / 1000 - PUBLISH_SECONDS, stop.set)
     timer.daemon = True  # nobody waits for it where the work is done before
     timer.start()
-    with closing(Table.open(os.environ["LAKEUPSERT_CONFIG"], event["table"])) as table:
+    with closing(Table.open(os.environ["LAKEUPSERT_CONFIG"], event["table"])) as table, measured(table):
         selected = selection(table, event["from"], event["to"], ())
         done = table.reprocess(selected, source=event.get("source", "stored"), host="local", workers=0, stop=stop)
     answer = {"table": table.name, "partitions": list(done.plan.heads), "left": list(done.left)}

@@ -16,7 +16,7 @@ from lakeupsert.operations import vacuum
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy, units, worker_pool
-from lakeupsert.pipeline.dedupe import dedupe_partitions, dedupe_unit
+from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.strategy import SplitRule
 from lakeupsert.pipeline.worker import drain
@@ -126,7 +126,8 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
     monkeypatch.setattr(
         units.UnitResults, "put", lambda self, number, output: (merged.append(number), put(self, number, output))
     )
-    results = drain(shared.opened, ArrowEngine(), until_empty=True, stop=Stop())
+    results: list[PartitionResult] = []
+    drain(shared.opened, ArrowEngine(), until_empty=True, stop=Stop(), collect=results.append)
     assert len(merged) > 2 * 2
     assert [(r.partition, r.status) for r in results] == [(PARTITION, "merged")]
     shared.finish_and_check()
@@ -215,8 +216,8 @@ OTHERS = [pytest.param(fault, marks=pytest.mark.crash) for fault in Fault if fau
 
 @pytest.mark.parametrize("fault", [Fault.KILL_AFTER, *OTHERS])
 def test_units_are_struck_at_every_call(shared: Lake, fault: Fault) -> None:
-    def merge(lake: Lake) -> object:
-        return drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop())
+    def merge(lake: Lake) -> None:
+        drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop())
 
     assert shared.strike_every_call(fault, merge, Lake.finish_and_check) > 40
 

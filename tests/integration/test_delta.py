@@ -17,6 +17,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline import strategy
+from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.read import spark as spark_reader
@@ -186,7 +187,8 @@ def test_night_whose_partitions_are_compacted_meanwhile(lake: Lake) -> None:
     lake.table.append(host="local")
     beside = Table("t", lake.settings)
     engine = Meanwhile(lambda: beside.compact(full=True))
-    done = drain(lake.opened, engine, until_empty=True, stop=Stop())
+    done: list[PartitionResult] = []
+    drain(lake.opened, engine, until_empty=True, stop=Stop(), collect=done.append)
     assert engine.act is None
     assert not [r.error for r in done if r.error]
     lake.table.publish()
@@ -199,7 +201,8 @@ def test_compaction_beside_a_night_that_marks_more_rows(lake: Lake) -> None:
     beside = Table("t", lake.settings)
     reprocess(lake.opened, None, lambda partition: True, dry=False)
     engine = Meanwhile(lambda: beside.run(host="local"))
-    done = drain(lake.opened, engine, until_empty=True, stop=Stop())
+    done: list[PartitionResult] = []
+    drain(lake.opened, engine, until_empty=True, stop=Stop(), collect=done.append)
     assert engine.act is None
     assert not [r.error for r in done if r.error]
     lake.table.publish()

@@ -405,7 +405,10 @@ def test_the_spark_job_appends_and_tells_the_metric_that_the_alarm_waits_for(
     job["main"](str(config), STACK)
     job["main"](str(config), STACK, Table.open(config).name)  # a night that finds nothing new has ended too
     assert Table.open(config).status().dirty == 1
-    [told] = boto3.client("cloudwatch").list_metrics(Namespace="lakeupsert")["Metrics"]
+    metrics = {m["MetricName"]: m for m in boto3.client("cloudwatch").list_metrics(Namespace="lakeupsert")["Metrics"]}
+    told = metrics.pop("AppendFinished")
+    assert metrics.keys() == {"AppendedRows", "QuarantinedRows"}
+    assert [m["Dimensions"] for m in metrics.values()] == [[{"Name": "Table", "Value": Table.open(config).name}]] * 2
     alarm = resources("service.yaml", "AWS::CloudWatch::Alarm")["NightMissingAlarm"]["Properties"]
     assert told["MetricName"] == alarm["MetricName"]
     assert told["Dimensions"] == [{"Name": alarm["Dimensions"][0]["Name"], "Value": STACK}]

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 from moto.emrserverless.models import emrserverless_backends
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
+from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError, clock
 from lakeupsert.operations import reprocess
 from lakeupsert.pipeline import worker
 from lakeupsert.queue import Message, QueueStats
@@ -227,11 +228,72 @@ def test_event_that_is_played_has_the_shape_of_the_file(appended: Lake) -> None:
 def test_append_that_ended_is_measured(lake: Lake) -> None:
     log: list[Any] = []
     invoke_alone("append_nightly", {}, log=log)
-    [told] = [line for line in log if "_aws" in line]
+    of_table, told = [line for line in log if "_aws" in line]
     [metrics] = told["_aws"]["CloudWatchMetrics"]
     assert (metrics["Namespace"], metrics["Dimensions"]) == ("lakeupsert", [["service"]])
     assert [m["Name"] for m in metrics["Metrics"]] == ["AppendFinished"]
     assert (told["service"], told["AppendFinished"]) == ("sales", [1.0])
+    assert (of_table["AppendedRows"], of_table["QuarantinedRows"]) == ([len(NIGHTS[0])], [0.0])
+
+
+def measured(written: str) -> dict[str, list[float]]:
+    """The metrics of table t in what a function wrote, each with its values."""
+    found: dict[str, list[float]] = {}
+    for line in map(json.loads, written.splitlines()):
+        if "_aws" in line and "Table" in line:
+            [metrics] = line["_aws"]["CloudWatchMetrics"]
+            assert (metrics["Namespace"], metrics["Dimensions"], line["Table"]) == ("lakeupsert", [["Table"]], "t")
+            for metric in metrics["Metrics"]:
+                assert metric["Unit"] == next((u for u in ("Bytes", "Seconds") if u in metric["Name"]), "Count")
+                found.setdefault(metric["Name"], []).extend(line[metric["Name"]])
+    return found
+
+
+def test_merges_are_measured(appended: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    deliver(appended)
+    found = measured(capsys.readouterr().out)
+    assert found["MergedPartitions"] == [1.0] * 12
+    for name in ("MergeSeconds", "ReadBytes", "WrittenBytes"):
+        assert len(found[name]) == 12
+        assert min(found[name]) > 0
+    assert sum(found["WrittenBytes"]) == sum(head.body.bytes for head in heads(appended).values())
+    assert "FailedPartitions" not in found
+
+
+class Later(clock.Source):
+    """The day after."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=30)
+
+
+def test_what_is_left_and_how_old_data_are_is_measured(appended: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    invoke("reconcile", {})
+    first = measured(capsys.readouterr().out)
+    assert (first["DirtyPartitions"], first["FailedPartitions"]) == ([12.0], [0.0])
+    deliver(appended)
+    capsys.readouterr()
+    received = datetime.fromtimestamp(dict(appended.entries())[1].received_at / 1e6, UTC)
+    with clock.use(Later()):
+        before = clock.now()
+        invoke("reconcile", {})
+        after = clock.now()
+    found = measured(capsys.readouterr().out)
+    [age] = found["FreshnessSeconds"]
+    assert (before - received).total_seconds() <= age <= (after - received).total_seconds()
+    assert found["DirtyPartitions"] == [0.0]
+
+
+def test_failed_partitions_are_measured_until_they_are_mended(
+    appended: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "RETRY_SECONDS", 0.0)
+    small = Context()
+    small.memory_limit_in_mb = "150"
+    deliver(appended, lambda function, event: invoke(function, event, small))
+    assert measured(capsys.readouterr().out) == {"FailedPartitions": [1.0] * 12}
+    invoke("reconcile", {})
+    assert measured(capsys.readouterr().out)["FailedPartitions"] == [12.0]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import LargeSettings
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.pipeline import opened, worker_pool
-from lakeupsert.pipeline.dedupe import dedupe_partitions
+from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions
 from lakeupsert.pipeline.opened import CONCURRENT_REQUESTS
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import UNANSWERED, drain, drain_received, mark_failed
@@ -115,7 +115,7 @@ def test_sigterm_lets_a_merge_be_finished(begin: Begin, lake: Lake, proxy: Fault
     proxy.go()
     answer = end(worker, 75)
     assert answer["error"]["code"] == "terminated"
-    merged = len(answer["result"]["partitions"])
+    merged = answer["result"]["totals"]["merged"]
     assert merged > 0
     assert count(lake) == QueueStats(len(PARTITIONS) - merged, 0, 0)
 
@@ -197,7 +197,7 @@ def local(folder: Path) -> Lake:
 def test_worker_begins_nothing_after_sigterm(local: Lake) -> None:
     stop = Stop()
     local.points.amid(0, stop.set, "queue receive")
-    assert drain(local.opened, ArrowEngine(), until_empty=False, stop=stop) == []
+    drain(local.opened, ArrowEngine(), until_empty=False, stop=stop, collect=lambda result: pytest.fail("it merged"))
     assert count(local) == QueueStats(len(PARTITIONS), 0, 0)
 
 
@@ -230,8 +230,16 @@ def test_worker_begins_nothing_that_would_pass_its_time(folder: Path, max_second
     lake.land("1.jsonl", [row("a", day, 1) for day in range(len(PARTITIONS))])
     lake.table.append(host="local")
     source = _Clock()
+    results: list[PartitionResult] = []
     with clock.use(source):
-        results = drain(lake.opened, _Slow(source), until_empty=True, stop=Stop(), max_seconds=max_seconds)
+        drain(
+            lake.opened,
+            _Slow(source),
+            until_empty=True,
+            stop=Stop(),
+            collect=results.append,
+            max_seconds=max_seconds,
+        )
     assert len(results) == merged
 
 
@@ -277,7 +285,8 @@ def test_partition_that_does_not_fit_into_memory_is_refused_and_merged_where_it_
 
 
 def test_partition_that_does_not_fit_into_memory_is_handed_to_spark(local: Lake) -> None:
-    results = drain(local.opened, ArrowEngine(memory_limit=0), until_empty=True, stop=Stop())
+    results: list[PartitionResult] = []
+    drain(local.opened, ArrowEngine(memory_limit=0), until_empty=True, stop=Stop(), collect=results.append)
     assert {r.status for r in results} == {"large"}
     assert local.table.status().large_queue == QueueStats(len(PARTITIONS), 0, 0)
 
@@ -300,8 +309,9 @@ def test_worker_processes_hand_large_partitions_on(begin: Begin, local: Lake) ->
     worker = begin(local, "worker", "--workers", "2")
     wait_until(lambda: count(local) == QueueStats(0, 0, 0), "the usual queue is empty")
     worker.terminate()
-    found = {p["partition"]: p["status"] for p in end(worker, 75)["result"]["partitions"]}
-    assert found == {p: "large" if p == LARGE else "merged" for p in PARTITIONS}
+    totals = end(worker, 75)["result"]["totals"]
+    assert (totals["merged"], totals["large"]) == (len(PARTITIONS) - 1, 1)
+    assert [message.partition for message in local.opened.large_queue.messages()] == [LARGE]
 
 
 def test_run_finishes_both_queues(local: Lake, spark: Any) -> None:
