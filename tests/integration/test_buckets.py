@@ -128,7 +128,7 @@ def test_messages_of_units_bring_a_night_to_its_end(shared: Lake, monkeypatch: p
     )
     results: list[PartitionResult] = []
     drain(shared.opened, ArrowEngine(), until_empty=True, stop=Stop(), collect=results.append)
-    assert len(merged) > 2 * 2
+    assert len(merged) > 2
     assert [(r.partition, r.status) for r in results] == [(PARTITION, "merged")]
     shared.finish_and_check()
     shared.table.compact(full=True, workers=2)
