@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import boto3
+from aws_lambda_powertools import Logger
 
 from lakeupsert import ConfigurationError, Table
+
+logger = Logger()
 
 
 def append_or_start(table: Table, night: str) -> dict[str, Any]:
@@ -17,7 +20,10 @@ def append_or_start(table: Table, night: str) -> dict[str, Any]:
     told = {"files": len(files), "bytes": size, "batch": None, "job_run": None}
     if size > int(os.environ["LAKEUPSERT_LOCAL_BYTES"]):
         return {**told, "job_run": start_job(table.name, night, files)}
-    batch = table.append(host="local")
+    warnings: list[str] = []
+    batch = table.append(host="local", warn=warnings.append)
+    for warning in batch.warnings if batch else warnings:
+        logger.warning(warning, extra={"table": table.name})
     return {**told, "batch": batch.number if batch else None}
 
 

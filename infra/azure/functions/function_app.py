@@ -54,7 +54,9 @@ def append(timer: func.TimerRequest) -> None:
     if not is_night(clock.now(), ZoneInfo(os.environ["LAKEUPSERT_ZONE"])):
         return
     with table() as of_app:
-        batch = of_app.append(host="local")
+        batch = of_app.append(host="local", warn=log.warning)
+    for warning in batch.warnings if batch else ():
+        log.warning("%s", warning)
     log.info("appended: batch %s", batch.number if batch else None)
 
 
