@@ -24,10 +24,10 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.operations import reprocess
 from lakeupsert.pipeline import worker
-from lakeupsert.queue import Message, QueueStats
+from lakeupsert.queue import Message, QueueStats, SqsQueue
 from lakeupsert.storage import s3
 from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import wait_until
+from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import HOST, Server, free_port
 
@@ -401,6 +401,44 @@ def test_merge_that_takes_too_long_is_given_back_while_it_runs(
     while event := receive(appended):
         visible += event["Records"]
     assert slow in partitions([r for r in visible if r["attributes"]["ApproximateReceiveCount"] == "2"])
+
+
+LEASE_SECONDS = 3
+HASTY = f"import lakeupsert.pipeline.drain_queues as d; d.LEASE_SECONDS = {LEASE_SECONDS}"
+
+
+def test_messages_of_a_killed_function_come_back_long_before_the_queue_shows_them(
+    appended: Lake, versitygw: Server, elasticmq: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writes are held, so it extends all ten beyond its lease, until it is killed."""
+    queue, event = appended.opened.queue, receive(appended)
+    assert SqsQueue(appended.settings.queue.removeprefix("sqs://")).visibility_seconds() > 100 * LEASE_SECONDS
+    extends = Rule("delay", path="ChangeMessageVisibility", seconds=0.0)
+    with (
+        monkeypatch.context() as patch,
+        fault_proxy(versitygw, Rule("hold", "PUT", "/base-")) as store,
+        fault_proxy(elasticmq, extends) as queues,
+    ):
+        patch.setenv("AWS_ENDPOINT_URL", store.server.url)
+        patch.setenv("AWS_ENDPOINT_URL_SQS", queues.server.url)
+        command = [sys.executable, "-c", HASTY + RUNTIME, "lambdas.dedupe_worker.handler.handler", "900"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT
+        ) as function:
+            assert function.stdin is not None
+            json.dump(event, function.stdin)
+            function.stdin.close()
+            assert store.holds.wait(PATIENCE_SECONDS)
+            # once at its start, then every third of the lease
+            wait_until(lambda: queues.struck("delay") >= 10 * (1 + 2 * 3), "all were extended beyond their lease")
+            assert queue.stats() == QueueStats(visible=2, leased=10, dead=0)
+            function.kill()
+        store.go()
+    wait_until(lambda: queue.stats() == QueueStats(visible=12, leased=0, dead=0), "all are visible again")
+    deliver(appended)
+    appended.reopen()
+    appended.check()
+    assert appended.rows() == appended.expected(1)
 
 
 def test_messages_come_back_later_where_the_store_is_away(
