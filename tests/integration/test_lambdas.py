@@ -426,13 +426,15 @@ def test_messages_of_a_killed_function_come_back_long_before_the_queue_shows_the
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT
         ) as function:
             assert function.stdin is not None
-            json.dump(event, function.stdin)
-            function.stdin.close()
-            assert store.holds.wait(PATIENCE_SECONDS)
-            # once at its start, then every third of the lease
-            wait_until(lambda: queues.struck("delay") >= 10 * (1 + 2 * 3), "all were extended beyond their lease")
-            assert queue.stats() == QueueStats(visible=2, leased=10, dead=0)
-            function.kill()
+            try:
+                json.dump(event, function.stdin)
+                function.stdin.close()
+                assert store.holds.wait(PATIENCE_SECONDS)
+                # once at its start, then every third of the lease
+                wait_until(lambda: queues.struck("delay") >= 10 * (1 + 2 * 3), "all were extended beyond their lease")
+                assert queue.stats() == QueueStats(visible=2, leased=10, dead=0)
+            finally:
+                function.kill()
         store.go()
     wait_until(lambda: queue.stats() == QueueStats(visible=12, leased=0, dead=0), "all are visible again")
     deliver(appended)
@@ -445,7 +447,7 @@ def test_messages_come_back_later_where_the_store_is_away(
     appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "AWAY_SECONDS", 1.0)
-    monkeypatch.setattr(s3, "ATTEMPTS", 1)
+    monkeypatch.setattr(s3, "REFUSED_ATTEMPTS", 1)
     event = receive(appended)
     with monkeypatch.context() as patch, fault_proxy(versitygw, refuse(503, "SlowDown", "PUT")) as proxy:
         patch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
