@@ -10,6 +10,10 @@ from aws_lambda_powertools import Logger
 
 from lakeupsert import ConfigurationError, Table
 
+ATTEMPTS = 3
+"""How often EMR starts a job that fails, from 7.1 on. Append is safe to repeat. More: the alarm of a job that can't succeed comes
+later."""
+
 logger = Logger()
 
 
@@ -48,5 +52,6 @@ def start_job(table: str, night: str, files: Sequence[Any]) -> str:
             }
         },
         name=f"append {table} {night}"[:256],
+        retryPolicy={"maxAttempts": ATTEMPTS},
     )
     return str(answer["jobRunId"])

@@ -32,7 +32,7 @@ from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import HOST, Server, free_port
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = ("append_nightly", "dedupe_worker", "reconcile", "reprocess")
+FUNCTIONS = ("append_nightly", "dedupe_worker", "reconcile", "reprocess", "vacuum")
 HANDLERS = {name: import_module(f"lambdas.{name}.handler").handler for name in FUNCTIONS}
 PLENTY_MILLIS = 900_000
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -605,3 +605,23 @@ def test_reprocess_whose_time_is_up_tells_what_is_left(appended: Lake) -> None:
 def test_reprocess_of_an_unknown_table_names_those_that_are(lake: Lake) -> None:
     with pytest.raises(ConfigurationError, match=r"no table 'sales'.* It has t"):
         invoke("reprocess", file("reprocess", "event"))
+
+
+# -- vacuum
+
+
+def test_vacuum_deletes_what_no_snapshot_needs_and_needs_no_table(lake: Lake) -> None:
+    assert invoke("vacuum", file("vacuum", "event")) == {"tables": {}}
+    leftover = lake.opened.store
+    invoke("append_nightly", {})
+    deliver(lake)
+    with leftover.write("d=2020-01-01/base-0-nobody.parquet") as sink:
+        sink.write(b"x")
+    names = {found.name for found in leftover.list("")}
+    answer = invoke("vacuum", file("vacuum", "event"))
+    assert fits(answer, file("vacuum", "answer"))
+    left = {found.name for found in leftover.list("")}
+    assert answer["tables"]["t"]["deleted"] == len(names - left)
+    lake.reopen()
+    lake.check()
+    assert lake.rows() == lake.expected(1)
