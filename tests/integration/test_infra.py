@@ -10,25 +10,32 @@ import ast
 import json
 import re
 import runpy
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import boto3
+import botocore.session
 import cfnlint.api
 import moto
 import pytest
 import yaml
+from botocore.validate import ParamValidator
 
 from lakeupsert import Table
+from lakeupsert.cli import main
 from lakeupsert.operations.doctor import FUNCTION_SECONDS
 from lakeupsert.pipeline.worker import LEASE_SECONDS
 from lakeupsert.storage.remote import START_RATE
 from lakeupsert.testing.processes import wait_until
+from lakeupsert.testing.servers import free_port
 from lambdas.append_nightly.night import ATTEMPTS
 
 ROOT = Path(__file__).parents[2]
@@ -541,6 +548,18 @@ def test_the_spark_job_appends_and_tells_the_metric_that_the_alarm_waits_for(
     assert told["Dimensions"] == [{"Name": alarm["Dimensions"][0]["Name"], "Value": STACK}]
 
 
+def test_spark_job_that_reaches_no_metrics_has_appended_and_says_so(
+    spark: Any, config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No server listens, as from a network without an endpoint."""
+    settings = {"DEFAULT_REGION": REGION, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "s", "MAX_ATTEMPTS": "1"}
+    for name, value in {**settings, "ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    runpy.run_path(str(AWS / "spark" / "append.py"))["main"](str(config), STACK)
+    assert Table.open(config).status().dirty == 1
+    assert "AppendFinished" in capfd.readouterr().err
+
+
 def test_every_state_of_the_state_machine_is_reached(aws: None) -> None:
     """Its language is checked by cfn-lint; moto makes the roles, and keeps no definition that is not a string."""
     create("examples/step_functions.yaml", Service=STACK, SparkApplication="1", SparkRole="r", LakeBucket="lake")
@@ -637,3 +656,119 @@ def test_the_airflow_example_fails_only_where_nothing_is_on_its_way() -> None:
         except RuntimeError:
             found[night] = "Failed"
     assert found == NIGHTS
+
+
+# -- workers in containers, and Spark elsewhere
+
+
+def documents(path: str) -> list[Any]:
+    return list(yaml.safe_load_all((ROOT / "infra" / path).read_text()))
+
+
+def by_kind(path: str) -> dict[str, Any]:
+    return {document["kind"]: document for document in documents(path)}
+
+
+@pytest.mark.parametrize(
+    ("path", "type_", "counted"),
+    [
+        ("kubernetes/scale_sqs.yaml", "aws-sqs-queue", ("scaleOnInFlight", "true")),
+        ("kubernetes/scale_azure.yaml", "azure-queue", ("queueLengthStrategy", "all")),
+    ],
+)
+def test_workers_scale_to_none_and_none_is_taken_from_its_merge(
+    path: str, type_: str, counted: tuple[str, str]
+) -> None:
+    found, worker = by_kind(path), by_kind("kubernetes/worker.yaml")["Deployment"]
+    scaled, login = found["ScaledObject"], found["TriggerAuthentication"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] == worker["metadata"]["name"]
+    assert scaled["metadata"]["namespace"] == worker["metadata"]["namespace"] == login["metadata"]["namespace"]
+    assert scaled["spec"]["minReplicaCount"] == 0
+    assert "replicas" not in worker["spec"]
+    [trigger] = scaled["spec"]["triggers"]
+    assert trigger["type"] == type_
+    assert trigger["authenticationRef"]["name"] == login["metadata"]["name"]
+    assert trigger["metadata"][counted[0]] == counted[1]
+    [ramp] = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleUp"]["policies"]
+    assert ramp["value"] * 5 <= scaled["spec"]["maxReplicaCount"]
+
+
+def test_worker_ends_before_kubernetes_kills_it_and_is_probed_by_the_file_that_it_touches() -> None:
+    pod = by_kind("kubernetes/worker.yaml")["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    options = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+    assert float(options["--grace-seconds"]) + 20 <= pod["terminationGracePeriodSeconds"]
+    assert options["--health-file"] in container["livenessProbe"]["exec"]["command"][-1]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp"}
+    dockerfile = (ROOT / "infra" / "kubernetes" / "Dockerfile").read_text()
+    [command] = re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.MULTILINE)
+    assert json.loads(command) == ["lakeupsert", "worker"]
+    known = {option for parameter in main.commands["worker"].params for option in parameter.opts}
+    assert options.keys() <= known
+
+
+@pytest.mark.parametrize(
+    ("path", "service", "operation"),
+    [("emr_serverless.json", "emr-serverless", "StartJobRun"), ("glue.json", "glue", "CreateJob")],
+)
+def test_jobs_elsewhere_are_requests_that_aws_understands(path: str, service: str, operation: str) -> None:
+    given = json.loads((ROOT / "infra" / "spark" / path).read_text())
+    given.setdefault("clientToken", "1") if service == "emr-serverless" else None
+    shape = botocore.session.get_session().get_service_model(service).operation_model(operation).input_shape
+    report = ParamValidator().validate(given, shape)
+    assert not report.has_errors(), report.generate_report()
+    text = json.dumps(given)
+    assert "run --config s3://" in text or '"run", "--config", "s3://' in text
+
+
+def test_jobs_elsewhere_start_the_module_with_the_commands_arguments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The module is another's work: one stands in for it."""
+    found = []
+    monkeypatch.setattr(runpy, "run_module", lambda name, **options: found.append((name, sys.argv[1:], options)))
+    arguments = ["run", "--config", "s3://lake/lakeupsert.toml"]
+    monkeypatch.setattr(sys, "argv", ["entry.py", *arguments])
+    runpy.run_path(str(ROOT / "infra" / "spark" / "entry.py"))
+    utils = ModuleType("awsglue.utils")
+    utils.getResolvedOptions = lambda argv, names: {name: argv[argv.index(f"--{name}") + 1] for name in names}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "awsglue", ModuleType("awsglue"))
+    monkeypatch.setitem(sys.modules, "awsglue.utils", utils)
+    monkeypatch.setattr(sys, "argv", ["glue_entry.py", "--JOB_NAME", "x", "--command", " ".join(arguments)])
+    runpy.run_path(str(ROOT / "infra" / "spark" / "glue_entry.py"))
+    assert found == [("lakeupsert.spark", arguments, {"run_name": "__main__", "alter_sys": True})] * 2
+
+
+def test_scripts_are_scripts_and_the_archive_has_one_name() -> None:
+    for path in (ROOT / "infra").rglob("*.sh"):
+        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0, path
+    for name in ("emr_serverless.json", "dataproc_serverless.sh"):
+        text = (ROOT / "infra" / "spark" / name).read_text()
+        assert "/code/env.tar.gz#environment" in text
+        assert "spark.executorEnv.PYSPARK_PYTHON=./environment/bin/python" in text
+
+
+def test_databricks_bundle_runs_the_wheels_own_command_on_a_cluster() -> None:
+    [bundle] = documents("spark/databricks/databricks.yml")
+    [task] = bundle["resources"]["jobs"]["night"]["tasks"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert task["python_wheel_task"]["package_name"] == project["name"]
+    assert task["python_wheel_task"]["entry_point"] in project["scripts"]
+    assert task["python_wheel_task"]["parameters"][0] in main.commands
+    [cluster] = bundle["resources"]["jobs"]["night"]["job_clusters"]
+    assert task["job_cluster_key"] == cluster["job_cluster_key"]
+    assert "environment_key" not in task  # that would be serverless compute
+
+
+def test_every_file_of_infra_parses() -> None:
+    """YAML, JSON and Python; Terraform in test_terraform.py. Bicep is parsed by `make lint-infra`."""
+    seen = set()
+    for path in (p for p in (ROOT / "infra").rglob("*") if p.is_file() and ".terraform" not in p.parts):
+        seen.add(path.suffix)
+        if path.suffix in (".yaml", ".yml"):
+            assert list(yaml.load_all(path.read_text(), _Loader))
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+        elif path.suffix == ".py":
+            ast.parse(path.read_text())
+    assert seen == {".yaml", ".yml", ".json", ".py", ".tf", ".bicep", ".sh", ".in", ".txt", ""}
