@@ -152,7 +152,9 @@ resource app 'Microsoft.Web/sites@2023-12-01' = {
   }
 }
 
-// -- who may do what: nobody here may delete a blob, as a writer that lost a race leaves its files to vacuum
+// -- who may do what: nobody here may delete a blob, as a writer that lost a race leaves its files to vacuum.
+// Nothing here forbids unconditional writes of the metadata, as lake.yaml's bucket policy does on AWS: conditions of role assignments
+// know a blob's path and tags, but no header, so they can't ask for If-None-Match. docs/AZURE.md says what else was considered.
 
 resource writer 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(resourceGroup().id, name, 'writer')
