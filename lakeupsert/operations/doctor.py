@@ -266,7 +266,7 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             "warning",
             f"the visibility timeout of {queue.name} is {visibility} s, at least {FUNCTION_SECONDS} s are expected: otherwise a "
             "second function repeats what the first one, which SQS called, has not started yet",
-            "set the queue's visibility timeout to the function's timeout, or Lambda does not take it; `lakeupsert worker` sets its own",
+            "set the queue's visibility timeout to the function's timeout or more; `lakeupsert worker` sets its own",
         )
     if isinstance(queue, SqliteQueue):
         messages = queue.messages()
