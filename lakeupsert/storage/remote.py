@@ -7,6 +7,7 @@ create, a store tries to create the existing object `PROBE` (one request), and r
 
 import io
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,18 +27,18 @@ MULTIPART_BYTES = 64 << 20
 """Objects up to this size are one put from memory. Larger ones are sent in parts, `PARTS_AT_ONCE` at the same time."""
 PARTS_AT_ONCE = 4
 
-START_RATE = 100.0
-"""Requests a second at which a process begins. 50 functions, the default of infra/aws, then send 5,000 together, and a new prefix
-of S3 takes 5,500 reads a second. Higher: a first night with many workers begins with refusals. Lower: each new process is slower
-for some seconds; a night of few partitions sends fewer requests than this anyway."""
+START_RATE = 300.0
+"""Requests a second at which a process begins. A new prefix of S3 takes the reads of 18 such processes (5,500). Higher: a first
+night with many workers begins with more refusals. Lower: each new process is slower for some seconds."""
 LEAST_RATE = 1.0
 GROWTH = 1.2
-GROWTH_AFTER_REFUSAL = 1.05
+GROWTH_AFTER_REFUSAL = 1.1
 SHRINKAGE = 0.7
 STEP_SECONDS = 1.0
 BURST_SECONDS = 0.2
-"""Each second without a refusal in which a process wants to send more raises its rate by a fifth, so it doubles in four. A
-refusal lowers it by 30 %, once a second, because the requests on their way are refused too."""
+"""Each second in which a process wants to send more and is refused nothing raises its rate by a fifth, and by a tenth after the
+first refusal. A refusal lowers it to 30 % less than was really sent, once a second, since the requests on their way are refused
+too. Faster: more is refused. Slower: a process stays below what it could send (tests/unit/test_pace.py plays both)."""
 PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 5.0
 
@@ -112,6 +113,8 @@ class Pace:
         """Requests that may be sent at once; below 0, so many wait already."""
         self._counted_at = self._grown_at = clock.elapsed()
         self._refused_at: float | None = None
+        self._sent: deque[float] = deque()
+        """When the requests of the last second were sent."""
         self._lock = threading.Lock()
 
     def reserve(self) -> float:
@@ -120,10 +123,10 @@ class Pace:
             now = clock.elapsed()
             self._free = min(self.rate * BURST_SECONDS, self._free + (now - self._counted_at) * self.rate) - 1
             self._counted_at = now
-            if self._free >= 0:
-                return 0.0
-            wait = -self._free / self.rate
-            if now - self._grown_at >= STEP_SECONDS:
+            wait = max(0.0, -self._free / self.rate)
+            self._sent.append(now + wait)
+            self._forget(now)
+            if wait and now - self._grown_at >= STEP_SECONDS:
                 self.rate *= GROWTH if self._refused_at is None else GROWTH_AFTER_REFUSAL
                 self._grown_at = now
             return wait
@@ -138,8 +141,14 @@ class Pace:
         with self._lock:
             now = clock.elapsed()
             if self._refused_at is None or now - self._refused_at >= STEP_SECONDS:
-                self.rate = max(LEAST_RATE, self.rate * SHRINKAGE)
+                self._forget(now)
+                sent = sum(at <= now for at in self._sent)
+                self.rate = max(LEAST_RATE, SHRINKAGE * min(self.rate, sent))
                 self._refused_at = self._grown_at = now
+
+    def _forget(self, now: float) -> None:
+        while self._sent and self._sent[0] < now - 1:
+            self._sent.popleft()
 
 
 def pause(attempt: int) -> None:

@@ -33,7 +33,6 @@ from lakeupsert import Table
 from lakeupsert.cli import main
 from lakeupsert.operations.doctor import FUNCTION_SECONDS
 from lakeupsert.pipeline.worker import LEASE_SECONDS
-from lakeupsert.storage.remote import START_RATE
 from lakeupsert.testing.processes import wait_until
 from lakeupsert.testing.servers import free_port
 from lambdas.append_nightly.night import ATTEMPTS
@@ -211,12 +210,6 @@ def test_a_message_is_hidden_for_as_long_as_lambda_asks_for_and_no_longer(aws: N
     # moto keeps no ScalingConfig
     [declared] = resources("service.yaml", "AWS::Lambda::EventSourceMapping").values()
     assert declared["Properties"]["ScalingConfig"] == {"MaximumConcurrency": {"Ref": "Concurrency"}}
-
-
-def test_functions_begin_below_the_reads_that_s3_takes() -> None:
-    concurrency = template("service.yaml")["Parameters"]["Concurrency"]
-    assert concurrency["Default"] * START_RATE <= 5500
-    assert f"{START_RATE:.0f} requests a second" in concurrency["Description"]
 
 
 def test_dead_letters_outlive_the_queue_and_leave_a_worker_its_five_tries(aws: None) -> None:

@@ -59,7 +59,7 @@ variable "memory" {
 }
 
 variable "concurrency" {
-  description = "dedupe_worker runs at most so often at once. Keep it below the account's own limit, which is 10 for new ones. Each begins with 100 requests a second: 50 stay below the 5,500 reads that S3 takes of a new prefix; more than that back off at first."
+  description = "dedupe_worker runs at most so often at once. Keep it below the account's own limit, which is 10 for new ones. S3 takes 5,500 reads a second of a new prefix and refuses more; functions then slow down, so many make a first night no faster."
   type        = number
   default     = 50
 
