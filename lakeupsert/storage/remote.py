@@ -67,7 +67,7 @@ def unreachable(uri: str, what: str) -> StoreUnavailableError:
 
 
 class TooManyRequestsError(StoreUnavailableError):
-    """The store refused a request, and did nothing, because it gets too many."""
+    """The store refused a request because it gets too many."""
 
 
 def too_many_requests(uri: str, what: str) -> TooManyRequestsError:

@@ -528,17 +528,20 @@ def test_a_night_that_is_missing_alarms_though_nothing_is_measured() -> None:
     assert hours["MaxValue"] < 7 * 24  # beyond that CloudWatch takes none
 
 
-def test_the_spark_job_appends_and_tells_the_metric_that_the_alarm_waits_for(
-    aws: None, spark: Any, config: Path
-) -> None:
+def test_the_spark_job_appends_and_tells_the_metrics_that_alarms_wait_for(aws: None, spark: Any, config: Path) -> None:
     job = runpy.run_path(str(AWS / "spark" / "append.py"))
     job["main"](str(config), STACK)
     job["main"](str(config), STACK, Table.open(config).name)  # a night that finds nothing new has ended too
     assert Table.open(config).status().dirty == 1
-    [told] = boto3.client("cloudwatch").list_metrics(Namespace="lakeupsert")["Metrics"]
+    told = {m["MetricName"]: m["Dimensions"] for m in boto3.client("cloudwatch").list_metrics()["Metrics"]}
     alarm = resources("service.yaml", "AWS::CloudWatch::Alarm")["NightMissingAlarm"]["Properties"]
-    assert told["MetricName"] == alarm["MetricName"]
-    assert told["Dimensions"] == [{"Name": alarm["Dimensions"][0]["Name"], "Value": STACK}]
+    of_table = [{"Name": "Table", "Value": "t"}]
+    assert told == {
+        alarm["MetricName"]: [{"Name": alarm["Dimensions"][0]["Name"], "Value": STACK}],
+        "AppendedRows": of_table,
+        "QuarantinedRows": of_table,
+    }
+    assert told.keys() <= MEASURED
 
 
 def test_spark_job_that_reaches_no_metrics_has_appended_and_says_so(

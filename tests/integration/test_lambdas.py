@@ -30,6 +30,7 @@ from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import HOST, Server, free_port
+from lambdas.append_nightly.night import ATTEMPTS
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = ("append_nightly", "dedupe_worker", "reconcile", "reprocess", "vacuum")
@@ -251,8 +252,15 @@ def application(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
-def test_large_night_is_a_job_run_and_a_repeated_call_the_same(lake: Lake, application: str) -> None:
+def test_large_night_is_a_job_run_and_a_repeated_call_the_same(
+    lake: Lake, application: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     event = {"night": "2020-01-01"}
+    session, asked = boto3.Session(), []  # moto does not keep how often EMR is to start a job
+    session.events.register(
+        "provide-client-params.emr-serverless.StartJobRun", lambda params, **_: asked.append(params)
+    )
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", session)
     answers = [invoke("append_nightly", event) for _ in range(2)]
     assert fits(answers[0], file("append_nightly", "answer"))
     invoke("append_nightly", {"night": "2020-01-02"})
@@ -262,6 +270,7 @@ def test_large_night_is_a_job_run_and_a_repeated_call_the_same(lake: Lake, appli
     same, again, next_night, more_files = [run.client_token for run in runs]
     assert same == again
     assert len({same, next_night, more_files}) == 3
+    assert [call["retryPolicy"] for call in asked] == [{"maxAttempts": ATTEMPTS}] * 4
     assert all(re.fullmatch(r"[A-Za-z0-9._-]{1,64}", run.client_token) for run in runs)
     assert answers[0]["tables"]["t"]["job_run"] == runs[0].id
     assert runs[0].job_driver == {

@@ -1,4 +1,4 @@
-"""Phase one as a job of EMR Serverless: append what is new, then tell CloudWatch that the night's append ended.
+"""Phase one as a job of EMR Serverless: append what is new, then tell CloudWatch that the night's append ended, and its rows.
 
 Called with the configuration's address, the stack's name and, where there are several, the table's. Safe to repeat, as
 `append` is. A job that fails tells nothing, so the alarm on nights that are missing covers it. A job that can't reach
@@ -16,15 +16,23 @@ from lakeupsert import Table
 
 def main(config: str, stack: str, table: str | None = None) -> None:
     warnings: list[str] = []
-    result = Table.open(config, table).append(host="spark", warn=warnings.append)
+    opened = Table.open(config, table)
+    result = opened.append(host="spark", warn=warnings.append)
     for warning in result.warnings if result else warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print("nothing new" if result is None else f"batch {result.number}")
+    figures = [("AppendFinished", 1, "service", stack)]
+    if result is not None:
+        figures += [
+            ("AppendedRows", result.entry.rows_appended, "Table", opened.name),
+            ("QuarantinedRows", result.entry.rows_quarantined, "Table", opened.name),
+        ]
     try:
         boto3.client("cloudwatch", config=Config(connect_timeout=5)).put_metric_data(
             Namespace="lakeupsert",
             MetricData=[
-                {"MetricName": "AppendFinished", "Value": 1, "Dimensions": [{"Name": "service", "Value": stack}]}
+                {"MetricName": metric, "Value": figure, "Dimensions": [{"Name": by, "Value": name}]}
+                for metric, figure, by, name in figures
             ],
         )
     except (BotoCoreError, ClientError) as e:
