@@ -381,7 +381,8 @@ def refusing(**given: Any) -> set[str]:
         if function == "Fn::And":
             return all(map(true, arguments))
         left, right = values[arguments[0]["Ref"]], arguments[1]
-        return right in str(left).split(",") if function == "Fn::Contains" else str(left) == str(right)
+        assert function == "Fn::Equals"
+        return str(left) == str(right)
 
     return {
         name
@@ -407,11 +408,15 @@ def test_spark_needs_its_release_and_a_network_or_that_somebody_wants_none() -> 
     assert refusing(**nowhere) == {"EndpointsNeedASubnetAndARoute"}
 
 
+def split(parameter: str) -> Any:
+    return {"Fn::Split": [",", {"Ref": parameter}]}
+
+
 def test_spark_reaches_the_queue_and_the_metrics_and_has_memory_for_its_tasks() -> None:
     [application] = resources("service.yaml", "AWS::EMRServerless::Application").values()
     properties = application["Properties"]
     network = decided(properties["NetworkConfiguration"], {"HasSparkNetwork": True})
-    assert network == {"SubnetIds": {"Ref": "SparkSubnets"}, "SecurityGroupIds": {"Ref": "SparkSecurityGroups"}}
+    assert network == {"SubnetIds": split("SparkSubnets"), "SecurityGroupIds": split("SparkSecurityGroups")}
     assert decided(properties["NetworkConfiguration"], {"HasSparkNetwork": False}) == NO_VALUE
     [defaults] = [c["Properties"] for c in properties["RuntimeConfiguration"]]
     cores, overhead = int(defaults["spark.executor.cores"]), defaults["spark.executor.memoryOverhead"]
@@ -421,7 +426,7 @@ def test_spark_reaches_the_queue_and_the_metrics_and_has_memory_for_its_tasks() 
     kinds = {e["ServiceName"]["Fn::Sub"].rpartition(".")[2]: e for e in endpoints}
     assert kinds.keys() == {"s3", "sqs", "monitoring", "logs"}
     assert kinds["s3"]["VpcEndpointType"] == "Gateway"
-    assert kinds["s3"]["RouteTableIds"] == {"Ref": "EndpointsRouteTables"}
+    assert kinds["s3"]["RouteTableIds"] == split("EndpointsRouteTables")
     for name in kinds.keys() - {"s3"}:
         assert (kinds[name]["VpcEndpointType"], kinds[name]["PrivateDnsEnabled"]) == ("Interface", True)
         assert kinds[name]["SubnetIds"] == network["SubnetIds"]
