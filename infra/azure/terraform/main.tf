@@ -274,3 +274,49 @@ resource "azurerm_monitor_scheduled_query_rules_alert_v2" "night_missing" {
     action_groups = [azurerm_monitor_action_group.people.id]
   }
 }
+
+resource "azurerm_monitor_scheduled_query_rules_alert_v2" "quarantine" {
+  name                 = "${var.name}-quarantine"
+  resource_group_name  = var.resource_group
+  location             = local.location
+  description          = "Of an hour's rows more than quarantine_percent were refused."
+  severity             = 2
+  scopes               = [azurerm_application_insights.insights.id]
+  evaluation_frequency = "PT1H"
+  window_duration      = "PT1H"
+
+  criteria {
+    query                   = "traces | parse message with \"rows: \" appended:long \" appended, \" refused:long \" quarantined\" | where isnotnull(refused) | summarize percent = 100.0 * sum(refused) / sum(appended + refused)"
+    metric_measure_column   = "percent"
+    time_aggregation_method = "Maximum"
+    operator                = "GreaterThan"
+    threshold               = var.quarantine_percent
+  }
+
+  action {
+    action_groups = [azurerm_monitor_action_group.people.id]
+  }
+}
+
+resource "azurerm_monitor_scheduled_query_rules_alert_v2" "stale" {
+  name                 = "${var.name}-stale"
+  resource_group_name  = var.resource_group
+  location             = local.location
+  description          = "For 6 hours readers have not seen all that was appended."
+  severity             = 2
+  scopes               = [azurerm_application_insights.insights.id]
+  evaluation_frequency = "PT1H"
+  window_duration      = "PT6H"
+
+  criteria {
+    query                   = "traces | parse message with \"waiting: \" partitions:long \" partitions\" | where isnotnull(partitions) | summarize fewest = min(partitions)"
+    metric_measure_column   = "fewest"
+    time_aggregation_method = "Minimum"
+    operator                = "GreaterThan"
+    threshold               = 0
+  }
+
+  action {
+    action_groups = [azurerm_monitor_action_group.people.id]
+  }
+}

@@ -52,6 +52,12 @@ variable "timeout" {
   default     = "00:30:00"
 }
 
+variable "quarantine_percent" {
+  description = "An alert where more of an hour's rows than that go to quarantine."
+  type        = number
+  default     = 1
+}
+
 variable "undo_days" {
   description = "Days in which what vacuum deletes can be brought back."
   type        = number
