@@ -220,6 +220,7 @@ class Table:
     def dedupe(
         self,
         *,
+        host: HostName = "local",
         workers: int = 1,
         engine: EngineName | None = None,
         until_empty: bool = True,
@@ -231,13 +232,15 @@ class Table:
     ) -> list[PartitionResult]:
         """Phase two: merge the partitions on the queue until it is empty, or (``until_empty=False``) until ``stop``.
 
-        More than one worker means processes; a script that asks for them needs the usual `if __name__ == "__main__":`.
+        More than one worker means processes; a script that asks for them needs the usual `if __name__ == "__main__":`. On host
+        spark, engine arrow runs in Spark tasks, and ``workers`` do nothing.
         If the table has [large], Spark merges large partitions afterwards. Without ``both_queues`` or ``until_empty``, engine
         spark drains only the queue of large partitions, and engine arrow only the other. ``alive`` is called every few seconds.
         """
         return drain_queues(
             self._table,
             DrainOptions(
+                host=host,
                 workers=workers,
                 engine=engine,
                 until_empty=until_empty,
@@ -276,7 +279,7 @@ class Table:
         self,
         *,
         host: HostName = "spark",
-        workers: int = 1,
+        workers: int | None = None,
         engine: EngineName | None = None,
         batch_id: str | None = None,
         full: Scope | None = None,
@@ -290,7 +293,8 @@ class Table:
     ) -> RunResult:
         """A night: send missing messages, append, dedupe, publish. Safe to repeat: after a crash, the next run finishes it.
 
-        Raises RefusedError before anything is written if its `plan` is above ``max_bytes`` or ``max_cost``.
+        ``workers`` processes of this machine merge; None: the ``host`` does. Raises RefusedError before anything is written if
+        its `plan` is above ``max_bytes`` or ``max_cost``.
         """
         options = RunOptions(
             host=host,
@@ -323,8 +327,8 @@ class Table:
         selected: Callable[[str], bool] = lambda partition: True,
         *,
         source: Source = "stored",
-        host: HostName = "spark",
-        workers: int = 1,
+        host: HostName | None = None,
+        workers: int | None = None,
         engine: EngineName | None = None,
         dry: bool = False,
         stop: Stop | None = None,
@@ -352,12 +356,13 @@ class Table:
         self,
         *,
         full: bool = False,
+        host: HostName = "local",
         workers: int = 1,
         stop: Stop | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReprocessResult:
         """Rewrite partitions that have become slow to read (``full``: all that a rewrite improves). No row changes."""
-        return compact(self._table, full=full, workers=workers, stop=stop or Stop(), progress=progress)
+        return compact(self._table, full=full, host=host, workers=workers, stop=stop or Stop(), progress=progress)
 
     @_public
     def restore(self, to: str | int | date, *, dry: bool = True) -> RestorePlan:

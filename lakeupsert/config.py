@@ -216,7 +216,7 @@ def rename_aliases(aliases: Mapping[str, str], old: str, new: str) -> dict[str, 
 LONGEST = timedelta(days=36_500)
 """The longest duration of a setting. For ever is expressed by leaving the setting out."""
 LEAST_BUCKET = 1 << 10
-"""Minimum of `bucket` in bytes. A bucket's file has more bytes than that besides its rows (`strategy.FILE_BYTES`), and no
+"""Minimum of `bucket` in bytes. A bucket's file has more bytes than that besides its rows (`datafiles.BARE_BYTES`), and no
 bucket is split for less, so a smaller value would have no effect."""
 
 

@@ -78,10 +78,10 @@ def load_script() -> Callable[[Path], ModuleType]:
 @pytest.fixture
 def tiny_files_split(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a file takes beside its rows counts as rows, so that a table of few small rows gets many buckets."""
-    from lakeupsert.pipeline import strategy  # brings Arrow
+    from lakeupsert.rows import datafiles  # brings Arrow
 
-    monkeypatch.setattr(strategy, "FILE_BYTES", 0)
-    monkeypatch.setattr(strategy, "COLUMN_BYTES", 0)
+    monkeypatch.setattr(datafiles, "BARE_BYTES", 0)
+    monkeypatch.setattr(datafiles, "COLUMN_BYTES", 0)
 
 
 @pytest.fixture(scope="session")

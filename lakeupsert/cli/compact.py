@@ -1,21 +1,27 @@
 """`lakeupsert compact`: rewrite partitions that have become slow to read."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import workers_option
+from lakeupsert.cli.options import merge_host_option, prepare_spark, processes, processes_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.reprocess import rewrite_answer
+
+if TYPE_CHECKING:
+    from lakeupsert.engine.by_name import HostName
 
 
 @main.command()
 @click.option(
     "--full", is_flag=True, help="Leave no deltas and no superseded rows (needed by readers that list folders)."
 )
-@workers_option
+@merge_host_option
+@processes_option
 @common
 @click.pass_obj
-def compact(call: Call, full: bool, workers: int) -> Answer:
+def compact(call: Call, full: bool, host: "HostName", workers: int | None) -> Answer:
     """Rewrite partitions that have become slow to read.
 
     These have many deltas or superseded rows, or were adopted. Nights and readers do not need it, but are faster afterwards,
@@ -25,7 +31,12 @@ def compact(call: Call, full: bool, workers: int) -> Answer:
     Example:
       lakeupsert compact
     """
+    if workers and host == "spark":
+        raise click.UsageError("--workers counts processes of this machine. Give it without --host spark.")
     with call.open_table() as table:
+        prepare_spark(table, host=host)
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            rewrite = table.compact(full=full, workers=workers, stop=stop, progress=progress)
+            rewrite = table.compact(
+                full=full, host=host, workers=processes(host, workers) or 1, stop=stop, progress=progress
+            )
         return rewrite_answer(call, table, rewrite)

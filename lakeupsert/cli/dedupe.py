@@ -7,18 +7,27 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import engine_option, partition_options, prepare_spark, selection, workers_option
+from lakeupsert.cli.options import (
+    engine_option,
+    merge_host_option,
+    partition_options,
+    prepare_spark,
+    processes,
+    processes_option,
+    selection,
+)
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.engine.by_name import EngineName
+    from lakeupsert.engine.by_name import EngineName, HostName
 
 
 @main.command()
 @partition_options
-@workers_option
+@merge_host_option
+@processes_option
 @engine_option
 @common
 @click.pass_obj
@@ -27,7 +36,8 @@ def dedupe(
     first: str | None,
     last: str | None,
     partitions: tuple[str, ...],
-    workers: int,
+    host: "HostName",
+    workers: int | None,
     engine: "EngineName | None",
 ) -> Answer:
     """Merge the queued partitions once, then publish.
@@ -39,11 +49,13 @@ def dedupe(
     Example:
       lakeupsert dedupe --from 2020-01-01 --to 2020-01-31
     """
+    if workers and host == "spark":
+        raise click.UsageError("--workers counts processes of this machine. Give it without --host spark.")
     with call.open_table() as table:
-        prepare_spark(table, engine=engine, large=True)
+        prepare_spark(table, host=host, engine=engine, large=True)
         if partitions or first or last:
             table.send_missing(selection(table, first, last, partitions))
-        return merge_answer(call, table, workers, engine, until_empty=True)
+        return merge_answer(call, table, processes(host, workers) or 1, engine, host=host, until_empty=True)
 
 
 def merge_answer(
@@ -52,6 +64,7 @@ def merge_answer(
     workers: int,
     engine: "EngineName | None",
     *,
+    host: "HostName" = "local",
     until_empty: bool,
     both_queues: bool = True,
     max_seconds: float | None = None,
@@ -60,6 +73,7 @@ def merge_answer(
     """Merge queued partitions and publish. The parameters are those of `Table.dedupe`."""
     with call.progress(table.name) as progress, call.stoppable() as stop:
         results = table.dedupe(
+            host=host,
             workers=workers,
             engine=engine,
             until_empty=until_empty,

@@ -27,8 +27,30 @@ host_option = click.option(
     type=click.Choice(["spark", "local"]),
     default="spark",
     show_default=True,
-    help="Where landing files are read and split: in Spark tasks, or in this process.",
+    help="Where rows are read, split and merged: in Spark tasks, or on this machine.",
 )
+
+
+merge_host_option = click.option(
+    "--host",
+    type=click.Choice(["spark", "local"]),
+    default="local",
+    show_default=True,
+    help="Where partitions are merged: in Spark tasks, or in processes of this machine.",
+)
+
+
+processes_option = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Merge in N processes of this machine. Default: with --host spark in its tasks, else one process for each core.",
+)
+
+
+def processes(host: "HostName", workers: int | None) -> int | None:
+    """The processes that merge; None: the tasks of ``host`` do."""
+    return workers if workers or host == "spark" else _cores()
 
 
 workers_option = click.option(

@@ -6,7 +6,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import host_option, partition_options, prepare_spark, selection, workers_option
+from lakeupsert.cli.options import partition_options, prepare_spark, processes, processes_option, selection
 from lakeupsert.cli.problems import failed_partitions_error, failure_reasons, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="Rewrite from the stored files, or from the landing files of all batches.",
 )
-@host_option
-@workers_option
+@click.option(
+    "--host",
+    type=click.Choice(["spark", "local"]),
+    help="Where rows are read and merged: in Spark tasks, or on this machine. Default: landing files are read in Spark tasks, "
+    "partitions are merged on this machine.",
+)
+@processes_option
 @click.option("--dry-run", is_flag=True, help="Show what would be read and written. Writes nothing.")
 @common
 @click.pass_obj
@@ -38,8 +43,8 @@ def reprocess(
     last: str | None,
     partitions: tuple[str, ...],
     source: "Source",
-    host: "HostName",
-    workers: int,
+    host: "HostName | None",
+    workers: int | None,
     dry_run: bool,
 ) -> Answer:
     """Rewrite partitions while nights go on. No row changes unless a file was damaged.
@@ -55,13 +60,14 @@ def reprocess(
         raise click.UsageError("Give either --partition, or --from and --to.")
     with call.open_table() as table:
         if not dry_run:
-            prepare_spark(table, host=host if source == "landing" else "local", engine=None, large=True)
+            uses_spark = host == "spark" or (host is None and source == "landing")
+            prepare_spark(table, host="spark" if uses_spark else "local", engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
             rewrite = table.reprocess(
                 selection(table, first, last, partitions),
                 source=source,
                 host=host,
-                workers=workers,
+                workers=processes(host or "local", workers),
                 dry=dry_run,
                 stop=stop,
                 progress=progress,

@@ -16,7 +16,8 @@ from lakeupsert.cli.options import (
     host_option,
     limit_options,
     prepare_spark,
-    workers_option,
+    processes,
+    processes_option,
 )
 from lakeupsert.cli.plan import plan_answer, unknown_time_warning
 from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @host_option
-@workers_option
+@processes_option
 @engine_option
 @batch_id_option
 @full_extract_options
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 def run(
     call: Call,
     host: "HostName",
-    workers: int,
+    workers: int | None,
     engine: "EngineName | None",
     batch_id: str | None,
     full: "Scope | None",
@@ -72,7 +73,7 @@ def run(
         with call.progress(table.name) as progress, call.stoppable() as stop:
             ran = table.run(
                 host=host,
-                workers=workers,
+                workers=processes(host, workers),
                 engine=engine,
                 batch_id=batch_id,
                 full=full,

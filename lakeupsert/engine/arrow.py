@@ -2,46 +2,53 @@
 
 The base has one row per key and is sorted by key, so it needs no window. For a block of the base and the incoming rows in its
 key range, key and ordering columns alone decide; the payload is moved and never looked at.
+If more rows come than a worker has memory to sort, they are settled in parts by key hash, and the parts merged by key.
 Strategy rewrite merges the incoming rows into the base. Strategy delta reads only key and ordering columns, and of these only
 row groups that may hold an incoming key; it records the positions of rows that lose.
-Memory: the incoming rows of the bucket, one block of the base, and key and order of rows that lose. An adopted partition is in
-memory as a whole, once.
+Memory: the incoming rows of the bucket, or a part of them and all of them compressed; one block of the base; key and order of
+rows that lose.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert.engine.attempts import attempt
+from lakeupsert.engine.cut import CutOutput, CutTask, columns_of, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
-from lakeupsert.landing.adopted import read_adopted
-from lakeupsert.rows.arrays import Indices, Rows
-from lakeupsert.rows.buckets import in_bucket, key_hashes
+from lakeupsert.landing.adopted import stream_adopted
+from lakeupsert.rows.arrays import Hashes, Indices, Rows
+from lakeupsert.rows.buckets import buckets, in_bucket, key_hashes
 from lakeupsert.rows.changes import Tally, content_comparison
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import POSITION, read_file, stream_file
+from lakeupsert.rows.datafiles import EXPANSION, POSITION, ROW_GROUP_BYTES, decoded_width, stream_file
 from lakeupsert.rows.digest import Digest, digests
-from lakeupsert.rows.rank import count_rows_up_to, sort_by_key, sortable
+from lakeupsert.rows.rank import sort_by_key, sortable
+from lakeupsert.rows.streams import KeyOrdered, compress, decompress, in_key_order
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.manifest import DataFile, share
+from lakeupsert.table.manifest import Bucketed, DataFile, Part, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 PEAK = 3.5
 """Peak memory of sorting incoming rows, as a multiple of their decoded bytes (ADR 0012)."""
-EXPANSION = 3
-"""Decoded bytes for each compressed byte, if the schema does not give a column's width. ADR 0012 has data where it is more."""
-TEXT_BYTES = 16
-"""Minimum decoded bytes of a value whose type has no fixed width."""
 BLOCKS_BYTES = 256 << 20
 """Memory for the blocks of a base, from reading to writing, if there are more than one or two."""
+MOST_PART_BITS = 6
+"""Incoming rows are settled in at most 2^so many parts. A file that is not cut as finely is read again for each of them."""
+RUN_EXPANSION = 1.5
+"""Bytes of a compressed part in memory for each byte of its files."""
+SHARED_BYTES = 4 << 20
+"""A file of at most so many bytes stays in memory if it has rows for several tasks of a call; `SHARED_TOTAL` bytes of them."""
+SHARED_TOTAL = 16 << 20
 TOGETHER_ROWS = 1 << 14
 """Rows of small files that are compared with the incoming rows in one call."""
 
@@ -49,14 +56,6 @@ _DELETED, _FILE, _PLACE = pa.field(DELETE_FLAG, pa.bool_()), pa.field(FILE, pa.i
 _AGE = pa.field(AGE, pa.int32())
 """Decides between equal ordering values."""
 _RANKS = pa.schema([_DELETED, _FILE, _PLACE, _AGE])
-
-
-def _width(type_: pa.DataType) -> int:
-    """Decoded bytes of a value."""
-    try:
-        return int(type_.bit_width + 7) // 8
-    except ValueError:
-        return TEXT_BYTES
 
 
 class ArrowEngine:
@@ -70,9 +69,20 @@ class ArrowEngine:
         self.memory_limit = memory_limit
 
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
+        return self._memory_of(spec, task, self._part_bits(spec, task))
+
+    def _part_bits(self, spec: TableSpec, task: MergeTask) -> int:
+        """In how many parts, 2^bits, the incoming rows must be settled to fit into memory."""
+        if self.memory_limit is None or task.kept or Rules(spec, task).needs_versions:
+            return 0
+        bits = range(MOST_PART_BITS)
+        return next((n for n in bits if self._memory_of(spec, task, n) <= self.memory_limit), MOST_PART_BITS)
+
+    @staticmethod
+    def _memory_of(spec: TableSpec, task: MergeTask, part_bits: int) -> int:
         stored, adopted = ((*task.kept, *task.base), ()) if task.settled else ((), task.base)
         incoming = [f for files in (adopted, task.deltas, task.tombstones, *task.batches) for f in files]
-        width = sum(_width(type_) for type_ in (*spec.base_schema.types, *_RANKS.types))
+        width = sum(decoded_width(type_) for type_ in (*spec.base_schema.types, *_RANKS.types))
 
         def whole(file: DataFile) -> int:
             return max(EXPANSION * file.bytes, width * file.rows)
@@ -84,29 +94,70 @@ class ArrowEngine:
         if not spec.settles_early and task.kept:  # each incoming row brings the whole stored row of its key
             rows = sum(f.rows * share(f, task) for f in incoming)
             met = rows * decoded(task.kept) / max(1, sum(f.rows * share(f, task) for f in task.kept))
-        sorting = int(PEAK * (decoded(incoming) + met))
+        parts = 1 << part_bits
+        runs = RUN_EXPANSION * sum(f.bytes * share(f, task) for f in incoming) if part_bits else decoded(incoming)
+        sorting = PEAK * (decoded(incoming) + met) / parts + (runs if part_bits else 0)
         blocks = min(BLOCKS_BYTES, int(PEAK * decoded(stored)))
         read_ahead = max((f.bytes for f in stored), default=0)
-        # Rows of other buckets stay in memory until their file is read.
-        others = max((whole(f) * (1 - share(f, task)) for f in incoming), default=0.0)
-        streaming = decoded(incoming) + blocks + read_ahead  # the base streams only after incoming rows are sorted
+        # A block of rows of other buckets, and small files of which other tasks need rows.
+        others = min(ROW_GROUP_BYTES + EXPANSION * SHARED_TOTAL, sum(whole(f) for f in incoming if share(f, task) < 1))
+        streaming = runs + blocks + read_ahead  # the base streams only after incoming rows are sorted
         return int(max(sorting, streaming) + others)
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput]:
-        merges = [_Merge(store, spec, spec_version, task) for task in tasks]
-        outputs = [merge.run() for merge in merges]
+    ) -> list[MergeOutput | Exception]:
+        shared = _SharedFiles(spec)
+        merges = [_Merge(store, spec, spec_version, task, shared, self._part_bits(spec, task)) for task in tasks]
+        outputs = [attempt(_Merge.run, merge) for merge in merges]
         superseded = digests([merge.lost for merge in merges], spec)
-        return [replace(output, superseded_digest=d) for output, d in zip(outputs, superseded, strict=True)]
+        return [
+            output if isinstance(output, Exception) else replace(output, superseded_digest=digest)
+            for output, digest in zip(outputs, superseded, strict=True)
+        ]
+
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+        return [cut(store, spec, spec_version, task) for task in tasks]
+
+
+class _SharedFiles:
+    """Small files of which several tasks of a call need some rows: each is read once."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._spec = spec
+        self._held: dict[DataFile, tuple[Rows, Hashes]] = {}
+
+    def within(self, part: Bucketed, file: DataFile, read: Callable[[DataFile], Iterator[Rows]]) -> list[Rows]:
+        """The rows of a file that are in a bucket."""
+        if share(file, part) == 1 or file.bytes > SHARED_BYTES:
+            return [in_bucket(block, file, part, self._spec) for block in read(file)]
+        if file not in self._held:
+            blocks = list(read(file))
+            if not blocks:
+                return []
+            rows = pa.concat_tables(blocks)
+            self._held[file] = rows, key_hashes(rows, self._spec)
+            while sum(held.bytes for held in self._held) > SHARED_TOTAL:
+                del self._held[next(iter(self._held))]
+        rows, hashes = self._held[file]
+        return [rows.filter(pa.array(buckets(hashes, part.bits) == part.bucket))]
 
 
 class _Merge:
     """One task. ``lost`` collects key and ordering columns of the rows that lose."""
 
-    def __init__(self, store: ObjectStore, spec: TableSpec, spec_version: int, task: MergeTask) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        spec: TableSpec,
+        spec_version: int,
+        task: MergeTask,
+        shared: _SharedFiles,
+        part_bits: int,
+    ) -> None:
         self.lost: list[Rows] = []
         self._store, self._spec, self._spec_version, self._task = store, spec, spec_version, task
+        self._shared, self._part_bits = shared, part_bits
         self._rules = Rules(spec, task)
         self._tally = Tally()
         self._adopted = Digest(spec)
@@ -119,40 +170,55 @@ class _Merge:
 
     def _rewrite(self) -> MergeOutput:
         spec, task, rules = self._spec, self._task, self._rules
-        incoming = self._incoming()
         settled = not rules.needs_versions
-        if settled:
-            found = rules.settle(rank(incoming, spec))
-            self._account(found)
-            rest = found.take(found.winners, found.rows.schema.names, shared=True)
-            del found
-        else:
-            rest = incoming.take(sort_by_key(incoming, spec.stored_key))
-        del incoming
+        rest = self._in_key_order()
         with self._writer() as out:
             for file in task.base if task.settled else ():
                 for block in stream_file(self._store, file, spec.base_schema, spec=spec):
                     stored = in_bucket(block, file, task, spec)
                     if not stored.num_rows:
                         continue
-                    met = count_rows_up_to(rest, spec.stored_key, [stored[name][-1] for name in spec.stored_key])
-                    if not met and not rules.judges_all:
+                    met = rest.up_to([stored[name][-1] for name in spec.stored_key])
+                    if not met.num_rows and not rules.judges_all:
                         out.live.write(stored)
                         continue
-                    tables = [_add_ranks(stored, age=0, deleted=False), rest.slice(0, met)]
-                    more = rest.num_columns > tables[0].num_columns
+                    tables = [_add_ranks(stored, age=0, deleted=False), met]
+                    more = met.num_columns > tables[0].num_columns
                     both = pa.concat_tables(tables, promote_options="default" if more else "none")
-                    rest = rest.slice(met)
                     self._write(out, rank(both, spec), again=settled)
-            if settled:  # and accounted for
-                out.write(rules.resolve(one_per_key(rest)))
-            else:
-                self._write(out, rank(rest, spec))
+            for rows in rest.rest():
+                if settled:  # and accounted for
+                    out.write(rules.resolve(one_per_key(rows)))
+                else:  # all at once: a key has several rows
+                    self._write(out, rank(rows, spec))
         return out.output(self._lost_rows, adopted=None if task.settled else str(self._adopted))
+
+    def _in_key_order(self) -> KeyOrdered:
+        """The incoming rows in key order: if no rule needs all versions, what they come to among themselves."""
+        task, key = self._task, self._spec.stored_key
+        if not self._part_bits:
+            rows = self._settle(task)
+            return KeyOrdered(iter([rows]), rows.schema, key)
+        first, bits = task.bucket << self._part_bits, task.bits + self._part_bits
+        parts = (Part(number, bits) for number in range(first, first + (1 << self._part_bits)))
+        runs = [compress(self._settle(part)) for part in parts]
+        with pa.ipc.open_stream(runs[0]) as reader:
+            schema = reader.schema
+        batches = in_key_order([decompress(run) for run in runs], key)
+        return KeyOrdered((pa.Table.from_batches([batch]) for batch in batches), schema, key)
+
+    def _settle(self, part: Bucketed) -> Rows:
+        spec, rules = self._spec, self._rules
+        incoming = self._incoming(part)
+        if rules.needs_versions:
+            return incoming.take(sort_by_key(incoming, spec.stored_key))
+        found = rules.settle(rank(incoming, spec))
+        self._account(found)
+        return found.take(found.winners, found.rows.schema.names, shared=True)
 
     def _delta(self) -> MergeOutput:
         spec, task = self._spec, self._task
-        incoming = self._incoming()
+        incoming = self._incoming(task)
         begins = np.cumsum([0, *(file.rows for file in task.kept)])
         met, number = self._met(begins, incoming)
         both = pa.concat_tables([met, incoming.select(met.schema.names)])
@@ -199,32 +265,41 @@ class _Merge:
         met = pa.concat_tables(tables)
         return _add_ranks(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
 
-    def _incoming(self) -> Rows:
-        """Tombstones, deltas, appended rows and adopted rows in one table, with every version of a key that they have."""
+    def _incoming(self, part: Bucketed) -> Rows:
+        """Tombstones, deltas, appended rows and adopted rows of a part of the bucket in one table, with every version of a key
+        that they have."""
         store, spec, task = self._store, self._spec, self._task
         tables: list[Rows] = []
+
+        def stream(columns: pa.Schema, file: DataFile) -> Iterator[Rows]:
+            return stream_file(store, file, columns, spec=spec)
+
         for number, file in enumerate(() if task.settled else task.base):
-            rows = read_adopted(store, file, spec, task.partition)
-            rows = rows.append_column(_FILE, pa.repeat(pa.scalar(number, _FILE.type), rows.num_rows))
-            rows = rows.append_column(_PLACE, pa.array(np.arange(rows.num_rows)))
-            tables.append(self._own(rows, file, age=0))
-            self._adopted.add(tables[-1])
+            read = partial(stream_adopted, store, spec=spec, partition=task.partition, number=number)
+            for rows in self._within(part, file, partial(stream, columns_of(spec, "adopted")) if task.cut else read):
+                tables.append(rows)
+                self._adopted.add(rows)
         for file in task.deltas:
-            tables.append(self._own(read_file(store, file, spec.base_schema, spec), file, age=0))
+            tables += self._within(part, file, partial(stream, spec.base_schema))
         stored = self._rules.with_times(spec.base_schema)
         for file in task.tombstones:
-            tables.append(self._own(read_file(store, file, stored), file, age=0, deleted=True))
+            for rows in stream_file(store, file, stored):
+                tables.append(_add_ranks(in_bucket(rows, file, part, spec), age=0, deleted=True))
         for age, files in enumerate(task.batches, start=1):
             for file in files:
-                tables.append(self._own(read_file(store, file, spec.arriving_schema, spec), file, age=age))
+                tables += self._within(part, file, partial(stream, spec.arriving_schema), age)
         more = stored is not spec.base_schema
         if more or not tables:
             tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
         return self._rules.add_times(pa.concat_tables(tables, promote_options="default" if more else "none"))
 
-    def _own(self, rows: Rows, file: DataFile, *, age: int, deleted: bool = False) -> Rows:
-        """The rows of a file that belong to the task's bucket, with every column that ranks them."""
-        return _add_ranks(in_bucket(rows, file, self._task, self._spec), age=age, deleted=deleted)
+    def _within(
+        self, part: Bucketed, file: DataFile, read: Callable[[DataFile], Iterator[Rows]], age: int = 0
+    ) -> Iterator[Rows]:
+        """The rows of a file that are in a part of the bucket, with every column that ranks them."""
+        if share(file, part) and (own := file.within(part)).rows:
+            for rows in self._shared.within(part, own, read):
+                yield _add_ranks(rows, age=age, deleted=False)
 
     def _write(self, out: MergeWriter, rows: Resolved, *, again: bool = False) -> Resolved:
         """Resolve ranked rows, account for them and write them."""

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, log2
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +29,7 @@ from lakeupsert.landing.accept import RowRules, read_rows
 from lakeupsert.landing.files import preview
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput, UnplannedColumnError, UnreadableFileError
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.datafiles import Footer
+from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import PARTITION, is_among
 from lakeupsert.storage import NotFoundError, ObjectStore
@@ -55,6 +55,8 @@ class AppendJob:
             as superseded.
         full: the batch is a full extract, so reports have its greatest order.
         bits: partitions that are cut into 2^bits ranges of key hashes (`rows.buckets`).
+        stored_bits: the most bits of the stored buckets of a partition. Its ranges are written in pieces of as many bits.
+        bucket_bytes: the setting `bucket`: rows of more bytes are cut as if they were stored already; None: they are not.
         compared: share of the keys, by hash, that are compared between partitions (`settle.count_keys_in_several_partitions`).
     """
 
@@ -70,6 +72,8 @@ class AppendJob:
     left_out: Rows | None = None
     full: bool = False
     bits: Mapping[str, int] = field(default_factory=dict)
+    stored_bits: Mapping[str, int] = field(default_factory=dict)
+    bucket_bytes: int | None = None
     compared: float = 1.0
 
     @property
@@ -80,6 +84,16 @@ class AppendJob:
         bits = self.bits.get(partition, 0) if partition is not None else 0
         renames = len(self.spec.renames) if partition is not None else 0
         return Footer(self.spec.table_id, kind, self.batch_id, self.spec_version, partition, bucket, bits, renames)
+
+    def piece_bits(self, partition: str, rows: Rows) -> int:
+        """Into how many pieces, 2^bits, to cut the rows of a range. Each reader of a piece reads what a file has beside its rows,
+        too, so no piece gets fewer bytes of rows than that."""
+        size, bits = rows.nbytes / EXPANSION, self.bits.get(partition, 0)
+        wanted = self.stored_bits.get(partition, 0)
+        if self.bucket_bytes:
+            wanted = max(wanted, ceil(log2(max(1, size * 2**bits / self.bucket_bytes))))
+        most = int(log2(max(1, size / max(1, bytes_without_rows(self.spec.ranked_schema.types)))))
+        return max(0, min(wanted - bits, most))
 
     def quarantine(self) -> QuarantineWriter:
         return QuarantineWriter(self.store, self.start, self.footer("quarantine"))

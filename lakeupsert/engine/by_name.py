@@ -21,3 +21,12 @@ def spark_engine() -> Engine:
     from lakeupsert.engine.spark_window import SparkEngine
 
     return SparkEngine()
+
+
+def arrow_on_spark(of_machine: int) -> Engine:
+    """Engine arrow in Spark tasks. ``of_machine``: bytes that all tasks together may take if Spark runs on this machine alone."""
+    from lakeupsert.engine.hosted import HostedEngine
+    from lakeupsert.engine.spark_host import SparkHost
+
+    host = SparkHost()
+    return HostedEngine(host, host.memory_of_a_task(of_machine))

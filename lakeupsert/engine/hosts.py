@@ -1,10 +1,11 @@
-"""Where phase one's row work runs. `LocalHost` is `--host local`: this process, for small nights and for tests.
+"""Where row work runs. `LocalHost` is `--host local`: this process, for small nights and for tests.
 
-Up to ``HELD_BYTES`` of rows stay in memory; beyond that they go to a temporary folder, one file for each group of ranges.
+In phase one, up to ``HELD_BYTES`` of rows stay in memory; beyond that they go to a temporary folder, one file for each group of
+ranges.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from lakeupsert.config import Reading
+from lakeupsert.engine.attempts import Found, Item, attempt
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Report
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
@@ -39,7 +41,17 @@ class Host(Protocol):
         """`landing.files.survey` of each file."""
 
     def run(self, job: AppendJob) -> list[Report]:
-        """Do the row work of the whole batch, once."""
+        """Do phase one's row work of the whole batch, once."""
+
+    def map(
+        self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
+    ) -> list[Found | Exception]:
+        """What ``function`` returns for each item, in their order, or the error that it raised.
+
+        Args:
+            function, items: picklable. An item may be done twice; then one of the results counts.
+            sizes: of the items, as shares of the work.
+        """
 
 
 class LocalHost:
@@ -54,6 +66,11 @@ class LocalHost:
         text_columns: frozenset[str],
     ) -> list[Survey]:
         return [survey(landing, file, reading, known, text_columns) for file in inputs]
+
+    def map(
+        self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
+    ) -> list[Found | Exception]:
+        return [attempt(function, item) for item in items]
 
     def run(self, job: AppendJob) -> list[Report]:
         job = choose_ranges(job)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from lakeupsert.engine.cut import CutOutput, CutTask
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.manifest import NO_CHANGES, NO_ROWS, Changes, DataFile, TombstoneFile
@@ -35,6 +36,7 @@ class MergeTask:
         batches: for each batch, in ledger order, its appended files. A key may be in several of them; their rank columns decide.
         up_to: the batch that `merged` will be.
         start: how many versions the partition's chain has; the names of new files contain it.
+        cut: the files in ``base`` are not settled and were cut (`engine.cut`): their rows have `landing.adopted.ADOPTED_RANK`.
         settled: the stored files have each key once, in key order. If False they were adopted, and are settled like incoming
             rows; between equal ordering values the later file wins, and within a file the later row.
         floors: the greatest orders among tombstones that the bucket has forgotten (see `rows.floor`).
@@ -54,6 +56,7 @@ class MergeTask:
     up_to: int
     start: int
     settled: bool = True
+    cut: bool = False
     deltas: tuple[DataFile, ...] = ()
     kept: tuple[DataFile, ...] = ()
     bucket: int = 0
@@ -151,5 +154,8 @@ class Engine(Protocol):
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput]:
-        """One output for each task, in their order. Writes files; commits nothing."""
+    ) -> list[MergeOutput | Exception]:
+        """One output for each task, in their order, or the error that the task raised. Writes files; commits nothing."""
+
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+        """`engine.cut.cut` for each task, in their order."""

@@ -1,6 +1,5 @@
 """Rows of a batch in memory: cut by range, settled by rank, sorted, and written as appended files. See `batch`."""
 
-import itertools
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.reports import Report, Written
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
-from lakeupsert.rows.buckets import buckets, key_hashes
+from lakeupsert.rows.buckets import buckets, cut_by_number, cut_into_pieces, key_hashes
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import Pack, write_to_pack
+from lakeupsert.rows.datafiles import Pack, write_in_pieces, write_to_pack
 from lakeupsert.rows.digest import digest_text, hashed_columns, row_hashes
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.rows.rank import sort_by_rank
@@ -152,7 +151,7 @@ def group_by_range(job: AppendJob, tables: Sequence[Rows], groups: int) -> Itera
             group_of[code] = firsts[name] + np.arange(1 << ranges.bits)
         else:
             group_of[code] = zlib.crc32(name.encode()) % groups
-    yield from _cut(rows, group_of.ravel()[ranges.numbers])
+    yield from cut_by_number(rows, group_of.ravel()[ranges.numbers])
 
 
 def _range_numbers(job: AppendJob, rows: Rows) -> _RangeNumbers:
@@ -166,17 +165,6 @@ def _range_numbers(job: AppendJob, rows: Rows) -> _RangeNumbers:
         hashes = key_hashes(rows.select(job.spec.stored_key).filter(pa.array(here)), job.spec)
         numbers[here] |= buckets(hashes, some)
     return _RangeNumbers(partitions, most, numbers)
-
-
-def _cut(rows: Rows, numbers: Indices) -> Iterator[tuple[int, Rows]]:
-    """A table for each number, of the rows that have it, in their order."""
-    if (numbers[1:] < numbers[:-1]).any():
-        # numpy sorts small integers by radix.
-        order = np.argsort(numbers.astype(np.min_scalar_type(numbers.max())), kind="stable")
-        rows, numbers = rows.take(pa.array(order)), numbers[order]
-    ends = np.append(np.flatnonzero(np.diff(numbers)) + 1, len(numbers)).tolist()
-    for begin, end in itertools.pairwise([0, *ends] if len(numbers) else []):
-        yield int(numbers[begin]), rows.slice(begin, end - begin)
 
 
 def settle_and_write(job: AppendJob, tables: Sequence[Rows]) -> list[Written]:
@@ -227,10 +215,15 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
     files: defaultdict[str, list[DataFile]] = defaultdict(list)
     ranges = _range_numbers(job, rows)
     with Pack(job.store, TableObjects.new_appended(job.start)) as pack:
-        for number, of_range in _cut(rows, ranges.numbers):
+        for number, of_range in cut_by_number(rows, ranges.numbers):
             partition, bucket = ranges.partitions[number >> ranges.bits], number & ((1 << ranges.bits) - 1)
             footer = job.footer("appended", partition, bucket)
-            files[partition] += write_to_pack(pack, of_range, job.spec.ranked_schema, footer, job.spec.stored_key)
+            schema, key = job.spec.ranked_schema, job.spec.stored_key
+            if bits := job.piece_bits(partition, of_range):
+                pieces = cut_into_pieces(of_range, footer, bits, job.spec)
+                files[partition].append(write_in_pieces(pack, pieces, bits, schema, footer, key))
+            else:
+                files[partition] += write_to_pack(pack, of_range, schema, footer, key)
     return files
 
 

@@ -1,4 +1,4 @@
-"""Phase one's row work in Spark tasks: `--host spark`. See `hosts.Host`.
+"""Row work in Spark tasks: `--host spark`. See `hosts.Host`.
 
 Spark distributes tasks and shuffles. Rows cross the shuffle as Arrow IPC blobs, which keep every type and which the JVM does
 not convert. Each job runs one action, once: tasks write files under unique names, so a second run would write them again.
@@ -7,17 +7,26 @@ Retried and speculative tasks leave files that no ledger entry names.
 
 import itertools
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from lakeupsert.config import Reading
+from lakeupsert.engine.attempts import Found, Item, attempt
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
-from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
+from lakeupsert.engine.spark_session import (
+    explain_spark_failures,
+    forget_zip_importers,
+    ids,
+    memory_beside_jvm,
+    parallelism,
+    session,
+    tasks_per_executor,
+)
 from lakeupsert.landing.files import TYPED, Survey, format_of, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
@@ -37,8 +46,39 @@ SURVEYED_HERE = 64 << 20
 """Bytes of text files up to which a survey runs in this process, since a Spark job would not pay."""
 
 
+TASKS_PER_CORE = 4
+"""So many tasks a core share the items of `SparkHost.map`. More: each task costs 50 ms. Fewer: cores wait for the longest."""
+PYTHON_BYTES = 150 << 20
+"""Memory of a task's Python process before it merges: Python, Arrow, boto3."""
+LEAST_TASK = 4 << 20
+"""Items of fewer bytes share a task."""
+
+
 class SparkHost:
     """See `lakeupsert.engine.hosts.Host`."""
+
+    def map(
+        self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
+    ) -> list[Found | Exception]:
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in ids(batches):
+                for place in packs[number]:
+                    found = pickle.dumps(attempt(function, items[place]))
+                    yield pa.record_batch({"place": [place], "found": [found]})
+
+        with explain_spark_failures(), small_batches() as spark:
+            packs = pack(sizes, TASKS_PER_CORE * parallelism(spark))
+            rows = spark.range(0, len(packs), 1, len(packs)).mapInArrow(run, "place bigint, found binary").collect()
+        return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
+
+    @staticmethod
+    def memory_of_a_task(of_machine: int) -> int:
+        """Bytes for the Python process of one task: of what an executor has beside its JVM, or of this machine."""
+        with explain_spark_failures():
+            spark = session()
+            if spark.conf.get("spark.master", "").startswith("local["):
+                return of_machine // parallelism(spark) - PYTHON_BYTES
+            return memory_beside_jvm(spark) // tasks_per_executor(spark) - PYTHON_BYTES
 
     def survey(
         self,
@@ -56,7 +96,7 @@ class SparkHost:
                 found = survey(landing, inputs[place], reading, known, text_columns)
                 yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
 
-        with explain_spark_failures(), _small_batches() as spark:
+        with explain_spark_failures(), small_batches() as spark:
             rows = spark.range(0, len(inputs), 1, len(inputs)).mapInArrow(run, "place bigint, found binary").collect()
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
@@ -72,7 +112,7 @@ class SparkHost:
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.record_batch({"reports": [pickle.dumps(_reduce_side(job, batches))]})
 
-        with explain_spark_failures(), _small_batches() as spark:
+        with explain_spark_failures(), small_batches() as spark:
             parts = max(parallelism(spark), landed // TASK_BYTES)
             small = max(parts, landed // GROUP_BYTES)
             numbers = spread(small + sum(1 << bits for bits in job.bits.values()), parts)
@@ -89,6 +129,20 @@ class SparkHost:
         names |= {r.file.name for r in reports if isinstance(r, Refused)}
         job.store.requests.add({"put": len(names)})  # the tasks' stores counted for themselves
         return reports
+
+
+def pack(sizes: Sequence[float], tasks: int) -> list[list[int]]:
+    """The places of some items in about so many tasks: the longest first, small ones together."""
+    each = max(LEAST_TASK, sum(sizes) / tasks)
+    packs: list[list[int]] = []
+    left = 0.0
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        if not packs or sizes[place] > left:
+            packs.append([])
+            left = each
+        packs[-1].append(place)
+        left -= sizes[place]
+    return packs
 
 
 def _tasks(inputs: Sequence[LandingInput]) -> list[list[LandingInput]]:
@@ -205,7 +259,7 @@ def _reduce_side(job: AppendJob, batches: Iterator[pa.RecordBatch]) -> list[Repo
 
 
 @contextmanager
-def _small_batches() -> Iterator[SparkSession]:
+def small_batches() -> Iterator[SparkSession]:
     """A session that passes few rows at a time to Python, since each of ours is a blob."""
     spark = session()
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"

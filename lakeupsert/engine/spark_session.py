@@ -1,5 +1,6 @@
 """The Spark session, its failures, and what its tasks have in common. Works under Spark Connect: no JVM object, no RDD."""
 
+import re
 import signal
 import sys
 import threading
@@ -97,13 +98,49 @@ def forget_zip_importers() -> None:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Cores of the session, as far as the client can see; Spark Connect does not expose defaultParallelism."""
+    """How many tasks the session can run at a time, as far as the client can see."""
     configured = spark.conf.get("spark.default.parallelism", None)
     if configured:
         return int(configured)
-    return int(spark.conf.get("spark.executor.instances", "0")) or _local_cores(spark)
+    most = spark.conf.get("spark.dynamicAllocation.maxExecutors", None) or spark.conf.get(
+        "spark.executor.instances", "0"
+    )
+    executors = int(most) if most.isdigit() and int(most) < _NO_LIMIT else 0
+    return max(executors * tasks_per_executor(spark), _known_cores(spark))
 
 
-def _local_cores(spark: SparkSession) -> int:
+_NO_LIMIT = (1 << 31) - 1
+"""Spark's own default of the most executors."""
+
+
+def tasks_per_executor(spark: SparkSession) -> int:
+    cores = int(spark.conf.get("spark.executor.cores", "1"))
+    return max(1, cores // int(spark.conf.get("spark.task.cpus", "1")))
+
+
+def memory_beside_jvm(spark: SparkSession) -> int:
+    """Bytes that an executor has for Python. If `spark.executor.pyspark.memory` is not set, it is the overhead."""
+    own = spark.conf.get("spark.executor.pyspark.memory", None)
+    if own:
+        return _bytes(own)
+    given = spark.conf.get("spark.executor.memoryOverhead", None)
+    if given:
+        return _bytes(given)
+    factor = float(spark.conf.get("spark.executor.memoryOverheadFactor", "0.1"))
+    return max(_LEAST_OVERHEAD, int(factor * _bytes(spark.conf.get("spark.executor.memory", "1g"))))
+
+
+_LEAST_OVERHEAD = 384 << 20
+_UNITS = {"k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def _bytes(text: str) -> int:
+    """A size as Spark writes it, for example 4g; a number alone counts MiB."""
+    number, unit = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower()).groups()  # type: ignore[union-attr] # Spark has checked it
+    return int(number) << _UNITS[unit or "m"]
+
+
+def _known_cores(spark: SparkSession) -> int:
+    """Spark Connect does not expose defaultParallelism."""
     context = getattr(spark, "sparkContext", None)
     return int(context.defaultParallelism) if context is not None else 8

@@ -7,7 +7,8 @@ that Spark has no type for passes unchanged. Each call runs one action, once (se
 import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -16,12 +17,15 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
+from lakeupsert.engine.attempts import all_or_raise
+from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
+from lakeupsert.engine.spark_host import SparkHost
 from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.landing.adopted import read_adopted
+from lakeupsert.landing.adopted import ADOPTED_RANK, read_adopted
 from lakeupsert.rows.arrays import Column as ArrowColumn
 from lakeupsert.rows.arrays import Indices, Mask, Rows
 from lakeupsert.rows.buckets import in_bucket
@@ -59,6 +63,16 @@ def _sources(unit: int, task: MergeTask) -> list[_Source]:
     return [_Source(unit, number, file, age) for number, (file, age) in enumerate(files)]
 
 
+def _in_pieces(task: MergeTask) -> MergeTask:
+    """The same task, with files that are in key order each."""
+
+    def pieces(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+        return tuple(piece for file in files for piece in file.in_pieces)
+
+    batches = tuple(map(pieces, task.batches))
+    return replace(task, base=pieces(task.base), deltas=pieces(task.deltas), batches=batches)
+
+
 class SparkEngine:
     """See `lakeupsert.engine.merge.Engine`."""
 
@@ -72,7 +86,8 @@ class SparkEngine:
 
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
-    ) -> list[MergeOutput]:
+    ) -> list[MergeOutput | Exception]:
+        tasks = [_in_pieces(task) for task in tasks]
         sources = [_sources(unit, task) for unit, task in enumerate(tasks)]
         flat = list(itertools.chain.from_iterable(sources))
         has_full = any(task.full for task in tasks)
@@ -118,6 +133,10 @@ class SparkEngine:
             outputs.get(unit) or _Gatherer(store, spec, task, []).run(spec_version, ())
             for unit, task in enumerate(tasks)
         ]
+
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+        found = SparkHost().map(partial(cut, store, spec, spec_version), tasks, [task.bytes for task in tasks])
+        return all_or_raise(found)
 
 
 # ---------------------------------------------------------------- the window
@@ -219,8 +238,9 @@ def _deciding_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Deciding columns and position of each row of one file that is in the task's bucket."""
     age, file = source.age, source.file
-    appended = spec.ranked_schema if age else None
-    extra = [appended.field(n) for n in (FILE, PLACE, *([DELETE_FLAG] if spec.has_deletes else []))] if appended else []
+    has_rank = age > 0 or (task.cut and source.number < len(task.base))
+    extra = list(ADOPTED_RANK) if has_rank else []
+    extra += [spec.ranked_schema.field(DELETE_FLAG)] if age and spec.has_deletes else []
     extra += [DELETED_AT] if task.forgets else []
     schema = pa.schema([*spec.deciding_schema, *extra, pa.field(POSITION, pa.int64())])
     for block in stream_file(store, file, schema):
@@ -232,8 +252,8 @@ def _deciding_rows(
             "row": rows[POSITION],
             "age": np.full(n, age, np.int32),
             # Among stored rows only adopted ones can tie, by file and position.
-            "file": rows[FILE] if age else np.full(n, source.number, np.int32),
-            "place": rows[PLACE] if age else rows[POSITION],
+            "file": rows[FILE] if has_rank else np.full(n, source.number, np.int32),
+            "place": rows[PLACE] if has_rank else rows[POSITION],
             "deleted": rows[DELETE_FLAG] if age and spec.has_deletes else np.full(n, isinstance(file, TombstoneFile)),
             "hash": row_hashes(rows, hashed_columns(spec)).view(np.int64),
         }
@@ -330,7 +350,7 @@ class _Gatherer:
     """Reads the rows that one task needs by position, and writes what they come to; adds up the losers.
 
     Those are the winners, or all rows if a rule needs the losers. Files are sorted by key too, so each is read forward once;
-    only adopted files are in memory as a whole.
+    only adopted files that were not cut are in memory as a whole.
     """
 
     def __init__(self, store: ObjectStore, spec: TableSpec, task: MergeTask, sources: Sequence[_Source]) -> None:
@@ -339,8 +359,8 @@ class _Gatherer:
         self._schema = self._rules.with_times(spec.base_schema)
         self._cursors: list[_Cursor | Rows] = [
             _Cursor(stream_file(store, msgspec.structs.replace(s.file, deleted=None), self._schema, spec=spec))
-            if s.age or task.settled
-            else read_adopted(store, s.file, spec, task.partition)
+            if s.age or task.settled or task.cut
+            else read_adopted(store, s.file, spec, task.partition).select(self._schema.names)
             for s in sources
         ]
 

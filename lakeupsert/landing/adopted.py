@@ -1,8 +1,9 @@
 """Files that others wrote and a table adopted: their footers, and their rows under the table's spec."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -11,10 +12,13 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.landing.formats.parquetfile import schema_of
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.columns import fill_in_brought_columns
-from lakeupsert.rows.datafiles import open_object, read_file
+from lakeupsert.rows.datafiles import open_object, stream_file
 from lakeupsert.storage import ObjectInfo, ObjectStore
 from lakeupsert.table.manifest import DataFile
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import FILE, PLACE, TableSpec
+
+ADOPTED_RANK = (pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()))
+"""Decides between adopted rows of a key with equal ordering values: the place of the file, and of the row in the file."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +48,31 @@ def read_footer(store: ObjectStore, info: ObjectInfo, columns: Sequence[str]) ->
     return FileFooter(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls)
 
 
-def read_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str) -> Rows:
-    """All rows of an adopted file in the spec's `base_schema`. Raises RefusedError if a row has no key."""
-    rows = read_file(store, file, spec.base_schema, spec)
+def stream_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str, number: int) -> Iterator[Rows]:
+    """The rows of an adopted file in the spec's `base_schema` and `ADOPTED_RANK`. ``number``: its place among the partition's
+    files. Raises RefusedError if a row has no key."""
+    names: list[str] = []
     if spec.mode == "columns":
         with open_object(store, file.name) as source:
             own_names = pq.read_schema(source).names
         then = spec.names_in(file.renames)
-        rows = fill_in_brought_columns(
-            rows, spec, [name for name in spec.stored_schema.names if then.get(name, name) in own_names]
-        )
-    refuse_null_keys(store, file, spec, rows, partition)
-    return rows
+        names = [name for name in spec.stored_schema.names if then.get(name, name) in own_names]
+    at = 0
+    for rows in stream_file(store, file, spec.base_schema, spec=spec):
+        if spec.mode == "columns":
+            rows = fill_in_brought_columns(rows, spec, names)
+        refuse_null_keys(store, file, spec, rows, partition)
+        ranks = (np.full(rows.num_rows, number), np.arange(at, at + rows.num_rows))
+        for field, values in zip(ADOPTED_RANK, ranks, strict=True):
+            rows = rows.append_column(field, pa.array(values, field.type))
+        yield rows
+        at += rows.num_rows
+
+
+def read_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str, number: int = 0) -> Rows:
+    """All rows of `stream_adopted`."""
+    empty = pa.schema([*spec.base_schema, *ADOPTED_RANK]).empty_table()
+    return pa.concat_tables([empty, *stream_adopted(store, file, spec, partition, number)])
 
 
 def refuse_null_keys(store: ObjectStore, file: DataFile, spec: TableSpec, rows: Rows, partition: str) -> None:

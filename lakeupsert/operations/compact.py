@@ -7,6 +7,7 @@ Repeat    safe: a partition that was rewritten is not slow any more
 
 from collections.abc import Callable, Sequence
 
+from lakeupsert.engine.by_name import HostName
 from lakeupsert.operations.reprocess import ReprocessOptions, ReprocessResult, reprocess_and_publish
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
@@ -16,7 +17,7 @@ from lakeupsert.table.manifest import BucketEntry
 
 
 def compact(
-    table: OpenTable, *, full: bool, workers: int, stop: Stop, progress: Callable[[str], None]
+    table: OpenTable, *, full: bool, host: HostName, workers: int, stop: Stop, progress: Callable[[str], None]
 ) -> ReprocessResult:
     """Rewrite partitions whose deltas and superseded rows cost readers much, whose buckets are far smaller than `bucket`, or
     that were adopted and not merged since. ``full``: all partitions that a rewrite improves."""
@@ -33,6 +34,6 @@ def compact(
         return len(rule.join(buckets)) < len(buckets) or any(worth_compacting(b, full=full) for b in buckets)
 
     costly = {p for p, head in heads.items() if is_costly(head.body.buckets)}
-    return reprocess_and_publish(
-        table, costly.__contains__, ReprocessOptions(workers=workers, stop=stop, progress=progress)
-    )
+    merges = None if host == "spark" else workers
+    options = ReprocessOptions(host=host, workers=merges, stop=stop, progress=progress)
+    return reprocess_and_publish(table, costly.__contains__, options)

@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Column, Rows
+from lakeupsert.rows.buckets import key_hashes
 from lakeupsert.rows.columns import fill_in_brought_columns
 from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.datafiles import POSITION, align, open_object, rename_columns, stream_file
@@ -27,7 +28,7 @@ from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.table.manifest import DataFile, Manifest, TombstoneFile
+from lakeupsert.table.manifest import HASH_BITS, DataFile, Manifest, Part, TombstoneFile
 from lakeupsert.table.spec import DELETE_FLAG, FILE, MOVED_TO, PLACE, TableSpec
 
 Source = Literal["appended", "adopted", "base", "delta", "tombstone"]
@@ -105,6 +106,11 @@ class RowSearch:
 
     def rows_in(self, file: DataFile, place: FilePlace) -> list[KeyRow]:
         """The rows of the key in a file. Rows without rank columns are ranked by their file and their place in it."""
+        if file.pieces:
+            [hash_] = key_hashes(pa.table({name: self.key[name] for name in self.spec.stored_key}), self.spec)
+            file = file.within(Part(int(hash_), HASH_BITS))
+            if not file.rows:
+                return []
         self.files += 1
         rows = self._read(file, place)
         n = rows.num_rows

@@ -57,12 +57,12 @@ class MatchSearch:
         most: int,
     ) -> tuple[list[Match], int]:
         """The first ``most`` keys that fit, in key order, and how many fit. ``folders``: values of the partition columns."""
-        read: set[str] = set()
+        read: set[tuple[str, int | None]] = set()
         tables = []
         for state, file in _candidates(partition, readers, head, pending):
-            if file.name and file.name in read:  # both versions have it
+            if file.name and (file.name, file.at) in read:  # both versions have it
                 continue
-            read.add(file.name)
+            read.add((file.name, file.at))
             self.files += 1
             rows = self._fitting(file)
             states = np.full(rows.num_rows, STATES.index(state), np.int8)

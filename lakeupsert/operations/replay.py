@@ -118,6 +118,8 @@ def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[Re
         batch_id=ground.batch_id,
         spec_version=ground.version_of(spec),
         start=ground.start,
+        stored_bits=ground.stored_bits,
+        bucket_bytes=table.settings.bucket_bytes,
     )
     renames = renames_of(table, spec, ground.start - 1)
     if new := new_columns_of(job, files, renames):

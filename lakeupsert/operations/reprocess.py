@@ -91,14 +91,16 @@ class ReprocessOptions:
 
     Attributes:
         source: from what is ``stored``, or from the ``landing`` files of all their batches.
-        host: where landing files are read.
-        workers, engine: as for `dedupe`; with 0 workers other processes do the work, and this one waits for them until ``stop``.
+        host: where landing files are read, and partitions merged; None: landing files in Spark tasks, partitions here.
+        workers: processes of this machine that merge, None: the host does. With 0 workers other processes do the work, and this
+            one waits for them until ``stop``.
+        engine: as for `dedupe`.
         dry: only plan it.
     """
 
     source: Source = "stored"
-    host: HostName = "spark"
-    workers: int = 1
+    host: HostName | None = None
+    workers: int | None = None
     engine: EngineName | None = None
     dry: bool = False
     stop: Stop = field(default_factory=Stop)
@@ -201,19 +203,20 @@ def reprocess_and_publish(
     """Rewrite the selected partitions, wait until no worker has one of them any more, and publish them."""
     table.existing_spec()
     progress = options.progress
-    host = host_by_name(options.host) if options.source == "landing" else None
+    host = host_by_name(options.host or "spark") if options.source == "landing" else None
     plan = reprocess(table, host, selected, dry=options.dry, progress=progress)
     if plan.work is None:
         return ReprocessResult(plan)
     drain_options = DrainOptions(
-        workers=options.workers,
+        host="local" if options.workers or options.host is None else options.host,
+        workers=options.workers or 1,
         engine=options.engine,
         stop=options.stop,
         progress=lambda count: progress(f"{count} partitions to write"),
     )
     results: list[PartitionResult] = []
     while True:
-        if not options.workers:
+        if options.workers == 0:
             if not (left := plan.left(table)) or options.stop.wait(OTHERS_SECONDS):
                 break
             continue
@@ -368,6 +371,7 @@ def _job(
         start=start,
         only=partitions,
         left_out=below_floor.get(entry.batch_id),
+        bucket_bytes=table.settings.bucket_bytes,
     )
 
 

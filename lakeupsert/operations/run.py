@@ -41,7 +41,7 @@ class RunOptions:
     """
 
     host: HostName
-    workers: int
+    workers: int | None
     engine: EngineName | None
     batch_id: str | None
     full: Scope | None
@@ -109,7 +109,8 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
         merged = drain_queues(
             table,
             DrainOptions(
-                workers=options.workers,
+                host=options.host if options.workers is None else "local",
+                workers=options.workers or 1,
                 engine=options.engine,
                 stop=options.stop,
                 progress=lambda left: progress(f"{left} partitions to merge"),

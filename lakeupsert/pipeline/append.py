@@ -226,6 +226,8 @@ def _plan(
         spec_version=ground.version_of(spec),
         start=ground.start,
         full=request.full is not None,
+        stored_bits=ground.stored_bits,
+        bucket_bytes=table.settings.bucket_bytes,
         compared=min(1.0, COMPARED_BYTES / max(1, sum(i.size for i in readable))),
     )
     return _Plan(job, planned, unreadable, tuple(warnings))

@@ -12,6 +12,7 @@ The caller only says where to look. What is left to merge is the ledger's entrie
 repeated message changes when a partition is merged, never what it becomes.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Iterable, Sequence
@@ -20,16 +21,22 @@ from functools import partial
 from typing import Literal
 
 from lakeupsert import clock
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import RefusedError, TryAgainError
+from lakeupsert.pipeline.cuts import cut_alone, packs_of
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, next_step, rewrite_step
-from lakeupsert.pipeline.units import UnitResults, is_shared
+from lakeupsert.pipeline.units import Unit, UnitResult, UnitResults, is_shared
+from lakeupsert.rows.vectors import store_vectors
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.chain import ATTEMPTS, Link, races_exhausted
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
 from lakeupsert.table.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class PartitionResult:
         bytes_read, bytes_written: compressed bytes.
         status: ``clean``: nothing was committed. ``large``, ``shared``: the next step is left to the workers of large
             partitions, or to all workers in ``units``; smaller batches before it may be merged already. ``outdated``: another
-            writer committed while a unit was merged, so the step has to be found again.
+            writer committed while a unit was merged, or the last file was cut, so the step has to be found again.
     """
 
     partition: str
@@ -105,7 +112,8 @@ def dedupe_partitions(
 
     Every pending batch that is not published yet gets a version of its own, so that each batch can be published however fast
     new batches arrive. With ``work``, the name of a work object, each partition is rewritten once as that object says.
-    Raises what the engine and the store raise. Some partitions may then be merged; the call can be repeated.
+    A partition whose merge raises an error is ``failed``. Raises TryAgainError, and what keeps a step from being found. Some
+    partitions may then be merged; the call can be repeated.
     """
     snapshot = table.last_snapshot()
     results = {partition: PartitionResult(partition) for partition in wanted}
@@ -129,9 +137,18 @@ def dedupe_partitions(
                 case Large():
                     del todo[partition]
                     results[partition] = replace(result, status="large")
-        outputs = _merge(table, engine, steps)
+        merged = _merge(table, engine, steps)
         seconds = (clock.elapsed() - begun) / max(1, len(steps))
-        merges = [_Merge(step, of_step, engine.name, seconds) for step, of_step in zip(steps, outputs, strict=True)]
+        merges = []
+        for step, outputs in merged:
+            if isinstance(outputs, TryAgainError):
+                raise outputs
+            if isinstance(outputs, Exception):
+                log.debug("partition failed: %s", step.partition, exc_info=outputs)
+                del todo[step.partition]
+                results[step.partition] = failed(step.partition, engine, outputs)
+            else:
+                merges.append(_Merge(step, outputs, engine.name, seconds))
         heads = {}
         for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
             partition = merge.step.partition
@@ -151,8 +168,11 @@ def choose_route(table: OpenTable, engine: Engine, step: Step) -> Route:
     if (table.large_queue is not None or not shared) and _is_large(table, engine, step, step.tasks):
         return Large()
     if shared:
-        # If every unit is merged, one more message of any unit is needed for the commit.
-        return Units(tuple(UnitResults(table, step).find_missing() or [0]))
+        # If every unit is done, one more message of any unit is needed for what follows.
+        try:
+            return Units(tuple(UnitResults(table, step).find_missing() or [0]))
+        except NotFoundError:  # another worker commits the step just now
+            return Units((0,))
     return Here()
 
 
@@ -167,35 +187,47 @@ def dedupe_unit(
     results = []
     for partition, (head, step) in find_steps(table, snapshot, wanted, work, {}).items():
         result = _at_head(PartitionResult(partition), head)
-        if step is not None and unit < len(step.tasks) and is_shared(table, step):
-            result = _merge_unit(table, engine, step, unit, result)
+        if step is not None and is_shared(table, step):
+            result = _do_unit(table, engine, step, unit, result)
         results.append(result)
     return results
 
 
-def _merge_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: PartitionResult) -> PartitionResult:
+def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: PartitionResult) -> PartitionResult:
     begun = clock.elapsed()
-    units = UnitResults(table, step)
-    missing = units.find_missing()
-    if number in missing:
-        task = step.tasks[number]
-        if _is_large(table, engine, step, [task]):
-            return replace(result, status="large")
-        [output] = engine.merge(table.store, table.spec(step.spec_version), step.spec_version, [task])
-        units.put(number, output)
-        missing = units.find_missing()
-    if missing:
-        return result
     try:
-        outputs = units.read()
+        results = UnitResults(table, step)
+    except NotFoundError:  # another worker committed the step, and deleted what was cut
+        return result
+    step, missing = results.step, results.find_missing()
+    if number in missing:
+        unit = results.units[number]
+        if _is_large(table, engine, step, unit.merges):
+            return replace(result, status="large")
+        results.put(number, _run_unit(table, engine, step, unit))
+        missing = results.find_missing()
+    if missing or number >= len(results.units):
+        return result
+    if results.units[number].cut:
+        return replace(result, status="outdated")
+    try:
+        outputs = results.read()
     except NotFoundError:  # another worker committed the step and deleted them
         return result
     merge = _Merge(step, outputs, engine.name, clock.elapsed() - begun)
     link = _commit(table, merge, own_files=False)
     if link is None:
         return replace(result, status="outdated")
-    units.delete()
+    results.delete()
     return _add(result, merge, link)
+
+
+def _run_unit(table: OpenTable, engine: Engine, step: Step, unit: Unit) -> UnitResult:
+    spec, version = table.spec(step.spec_version), step.spec_version
+    if unit.cut:
+        [output] = engine.cut(table.store, spec, version, [unit.cut])
+        return UnitResult(cut=output)
+    return UnitResult(merged=tuple(all_or_raise(engine.merge(table.store, spec, version, unit.merges))))
 
 
 def find_steps(
@@ -232,17 +264,29 @@ def find_steps(
     return found
 
 
-def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[list[MergeOutput]]:
-    """The outputs of each step's tasks. Steps with the same spec share a call of the engine."""
-    by_spec: dict[int, list[MergeTask]] = {}
+def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tuple[Step, list[MergeOutput] | Exception]]:
+    """Each step as it was merged, and the outputs of its tasks, or the error of one. Steps with the same spec share a call of the
+    engine."""
+    by_spec: dict[int, list[Step]] = {}
     for step in steps:
-        by_spec.setdefault(step.spec_version, []).extend(step.tasks)
-    outputs = {
-        version: iter(engine.merge(table.store, table.spec(version), version, tasks))
-        for version, tasks in by_spec.items()
-        if tasks
-    }
-    return [[next(outputs[step.spec_version]) for _ in step.tasks] for step in steps]
+        by_spec.setdefault(step.spec_version, []).append(step)
+    found: dict[str, tuple[Step, list[MergeOutput] | Exception]] = {}
+    for version, of_spec in by_spec.items():
+        spec = table.spec(version)
+        of_spec = [cut_alone(engine, table.store, spec, step, table.settings.bucket_bytes) for step in of_spec]
+        try:
+            tasks = [task for step in of_spec for task in step.tasks]
+            outputs = iter(engine.merge(table.store, spec, version, tasks) if tasks else ())
+        finally:
+            table.discard({name for step in of_spec for name in packs_of(step)})
+        for step in of_spec:
+            of_step = [next(outputs) for _ in step.tasks]
+            failure = next((output for output in of_step if isinstance(output, Exception)), None)
+            merged = [output for output in of_step if not isinstance(output, Exception)]
+            found[step.partition] = step, failure or merged
+            if failure:
+                table.discard({name for output in merged for name in output.objects} - _stored_objects(step))
+    return [found[step.partition] for step in steps]
 
 
 def _is_large(table: OpenTable, engine: Engine, step: Step, tasks: Sequence[MergeTask]) -> bool:
@@ -273,6 +317,9 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
     """
     step, head = merge.step, merge.step.head
     chain = table.objects.partition(step.partition)
+    new_vectors = partial(TableObjects.new_vectors, step.partition, step.start)
+    kept = store_vectors(table.store, [output.kept for output in merge.outputs], new_vectors)
+    outputs = [replace(output, kept=tuple(files)) for output, files in zip(merge.outputs, kept, strict=True)]
     provenance: dict[str, str | float | int] = {
         "engine": merge.engine,
         "strategy": step.strategy,
@@ -280,18 +327,26 @@ def _commit(table: OpenTable, merge: _Merge, *, own_files: bool = True) -> Link[
         "worker": f"{socket.gethostname()}:{os.getpid()}",
     }
     while True:
-        outcome = chain.append(version_after(step, head, merge.outputs, provenance), head)
+        outcome = chain.append(version_after(step, head, outputs, provenance), head)
         if outcome.result != "lost":
             return outcome.link  # None if unknown: vacuum deals with the files, and the head says what is left to do
         newer = chain.head()
         # Behind a fence our files may be deleted already.
         fenced = newer is not None and newer.body.fence is not None and newer.body.fence >= step.start
         if fenced or _buckets(newer) != _buckets(head):
-            if own_files:
-                stored = {name for bucket in step.buckets for name in bucket.objects}
-                table.discard({name for output in merge.outputs for name in output.objects} - stored)
+            of_units = set() if own_files else {name for output in merge.outputs for name in output.objects}
+            table.discard({name for output in outputs for name in output.objects} - _stored_objects(step) - of_units)
             return None
         head = newer  # the new version, for example a mark, changed no bucket: the merge still holds
+
+
+def _stored_objects(step: Step) -> set[str]:
+    return {name for bucket in step.buckets for name in bucket.objects}
+
+
+def failed(partition: str, engine: Engine, error: Exception) -> PartitionResult:
+    """The result of a partition that can't be merged."""
+    return PartitionResult(partition, status="failed", error=str(error) or repr(error), engine=engine.name)
 
 
 def _buckets(link: Link[Manifest] | None) -> tuple[BucketEntry, ...]:

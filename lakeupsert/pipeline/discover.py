@@ -100,6 +100,11 @@ class Ground:
         return self.snapshot.number if self.snapshot else None
 
     @property
+    def stored_bits(self) -> dict[str, int]:
+        """See `AppendJob.stored_bits`; of what readers see, so at most a night old."""
+        return self.snapshot.body.bits if self.snapshot else {}
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         return (str(self.skipped),) if self.skipped else ()
 

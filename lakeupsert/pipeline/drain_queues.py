@@ -12,7 +12,8 @@ from typing import Any
 
 from lakeupsert import clock
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.by_name import EngineName, spark_engine
+from lakeupsert.engine.by_name import EngineName, HostName, arrow_on_spark, spark_engine
+from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.memory_limit import limit_bytes
@@ -35,7 +36,7 @@ class DrainOptions:
     """Who works on the queues, and until when.
 
     Attributes:
-        workers: processes of engine arrow.
+        host: where engine arrow runs: in ``workers`` processes of this machine, or in Spark tasks.
         engine: None for the one of the settings.
         until_empty: return when the queue is empty; otherwise wait for messages until ``stop`` or ``max_seconds``.
         both_queues: if the table has a queue for large partitions, Spark drains it after the other one.
@@ -43,6 +44,7 @@ class DrainOptions:
         alive: called every few seconds.
     """
 
+    host: HostName = "local"
     workers: int = 1
     engine: EngineName | None = None
     until_empty: bool = True
@@ -71,8 +73,10 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
     large = table.at_large_queue() if table.large_queue is not None else None
     if (options.engine or table.settings.engine) == "spark":
         if large is not None and not both:
-            return _drain_by_spark(large, options)
-        results = _drain_by_spark(table, options)
+            return _drain_by(spark_engine(), large, options)
+        results = _drain_by(spark_engine(), table, options)
+    elif options.host == "spark":
+        results = _drain_by(arrow_on_spark(limit_bytes()), table, options)
     else:
         results = drain_in_processes(
             table,
@@ -85,14 +89,14 @@ def drain_queues(table: OpenTable, options: DrainOptions) -> list[PartitionResul
         )
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
     if both and large is not None and (any(r.status == "large" for r in results) or large.queue.stats().visible):
-        results += _drain_by_spark(large, options)
+        results += _drain_by(spark_engine(), large, options)
     return results
 
 
-def _drain_by_spark(table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
+def _drain_by(engine: Engine, table: OpenTable, options: DrainOptions) -> list[PartitionResult]:
     return drain(
         table,
-        spark_engine(),
+        engine,
         until_empty=options.until_empty,
         stop=options.stop,
         max_seconds=options.max_seconds,

@@ -11,8 +11,10 @@ The ledger's number is read first and bounds everything else: a partition's head
 from dataclasses import dataclass
 
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import MergeOutput
 from lakeupsert.errors import DamagedTableError, RefusedError
+from lakeupsert.pipeline.cuts import cut_alone
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step, merges_one_by_one, next_step, step_to
@@ -101,11 +103,11 @@ def _merged(table: OpenTable, heads: _Heads, where: str | None) -> View:
         for partition, step in steps.items():
             head = heads_of[partition]
             while step.up_to < heads.touched[partition]:
-                outputs = _outputs(overlay or table.store, table.spec(step.spec_version), step)
+                outputs = _outputs(table, overlay or table.store, table.spec(step.spec_version), step)
                 body = version_after(step, head, outputs, {})
                 head = Link(number=step.start, write_id="", parent="", written_at="", body=body, read_at=0.0)
                 step = _step(table, heads, partition, head)
-            body = version_after(step, head, _outputs(overlay or table.store, spec, step), {})
+            body = version_after(step, head, _outputs(table, overlay or table.store, spec, step), {})
             pinned[partition] = body.buckets
             shown[partition] = PartitionVersion(
                 version=-1, merged=step.up_to, rows=body.rows, bytes=body.bytes
@@ -153,11 +155,13 @@ def _step(table: OpenTable, heads: _Heads, partition: str, head: Link[Manifest] 
     return step_to(table, head, partition, low, batch)
 
 
-def _outputs(store: ObjectStore, spec: TableSpec, step: Step) -> list[MergeOutput]:
+def _outputs(table: OpenTable, store: ObjectStore, spec: TableSpec, step: Step) -> list[MergeOutput]:
     if not step.tasks:
         return []
     try:
-        return ArrowEngine().merge(store, spec, step.spec_version, step.tasks)
+        engine = ArrowEngine()
+        step = cut_alone(engine, store, spec, step, table.settings.bucket_bytes)
+        return all_or_raise(engine.merge(store, spec, step.spec_version, step.tasks))
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(
             e.code,

@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 CONCURRENT_REQUESTS = 16
 """Requests that one process sends at the same time."""
+KEPT_OBJECTS = 256
+"""How many objects `OpenTable.get_once` keeps: results of cuts of some 10 kB, which every unit of a partition reads."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -57,7 +59,9 @@ class OpenTable:
     _headers: list[LedgerEntry] = field(default_factory=list, repr=False)
     _snapshot: Link[Snapshot] | None = field(default=None, repr=False)
     _heads: dict[str, Link[Manifest]] = field(default_factory=dict, repr=False)
+    _newest: dict[str, Link[Manifest]] = field(default_factory=dict, repr=False)
     _works: dict[str, RewriteOrder] = field(default_factory=dict, repr=False)
+    _immutable: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     @cached_property
     def objects(self) -> TableObjects:
@@ -312,7 +316,9 @@ class OpenTable:
         append behind, so that their version takes its place: a rebuild ``from_landing``, and a merge ``up_to`` a batch
         behind a restore, which begins from the version that the restore names.
         """
-        head = self.objects.partition(partition).head()
+        head = self.objects.partition(partition).head(self._newest.get(partition))
+        if head is not None:
+            _keep(self._newest, partition, head, CONCURRENT_REQUESTS)
         if snapshot is None or not snapshot.body.lost(partition, head):
             return head
         shown = snapshot.body.partitions[partition]
@@ -377,6 +383,12 @@ class OpenTable:
             lost = head is None or head.number < number
             raise self.objects.missing(partition, number, "A snapshot or a restore", lost=lost)
         return found.body
+
+    def get_once(self, name: str) -> bytes:
+        """An object that never changes. The last ones are kept for those who ask again. Raises NotFoundError."""
+        if name not in self._immutable:
+            _keep(self._immutable, name, self.store.get(name), KEPT_OBJECTS)
+        return self._immutable[name]
 
     def work(self, name: str) -> RewriteOrder:
         if name not in self._works:
@@ -462,6 +474,14 @@ class OpenTable:
         for queue in (self.__dict__.get("queue"), self.__dict__.get("large_queue")):
             if queue is not None:
                 queue.close()
+
+
+def _keep(known: dict[str, Found], name: str, value: Found, most: int) -> None:
+    """Add to a dict the ``most`` newest entries of which stay."""
+    known.pop(name, None)
+    known[name] = value
+    for oldest in list(known)[:-most]:
+        known.pop(oldest, None)  # another thread may have been faster
 
 
 def _last_touches(links: Iterable[Link[LedgerEntry]]) -> dict[str, int]:

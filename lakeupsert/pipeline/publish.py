@@ -186,6 +186,7 @@ def _snapshot_at(
             rows=found.body.rows,
             bytes=found.body.bytes,
             files=found.body.files,
+            bits=max((bucket.bits for bucket in found.body.buckets), default=0),
         )
     entry = table.entries(batch - 1, batch)[0].body if batch else None
     return Snapshot(

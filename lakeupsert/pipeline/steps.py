@@ -5,11 +5,12 @@ Writes    nothing
 Repeat    safe: for the same head and batch everybody finds the same step, so workers can share one (`units`)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
+from lakeupsert.engine.arrow import SHARED_BYTES
 from lakeupsert.engine.merge import MergeTask
 from lakeupsert.errors import RefusedError
 from lakeupsert.pipeline.opened import OpenTable
@@ -25,7 +26,7 @@ from lakeupsert.pipeline.strategy import (
 from lakeupsert.rows.floor import Forgetting
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, active_batches
-from lakeupsert.table.manifest import NO_DIGESTS, BucketEntry, DataFile, Manifest, share
+from lakeupsert.table.manifest import NO_DIGESTS, Bucketed, BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite
 
@@ -42,6 +43,7 @@ class Step:
         tasks: one for each bucket that gets rows. Buckets without a task stay; a restore alone has no task.
         work: the work object to rewrite the partition for, at the `merged` that it has.
         work_spec_version: the work object's spec version.
+        cut_bytes: what a cut has read of files that were replaced by pieces (`cuts`).
         entry: the write id of ledger entry ``up_to``.
     """
 
@@ -54,6 +56,7 @@ class Step:
     work: str | None = None
     work_spec_version: int = 0
     entry: str | None = None
+    cut_bytes: int = 0
 
     @property
     def partition(self) -> str:
@@ -89,8 +92,10 @@ class Step:
 
     @property
     def bytes(self) -> int:
-        """The compressed bytes that the tasks read, at most."""
-        return sum(f.bytes for f in self.read) + sum(f.bytes for task in self.tasks for f in task.folded)
+        """The compressed bytes that are read, at most: a file counts for each task that reads it, a small one once."""
+        once = sum(f.bytes for f in self.read if f.bytes <= SHARED_BYTES)
+        each = sum(f.bytes for task in self.tasks for f in task.read if f.bytes > SHARED_BYTES)
+        return self.cut_bytes + once + each + sum(f.bytes for task in self.tasks for f in task.folded)
 
 
 def next_step(
@@ -210,11 +215,11 @@ def _tasks(
     rule: SplitRule,
 ) -> Iterator[MergeTask]:
     """One task for the bucket, or one for each bucket that it is split into; none if nothing arrives for it."""
-    parts = [(f, part) for files in batches for f in files if (part := share(f, bucket))]
+    shares = [(f, share(f, bucket)) for files in batches for f in _files_within(bucket, files)]
     incoming = Incoming(
-        sum(f.bytes * part for f, part in parts),
-        sum(f.rows * part for f, part in parts),
-        sum(part for _, part in parts),
+        sum(f.bytes * part for f, part in shares),
+        sum(f.rows * part for f, part in shares),
+        sum(f.files * part for f, part in shares),
     )
     if table.spec(step.spec_version).mode == "columns":
         incoming = as_whole_rows(bucket, incoming)
@@ -222,7 +227,7 @@ def _tasks(
     full = tuple((age, link.body.full.order) for age, link in enumerate(counted, 1) if link.body.full)
     forgets = _forgetting(bucket, counted)
     expires = forgets is not None and any((t.since or 0) < forgets.dropped_before for t in bucket.tombstones)
-    if not parts and not (step.work or full):
+    if not shares and not (step.work or full):
         if not expires:
             return
         strategy = "delta"  # no row arrives, so its files stay
@@ -256,7 +261,12 @@ def _tasks(
             folded=history[stay:],
             numbers=(step.base.merged, *(link.number for link in counted)),
         )
-        yield replace(task, batches=tuple(tuple(f for f in files if share(f, task)) for files in batches))
+        yield replace(task, batches=tuple(tuple(_files_within(task, files)) for files in batches))
+
+
+def _files_within(of: Bucketed, files: Iterable[DataFile]) -> list[DataFile]:
+    """The files, or parts of files, that have rows of a bucket."""
+    return [part for file in files if share(file, of) and (part := file.within(of)).rows]
 
 
 def _forgetting(bucket: BucketEntry, counted: Sequence[Link[LedgerEntry]]) -> Forgetting | None:

@@ -26,6 +26,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from lakeupsert.rows.datafiles import bytes_without_rows
 from lakeupsert.table.manifest import BucketEntry, DataFile, first_hash
 
 Strategy = Literal["auto", "rewrite", "delta"]
@@ -42,10 +43,6 @@ files."""
 SMALL_FILE = 64 << 10
 """A history file counts as at least this many bytes, because a file of a few rows is mostly footer. More: rows are folded more
 often."""
-FILE_BYTES = 1100
-"""Bytes of our Parquet files apart from their rows, without `COLUMN_BYTES`; measured with 1 to 100 columns."""
-COLUMN_BYTES = 320
-"""What each column adds to `FILE_BYTES`."""
 MOST_BITS = 32
 """No bucket has more bits than this. The rule would ask for more only above four thousand million rows in a partition."""
 FAR_SMALLER = 4
@@ -87,9 +84,8 @@ class SplitRule:
             types: of the columns of its files.
             incoming: how many rows arrive. Each may be an update of a stored row.
         """
-        file_bytes = FILE_BYTES + COLUMN_BYTES * sum(map(_leaves, types))
         stored = sum(file.live for bucket in buckets for file in bucket.data)
-        return cls(bucket_bytes, file_bytes, min(MOST_BITS, _most_halvings(max(stored, incoming))))
+        return cls(bucket_bytes, bytes_without_rows(types), min(MOST_BITS, _most_halvings(max(stored, incoming))))
 
     def extra_bits(self, bucket: BucketEntry, incoming: Incoming) -> int:
         """By how many bits to split a bucket that is rewritten: into 2^bits buckets, so many that the rows of none take more than
@@ -139,11 +135,6 @@ def _join(one: BucketEntry, other: BucketEntry) -> BucketEntry:
 def _most_halvings(rows: float) -> int:
     """How often so many rows can be halved before a part has less than one row."""
     return max(1, int(rows)).bit_length() - 1
-
-
-def _leaves(type_: pa.DataType) -> int:
-    """How many Parquet columns hold the values of a column of this type."""
-    return sum(_leaves(type_.field(i).type) for i in range(type_.num_fields)) or 1
 
 
 def in_place(

@@ -1,93 +1,171 @@
-"""A step that is too big for one worker. Each of its tasks is a unit; any worker may merge one, and the last one commits all.
+"""A step that is too big for one worker. Its work is cut into units; any worker may do one, and the last one commits all.
 
-Reads     what the unit's task names, and the results of the other units
-Writes    the task's files, then its result, an object that is created only if it is absent
-Repeat    safe: a unit whose result exists is not merged again, and of two workers the second drops its files
+Reads     what the unit's tasks name, and the results of the other units
+Writes    the tasks' files, then the unit's result, an object that is created only if it is absent
+Repeat    safe: a unit whose result exists is not done again, and of two workers the second drops its files
 
-A result's name is a hash of everything that its task reads and of the chain's last fence. So only workers that do the same
-merge find it, and nobody does once vacuum may have deleted its files.
+    units that cut files (`cuts`; most steps need none) -> units that merge runs of buckets -> commit
+
+A result's name is a hash of everything that its tasks read and of the chain's last fence. So only workers that do the same
+work find it, and nobody does once vacuum may have deleted its files.
 """
 
 import hashlib
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 
+from lakeupsert.engine.cut import CutOutput, CutTask
 from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.pipeline.cuts import ALONE_BUCKETS, after_cut, cuts_of
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step
+from lakeupsert.rows.datafiles import decoded_width
 from lakeupsert.storage import StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.manifest import share
+from lakeupsert.table.spec import TableSpec
 
-ALONE_BUCKETS = 4
-"""One worker merges the bytes of so many buckets without sharing them. More: a night waits longer for its largest partition.
-Fewer: more messages and objects for work that one worker does in a minute."""
-MERGE_AGAIN = "delete that object and run `lakeupsert run`, which merges the unit again"
+MERGE_AGAIN = "delete that object and run `lakeupsert run`, which does the unit again"
 ATTEMPTS = 3
 """How often a result is sent if the store does not answer."""
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What one worker does at once: some merges, or a cut."""
+
+    merges: tuple[MergeTask, ...] = ()
+    cut: CutTask | None = None
+
+    @property
+    def reads(self) -> set[str]:
+        """The objects that it reads."""
+        files = self.cut.files if self.cut else [f for t in self.merges for f in (*t.read, *t.history)]
+        return {name for file in files for name in file.objects}
+
+
+class UnitResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a unit wrote: an output for each of its merges, or that of its cut."""
+
+    merged: tuple[MergeOutput, ...] = ()
+    cut: CutOutput | None = None
+
+    @property
+    def objects(self) -> set[str]:
+        outputs = (self.cut,) if self.cut else self.merged
+        return {name for output in outputs for name in output.objects}
+
+
 def is_shared(table: OpenTable, step: Step) -> bool:
-    """Whether the step is merged in units."""
-    return len(step.tasks) > 1 and step.bytes > ALONE_BUCKETS * table.settings.bucket_bytes
+    """Whether the step is done in units."""
+    efforts = _efforts(table.spec(step.spec_version), step)
+    return len(efforts) > 1 and sum(efforts) > ALONE_BUCKETS * table.settings.bucket_bytes
 
 
 class UnitResults:
-    """The results of a step's units, as the last `find_missing` saw them."""
+    """The units of a step that have to be done now, and their results as the last `find_missing` saw them.
+
+    ``step`` is the step of the units: if a cut precedes the merges and is done, the step that reads what was cut.
+    Raises NotFoundError if another worker commits the step meanwhile.
+    """
 
     def __init__(self, table: OpenTable, step: Step) -> None:
-        self._table, self._step = table, step
-        self._keys = [_key(step, task) for task in step.tasks]
+        self._table = table
+        self._earlier: set[str] = set()
+        cuts = cuts_of(step, table.spec(step.spec_version), table.settings.bucket_bytes)
+        self._set_units(step, [Unit(cut=cut.task) for cut in cuts])
+        if not cuts or not self.find_missing():
+            outputs = [result.cut for result in self._read(table.get_once) if result.cut]
+            self._earlier = {*self._names.values(), *(name for output in outputs for name in output.objects)}
+            step = after_cut(step, cuts, outputs)
+            self._set_units(step, _runs_of_merges(table, step))
+
+    def _set_units(self, step: Step, units: Sequence[Unit]) -> None:
+        self.step, self.units = step, units
+        self._keys = [_key(step, unit) for unit in units]
         self._names: dict[str, str] = {}
 
     def find_missing(self) -> list[int]:
         """The numbers of the units without a result."""
-        listed = self._table.store.list(TableObjects.unit_results(self._step.partition))
+        listed = self._table.store.list(TableObjects.unit_results(self.step.partition))
         names = {TableObjects.unit_key(found.name): found.name for found in listed}
         self._names = {key: names[key] for key in self._keys if key in names}
         return [number for number, key in enumerate(self._keys) if key not in self._names]
 
-    def put(self, number: int, output: MergeOutput) -> None:
-        """Write the result of a unit. If another worker's result is there already, ``output``'s new files are deleted.
+    def put(self, number: int, result: UnitResult) -> None:
+        """Write the result of a unit. If another worker's result is there already, the new files of ``result`` are deleted.
 
         Raises StoreUnavailableError if the store does not confirm that either result exists.
         """
-        task = self._step.tasks[number]
-        name = TableObjects.new_unit_result(task.partition, task.start, self._keys[number])
+        partition = self.step.partition
+        name = TableObjects.new_unit_result(partition, self.step.start, self._keys[number])
         for attempt in range(ATTEMPTS):
             try:
-                created = self._table.store.create(name, metadata.encode(output))
+                created = self._table.store.create(name, metadata.encode(result))
             except UnknownOutcomeError:
                 continue
             if not created and not attempt:  # at a later attempt, the result that exists may be ours
-                self._table.discard(output.objects - {name for f in (*task.read, *task.history) for name in f.objects})
+                self._table.discard(result.objects - self.units[number].reads)
             return
         raise StoreUnavailableError(
             "store-unreachable",
             f"{self._table.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. The partition is unchanged.",
             next="run the same command again",
-            partition=task.partition,
+            partition=partition,
         )
 
     def read(self) -> list[MergeOutput]:
-        """One output for each task; none may be missing. Raises NotFoundError if another worker has committed them meanwhile."""
+        """One output for each merge of the step. No unit may be missing, and none may cut. Raises NotFoundError as above."""
+        return [output for result in self._read(self._table.store.get) for output in result.merged]
+
+    def _read(self, get: Callable[[str], bytes]) -> list[UnitResult]:
         names = [self._names[key] for key in self._keys]
-        data = self._table.map_concurrently(self._table.store.get, names)
+        data = self._table.map_concurrently(get, names)
         return [
             metadata.decode(
-                found, MergeOutput, partial(self._table.store.uri, name), "the result of a unit", next=MERGE_AGAIN
+                found, UnitResult, partial(self._table.store.uri, name), "the result of a unit", next=MERGE_AGAIN
             )
             for name, found in zip(names, data, strict=True)
         ]
 
     def delete(self) -> None:
-        """Delete the results, after the commit."""
-        self._table.discard(self._names.values())
+        """Delete the results and what was cut, after the commit."""
+        self._table.discard({*self._names.values(), *self._earlier})
 
 
-def _key(step: Step, task: MergeTask) -> str:
+def _runs_of_merges(table: OpenTable, step: Step) -> list[Unit]:
+    """Runs of buckets, each of about one bucket's bytes of work."""
+    units: list[Unit] = []
+    run: list[MergeTask] = []
+    effort = 0.0
+    for task, more in zip(step.tasks, _efforts(table.spec(step.spec_version), step), strict=True):
+        if run and effort + more > table.settings.bucket_bytes:
+            units.append(Unit(tuple(run)))
+            run, effort = [], 0.0
+        run.append(task)
+        effort += more
+    return [*units, Unit(tuple(run))]
+
+
+def _efforts(spec: TableSpec, step: Step) -> list[float]:
+    """About how many compressed bytes each merge reads. Of files that stay it reads the columns that decide."""
+    widths = {field.name: decoded_width(field.type) for field in spec.base_schema}
+    deciding = sum(widths[name] for name in spec.deciding_schema.names) / sum(widths.values())
+    share_read = deciding if spec.settles_early else 1.0
+    return [
+        sum(f.bytes * share(f, task) for f in task.read if f not in task.kept)
+        + sum(f.bytes for f in task.folded)
+        + sum(f.bytes for f in task.kept) * share_read
+        for task in step.tasks
+    ]
+
+
+def _key(step: Step, unit: Unit) -> str:
     fence = step.head.body.fence if step.head else None
-    meant = msgspec.json.encode((replace(task, start=0), step.spec_version, fence))
-    return hashlib.sha256(meant).hexdigest()[:32]
+    merges = [replace(task, start=0) for task in unit.merges]
+    cut = unit.cut and replace(unit.cut, start=0)
+    return hashlib.sha256(msgspec.json.encode((merges, cut, step.spec_version, fence))).hexdigest()[:32]

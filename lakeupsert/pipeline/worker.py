@@ -23,7 +23,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine
 from lakeupsert.errors import LakeupsertError, TryAgainError
-from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit
+from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
 from lakeupsert.pipeline.messages import pending_messages
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
@@ -364,7 +364,7 @@ def _merge_partitions(
             raise
         except Exception as e:
             log.debug("partition failed: %s", partition, exc_info=True)
-            yield PartitionResult(partition, status="failed", error=str(e) or repr(e), engine=engine.name)
+            yield failed(partition, engine, e)
 
 
 def is_unanswered(reason: str) -> bool:

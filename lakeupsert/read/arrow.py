@@ -1,7 +1,7 @@
 """Read a view with Arrow. Polars and DuckDB take the reader as it is."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
 from lakeupsert.rows.datafiles import open_object
-from lakeupsert.rows.rank import count_rows_up_to, sort_by_key
+from lakeupsert.rows.streams import in_key_order
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.table.layout import DATA, partition_scalars
 from lakeupsert.table.spec import TableSpec
@@ -120,24 +120,3 @@ def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
                 for condition in after:
                     rows = rows if condition is None else rows.filter(condition)
                 yield rows.rename_columns(scan.names) if scan.names else rows
-
-
-def in_key_order(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Merge streams that are in key order into one that is. Every key is in one stream only."""
-    heads = [(head, stream) for stream in streams if (head := _next(stream)) is not None]
-    while len(heads) > 1:
-        ends = pa.concat_tables([pa.table(head.select(key).slice(head.num_rows - 1)) for head, _ in heads])
-        first = sort_by_key(ends, key)[0].as_py()
-        end = [ends[name][first] for name in key]
-        parts = [(head, stream, count_rows_up_to(head, key, end)) for head, stream in heads]
-        rows = pa.Table.from_batches([head.slice(0, n) for head, _, n in parts])
-        yield from rows.take(sort_by_key(rows, key)).combine_chunks().to_batches()
-        rest = [(head.slice(n) if n < head.num_rows else _next(stream), stream) for head, stream, n in parts]
-        heads = [(head, stream) for head, stream in rest if head is not None]
-    for head, stream in heads:
-        yield head
-        yield from stream
-
-
-def _next(stream: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    return next((batch for batch in stream if batch.num_rows), None)

@@ -5,7 +5,8 @@ Polars differ by type or release. A change here would put stored and incoming ro
 would be stored twice.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,24 @@ def in_bucket(rows: Rows, of: Bucketed, within: Bucketed, spec: TableSpec) -> Ro
     if share(of, within) == 1:
         return rows
     return rows.filter(pa.array(buckets(key_hashes(rows, spec), within.bits) == within.bucket))
+
+
+def cut_by_number(rows: Rows, numbers: Indices) -> Iterator[tuple[int, Rows]]:
+    """A table for each number, of the rows that have it, in their order."""
+    if (numbers[1:] < numbers[:-1]).any():
+        # numpy sorts small integers by radix.
+        order = np.argsort(numbers.astype(np.min_scalar_type(numbers.max())), kind="stable")
+        rows, numbers = rows.take(pa.array(order)), numbers[order]
+    ends = np.append(np.flatnonzero(np.diff(numbers)) + 1, len(numbers)).tolist()
+    for begin, end in itertools.pairwise([0, *ends] if len(numbers) else []):
+        yield int(numbers[begin]), rows.slice(begin, end - begin)
+
+
+def cut_into_pieces(rows: Rows, of: Bucketed, bits: int, spec: TableSpec) -> list[Rows]:
+    """The rows of a bucket in its 2^``bits`` parts, each in their order."""
+    numbers = buckets(key_hashes(rows.select(spec.stored_key), spec), of.bits + bits) - (of.bucket << bits)
+    found = dict(cut_by_number(rows, numbers))
+    return [found.get(number, rows.slice(0, 0)) for number in range(1 << bits)]
 
 
 def _hashes(columns: Sequence[pa.Array]) -> Hashes:

@@ -4,9 +4,9 @@ import errno
 import io
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from types import TracebackType
 
@@ -23,7 +23,7 @@ from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, partition_of, rebuild_command
-from lakeupsert.table.manifest import DataFile, TombstoneFile
+from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
 from lakeupsert.table.spec import TableSpec
 
 ROW_GROUP_BYTES = 32 << 20
@@ -40,6 +40,14 @@ BUFFER_BYTES = 64 << 10
 SAMPLED_ROWS = 250
 MOST_DISTINCT = 0.8
 FEW_ROWS = 500
+EXPANSION = 3
+"""Decoded bytes for each compressed byte, if the schema does not give a column's width. ADR 0012 has data where it is more."""
+BARE_BYTES = 1100
+"""Bytes of a file apart from its rows, without `COLUMN_BYTES`; measured with 1 to 100 columns."""
+COLUMN_BYTES = 320
+"""What each column adds to `BARE_BYTES`."""
+TEXT_BYTES = 16
+"""Minimum decoded bytes of a value whose type has no fixed width."""
 _COMPARED_BY_STATISTICS = (pa.types.is_integer, pa.types.is_date32, pa.types.is_string, pa.types.is_large_string)
 FOOTER = "lakeupsert."
 POSITION = "_lakeupsert_position"
@@ -236,6 +244,44 @@ def write_to_pack(
     return files
 
 
+def write_in_pieces(
+    pack: Pack, pieces: Iterable[Rows], bits: int, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]
+) -> DataFile:
+    """Write 2^``bits`` tables to one file in the pack: the parts of the footer's bucket, in their order."""
+    at, count = pack.bytes, 0
+    ends: list[PieceEnd] = []
+    for number, rows in enumerate(pieces, footer.bucket << bits):
+        of_piece = replace(footer, bucket=number, bits=footer.bits + bits)
+        files = write_to_pack(pack, rows, schema, of_piece, sorted_by)
+        if len(files) > 1:
+            raise ValueError(f"{rows.num_rows} rows do not fit into one piece")
+        count += sum(file.rows for file in files)
+        ends.append(PieceEnd(count, pack.bytes - at))
+    return DataFile(
+        name=pack.name,
+        rows=count,
+        bytes=pack.bytes - at,
+        at=at,
+        bucket=footer.bucket,
+        bits=footer.bits,
+        renames=footer.renames,
+        pieces=tuple(ends) if bits else (),
+    )
+
+
+def decoded_width(type_: pa.DataType) -> int:
+    """Decoded bytes of a value."""
+    try:
+        return int(type_.bit_width + 7) // 8
+    except ValueError:
+        return TEXT_BYTES
+
+
+def bytes_without_rows(types: Iterable[pa.DataType]) -> int:
+    """About how many bytes a file with columns of these types has beside its rows."""
+    return BARE_BYTES + COLUMN_BYTES * sum(len(_leaves("", type_)) for type_ in types)
+
+
 def _dictionary_columns(first: Rows) -> list[str] | bool:
     """Columns whose first rows contain repeated values. For other columns a dictionary costs time and bytes (ADR 0006).
 
@@ -335,16 +381,29 @@ def _decode_file(
         yield 0, from_metadata(file.inline)
         return
     part = None if file.at is None else (file.at, file.bytes)
-    with (
-        open_object(store, file.name, part) as source,
+    if not file.pieces:
+        with open_object(store, file.name, part) as source:
+            yield from _decode(source, columns, near)
+        return
+    first = at = 0
+    with explain_damage(store, file.name):
+        data = pa.py_buffer(store.get(file.name, part))  # all pieces by one request
+        for end in file.pieces:
+            if end.bytes > at:
+                source = open_checked(pa.BufferReader(data.slice(at, end.bytes - at)), file.name)
+                yield from ((first + place, rows) for place, rows in _decode(source, columns, near))
+            first, at = end.rows, end.bytes
+
+
+def _decode(source: pa.NativeFile, columns: list[str], near: Near | None) -> Iterator[tuple[int, Rows]]:
+    """The rows of one Parquet file."""
+    with pq.ParquetFile(
+        source,
         # Adopted files may have INT96. Pre-buffering reads a row group in one request to an object store; local files need none.
-        pq.ParquetFile(
-            source,
-            coerce_int96_timestamp_unit="us",
-            pre_buffer=not isinstance(getattr(source, "source", source), pa.OSFile | pa.BufferReader),
-            page_checksum_verification=not isinstance(source, CheckedBytes | CheckedFile),
-        ) as parquet,
-    ):
+        coerce_int96_timestamp_unit="us",
+        pre_buffer=not isinstance(getattr(source, "source", source), pa.OSFile | pa.BufferReader),
+        page_checksum_verification=not isinstance(source, CheckedBytes | CheckedFile),
+    ) as parquet:
         # With few rows, examining the columns one by one takes longer than reading them.
         few = parquet.metadata.num_rows <= FEW_ROWS
         rows, runs = (FEW_ROWS, [(0, None)]) if few else _runs(parquet.metadata, columns, near)
@@ -403,9 +462,18 @@ def open_object(
         DamagedTableError: the object is missing or not Parquet.
         StoreUnavailableError: the disk or mount failed.
     """
+    with (
+        explain_damage(store, name, partition),
+        store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source,
+    ):
+        yield open_checked(source, name)
+
+
+@contextmanager
+def explain_damage(store: ObjectStore, name: str, partition: str | None = None) -> Iterator[None]:
+    """Raise the errors of `open_object` for what goes wrong with one of our objects in the block."""
     try:
-        with store.open(name) if part is None else pa.BufferReader(store.get(name, part)) as source:
-            yield open_checked(source, name)
+        yield
     except (NotFoundError, pa.ArrowInvalid, OSError) as e:
         if isinstance(e, OSError) and e.errno not in (None, errno.ENOENT):
             raise StoreUnavailableError(

@@ -80,30 +80,37 @@ def mark_deleted(
 ) -> list[DataFile]:
     """``files`` with more rows superseded: for each file, the positions of live rows in ``superseded``.
 
-    Files without a remaining live row are left out. New vectors are written to one object, or stored inline if they are small.
+    Files without a remaining live row are left out.
     """
-    remaining = [(file, more) for file, more in zip(files, superseded, strict=True) if len(more) < file.live]
-    bitmaps = [_bitmap(store, file, more) if len(more) else b"" for file, more in remaining]
-    name, at = "", 0
-    if sum(map(len, bitmaps)) > INLINE_BYTES:
-        name = new_name()
-        with store.write(name) as sink:
-            sink.write(b"".join(bitmaps))
     result = []
-    for (file, more), data in zip(remaining, bitmaps, strict=True):
-        if data:
-            rows = file.rows - file.live + len(more)
-            vector = DeletionVector(
-                rows=rows,
-                size=len(data),
-                name=name,
-                at=at,
-                inline=b"" if name else data,
-                crc=zlib.crc32(data) if name else None,
-            )
-            file = msgspec.structs.replace(file, deleted=vector)
-            at += len(data) if name else 0
-        result.append(file)
+    for file, more in zip(files, superseded, strict=True):
+        if len(more) < file.live:
+            if len(more):
+                data = _bitmap(store, file, more)
+                vector = DeletionVector(rows=file.rows - file.live + len(more), size=len(data), inline=data)
+                file = msgspec.structs.replace(file, deleted=vector)
+            result.append(file)
+    [result] = store_vectors(store, [result], new_name)
+    return result
+
+
+def store_vectors(
+    store: ObjectStore, files: Sequence[Sequence[DataFile]], new_name: Callable[[], str]
+) -> list[list[DataFile]]:
+    """The same lists of files. If their inline vectors have many bytes in total, these are in one new object."""
+    result = [list(of_list) for of_list in files]
+    inline = [file.deleted.inline for of_list in files for file in of_list if file.deleted]
+    if sum(map(len, inline)) <= INLINE_BYTES:
+        return result
+    name, at = new_name(), 0
+    with store.write(name) as sink:
+        sink.write(b"".join(inline))
+    for of_list in result:
+        for number, file in enumerate(of_list):
+            if file.deleted and (data := file.deleted.inline):
+                vector = msgspec.structs.replace(file.deleted, name=name, at=at, inline=b"", crc=zlib.crc32(data))
+                of_list[number] = msgspec.structs.replace(file, deleted=vector)
+                at += len(data)
     return result
 
 

@@ -16,12 +16,14 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table import metadata
-from lakeupsert.table.chain import FORMAT, PLAIN, Chain
+from lakeupsert.table.chain import PLAIN, Chain
 from lakeupsert.table.ledger import LedgerEntry, check_entry
 from lakeupsert.table.manifest import Manifest, check_manifest
 from lakeupsert.table.snapshot import Snapshot, check_snapshot
 from lakeupsert.table.spec import TableSpec, check_spec
 
+REQUIRES, PIECES = 2, 3
+"""The format versions of specs that require something, and of ledger entries with files in pieces."""
 HOME = "_lakeupsert"
 DATA = f"{HOME}/data"
 """All data outside base files: appended rows, and in one folder per partition its deltas, vectors, tombstones and history."""
@@ -46,6 +48,7 @@ _OURS = re.compile(
             "tombstones": r"parquet\.keys",
             "quarantine": r"parquet\.rows",
             "unit": "json",
+            "cut": "pack",
         }.items()
     )
     + ")"
@@ -64,10 +67,18 @@ class TableObjects:
             "spec",
             TableSpec,
             check_spec,
-            format_of=lambda spec: FORMAT if spec.requires else PLAIN,
+            format_of=lambda spec: REQUIRES if spec.requires else PLAIN,
             parse=lambda spec: spec.schema,
         )
-        self.ledger: Chain[LedgerEntry] = Chain(store, f"{HOME}/ledger", "ledger", LedgerEntry, check_entry)
+        # Nor must it take a file in pieces for one Parquet file: of that it would read the last piece.
+        self.ledger: Chain[LedgerEntry] = Chain(
+            store,
+            f"{HOME}/ledger",
+            "ledger",
+            LedgerEntry,
+            check_entry,
+            format_of=lambda entry: PIECES if entry.has_pieces else PLAIN,
+        )
         self.snapshots: Chain[Snapshot] = Chain(store, f"{HOME}/snapshots", "snapshot", Snapshot, check_snapshot)
 
     def partition(self, partition: str) -> Chain[Manifest]:
@@ -161,6 +172,15 @@ class TableObjects:
     def new_unit_result(partition: str, start: int, key: str) -> str:
         """``key``: 32 hex digits that identify the unit."""
         return f"{TableObjects.unit_results(partition)}{start}-{key}.json"
+
+    @staticmethod
+    def new_cut(partition: str, start: int) -> str:
+        """Stored here only until the merge that reads it has ended, like the results of units."""
+        return f"{HOME}/units/{partition}/cut-{start}-{clock.new_id()}.pack"
+
+    @staticmethod
+    def is_cut(name: str) -> bool:
+        return name.startswith(f"{HOME}/units/")
 
     @staticmethod
     def unit_key(name: str) -> str:

@@ -31,7 +31,7 @@ class Touched(msgspec.Struct, frozen=True, kw_only=True):
     """What a batch brings to one partition.
 
     Attributes:
-        files: each has one row per key, sorted by key.
+        files: each has one row per key, sorted by key within a piece.
         rows: accepted rows.
         superseded: how many of them lost to another row of the batch. If keys are unique across partitions, also those that lost
             to a row of another partition. Nobody reads these rows.
@@ -153,6 +153,10 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     def sources(self) -> tuple[str, ...]:
         """The landing or quarantine files that its rows come from, in the order that ranks them."""
         return tuple(f.name for f in self.replayed) or tuple(f.path for f in self.files)
+
+    @property
+    def has_pieces(self) -> bool:
+        return any(file.pieces for touched in self.touched.values() for file in touched.files)
 
     @property
     def rows_appended(self) -> int:

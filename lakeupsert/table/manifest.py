@@ -1,6 +1,7 @@
 """A manifest: one version of what a partition consists of. Each partition has its own chain, so partitions never conflict."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -21,6 +22,14 @@ class Bucketed(Protocol):
 
     @property
     def bits(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A bucket that is no entry of a manifest."""
+
+    bucket: int
+    bits: int
 
 
 def share(of: Bucketed, within: Bucketed) -> float:
@@ -54,12 +63,25 @@ class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     crc: int | None = None
 
 
+class PieceEnd(msgspec.Struct, frozen=True, array_like=True):
+    """Where one of the Parquet files ends that a data file in pieces consists of: how many rows and bytes the data file has up to
+    there. A piece without rows has no Parquet file and no bytes."""
+
+    rows: int
+    bytes: int
+
+
+_BEGIN = PieceEnd(0, 0)
+
+
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An immutable Parquet file.
+    """An immutable Parquet file, or several in one object, one behind the other.
 
     Attributes:
         name: the object's, relative to the table.
         at: where the file begins in an object with several files, of which it takes ``bytes``; None: it is the whole object.
+        pieces: the n-th of 2^i pieces has the rows of the n-th of 2^i parts of the bucket, so that a merge of few buckets reads
+            only its own; empty: the file is one piece. Rows are in key order within a piece.
         deleted: the superseded rows; None: all rows are live.
         bucket, bits: see `Bucketed`.
         renames: how many renames and drops its spec has. Its columns have the names of that time (`TableSpec.names_in`).
@@ -73,6 +95,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bucket: int = 0
     bits: int = 0
     renames: int = 0
+    pieces: tuple[PieceEnd, ...] = ()
 
     @property
     def live(self) -> int:
@@ -83,6 +106,43 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def objects(self) -> list[str]:
         """The objects that it needs in the store."""
         return [name for name in (self.name, self.deleted.name if self.deleted else "") if name]
+
+    @property
+    def files(self) -> int:
+        """How many Parquet files it consists of."""
+        return len({piece.rows for piece in self.pieces} - {0}) or 1
+
+    def within(self, of: Bucketed) -> "DataFile":
+        """The smallest part of the file that has all its rows with keys in a bucket. A deletion vector counts the rows of all
+        pieces, so a file that has one is not cut."""
+        most = len(self.pieces).bit_length() - 1
+        bits = min(most, of.bits - self.bits)
+        if bits <= 0 or self.deleted is not None:
+            return self
+        each = len(self.pieces) >> bits
+        number = of.bucket >> (of.bits - self.bits - bits) & ((1 << bits) - 1)
+        begin = self.pieces[number * each - 1] if number else _BEGIN
+        ends = self.pieces[number * each : (number + 1) * each]
+        own = tuple(PieceEnd(end.rows - begin.rows, end.bytes - begin.bytes) for end in ends)
+        return msgspec.structs.replace(
+            self,
+            at=(self.at or 0) + begin.bytes,
+            rows=own[-1].rows,
+            bytes=own[-1].bytes,
+            bucket=(self.bucket << bits) + number,
+            bits=self.bits + bits,
+            pieces=own if each > 1 else (),
+        )
+
+    @property
+    def in_pieces(self) -> "list[DataFile]":
+        """A file for each piece that has rows. Each is in key order."""
+        bits = len(self.pieces).bit_length() - 1
+        if bits <= 0 or self.deleted is not None:
+            return [self]
+        numbers = range(self.bucket << bits, (self.bucket + 1) << bits)
+        parts = [self.within(Part(number, self.bits + bits)) for number in numbers]
+        return [part for part in parts if part.rows]
 
 
 class TombstoneFile(DataFile, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,10 +7,12 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 
 
-class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One partition in a snapshot: its manifest version and that version's figures.
 
-    ``files``: how many objects it has in the store; -1 in snapshots of an earlier lakeupsert.
+    Attributes:
+        files: how many objects it has in the store; -1 in snapshots of an earlier lakeupsert.
+        bits: the most bits of its buckets. `append` cuts what arrives accordingly.
     """
 
     version: int
@@ -18,6 +20,7 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     bytes: int
     files: int = -1
+    bits: int = 0
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +61,11 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     def partitions_with_rows(self) -> int:
         """How many partitions readers see. A partition whose rows were all deleted or withdrawn stays in the snapshot."""
         return sum(p.rows > 0 for p in self.partitions.values())
+
+    @property
+    def bits(self) -> dict[str, int]:
+        """The most bits of the buckets of each partition that has several."""
+        return {name: shown.bits for name, shown in self.partitions.items() if shown.bits}
 
     @property
     def rows(self) -> int:

@@ -69,13 +69,14 @@ def refuse(
 
 @dataclass(frozen=True)
 class Event:
-    """One request, the faults injected, and the server's status (None: the server was not asked)."""
+    """One request, the faults injected, the server's status (None: the server was not asked), and the bytes of its answer."""
 
     method: str
     path: str
     conditional: bool
     acts: tuple[Act, ...]
     status: int | None
+    bytes: int
 
 
 class FaultProxy:
@@ -159,7 +160,7 @@ class FaultProxy:
         else:
             answer, answer_headers = instead.body, [("Content-Type", instead.content_type)]
         acts = {rule.act for rule in rules}
-        self.log.append(Event(method, path, conditional, tuple(rule.act for rule in rules), status))
+        self.log.append(Event(method, path, conditional, tuple(rule.act for rule in rules), status, len(answer)))
         if "lose" in acts:
             request.close_connection = True
             return

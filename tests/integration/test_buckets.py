@@ -75,7 +75,7 @@ def test_a_partition_is_split_where_it_outgrows_a_bucket(
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_files_split: None) -> Lake:
     """A partition of several buckets; a night for it is appended, and is too much for one worker."""
     monkeypatch.setattr(units, "ALONE_BUCKETS", 1)
-    lake = Lake(tmp_path / "lake", bucket="6KiB")
+    lake = Lake(tmp_path / "lake", bucket="12KiB")
     lake.land("0.jsonl", [row(f"k{i:05}", 0, 10, i) for i in range(ROWS)])
     lake.run()
     lake.land(

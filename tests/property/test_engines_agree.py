@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from lakeupsert.config import Reading
-from lakeupsert.engine import merge_writer
+from lakeupsert.engine import arrow, merge_writer
 from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.cut import CutTask, Kind, cut
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.engine.settle import settle_and_write
 from lakeupsert.landing.accept import RowRules
@@ -24,7 +25,7 @@ from lakeupsert.rows.datafiles import read_file
 from lakeupsert.rows.floor import PARTITION, greatest_floor
 from lakeupsert.storage import LocalStore
 from lakeupsert.table.evolution import create
-from lakeupsert.table.manifest import DataFile, add_digests
+from lakeupsert.table.manifest import DataFile, Part, add_digests
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
 PARTITIONS = 50
@@ -134,6 +135,7 @@ def rows(store: LocalStore, files: tuple[DataFile, ...], schema: Any) -> list[st
 def test_engines_agree_on_generated_tables(
     name: str, tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(arrow, "MOST_PART_BITS", 2)
     rng = random.Random(name)
     spec = spec_of(*TABLES[name])
     store = LocalStore(tmp_path)
@@ -157,6 +159,7 @@ def test_engines_agree_on_generated_tables(
         for p in partitions[: PARTITIONS // 5]
     ]
     merged = agreed(store, spec, [*rewrites, *unsettled])
+    agreed_when_cut(store, spec, unsettled, merged[len(rewrites) :])
 
     # A split: both halves together are the whole.
     halves = [replace(task, bucket=b, bits=1) for task in [*rewrites, *unsettled] for b in (0, 1)]
@@ -196,7 +199,11 @@ def agreed(store: LocalStore, spec: TableSpec, tasks: list[MergeTask]) -> list[M
 
     one = ArrowEngine().merge(store, spec, 0, tasks)
     other = SparkEngine().merge(store, spec, 0, tasks)
-    for task, a, b in zip(tasks, one, other, strict=True):
+    in_parts = ArrowEngine(memory_limit=0).merge(store, spec, 0, tasks)
+    for task, a, b, c in zip(tasks, one, other, in_parts, strict=True):
+        assert rows(store, a.written, spec.stored_schema) == rows(store, c.written, spec.stored_schema), task
+        assert rows(store, a.tombstones, spec.tombstone_schema) == rows(store, c.tombstones, spec.tombstone_schema)
+        assert (a.superseded_digest, a.adopted, a.changes) == (c.superseded_digest, c.adopted, c.changes)
         for found, expected in ((a.kept, b.kept), (a.written, b.written)):
             assert rows(store, found, spec.stored_schema) == rows(store, expected, spec.stored_schema), task
         assert [f.name for f in a.kept] == [f.name for f in b.kept], task
@@ -206,6 +213,32 @@ def agreed(store: LocalStore, spec: TableSpec, tasks: list[MergeTask]) -> list[M
         assert (a.superseded, a.superseded_digest, a.adopted) == (b.superseded, b.superseded_digest, b.adopted)
         assert (a.adopted is None) == task.settled
     return one
+
+
+def agreed_when_cut(store: LocalStore, spec: TableSpec, unsettled: list[MergeTask], merged: list[MergeOutput]) -> None:
+    """Engines make the same of adopted and appended files that were cut into four pieces, for both halves of a partition."""
+    halves = []
+    for task in unsettled:
+
+        def pieces(kind: Kind, files: tuple[DataFile, ...], task: MergeTask = task) -> tuple[DataFile, ...]:
+            order = CutTask(task.partition, kind, files, first=0, bits=2, up_to=2, start=1)
+            return cut(store, spec, 0, order).files if files else ()
+
+        base, *batches = pieces("adopted", task.base), *(pieces("appended", files) for files in task.batches)
+        for half in (Part(0, 1), Part(1, 1)):
+
+            def own(files: tuple[DataFile, ...], half: Part = half) -> tuple[DataFile, ...]:
+                return tuple(part for file in files if (part := file.within(half)).rows)
+
+            of_half = replace(
+                task, bucket=half.bucket, bits=1, base=own(base), batches=tuple(map(own, batches)), cut=True
+            )
+            halves.append(of_half)
+    for whole, *of_it in zip(merged, *[iter(agreed(store, spec, halves))] * 2, strict=True):
+        found = [r for half in of_it for r in rows(store, half.written, spec.stored_schema)]
+        assert sorted(found) == sorted(rows(store, whole.written, spec.stored_schema))
+        assert add_digests(half.adopted for half in of_it) == whole.adopted
+        assert add_digests(half.superseded_digest for half in of_it) == whole.superseded_digest
 
 
 def test_engines_agree_on_versions_that_full_extracts_end(tmp_path: Path, spark: Any) -> None:

@@ -24,6 +24,7 @@ from lakeupsert.pipeline import key_places, strategy, units
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message
+from lakeupsert.rows import datafiles
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
@@ -62,8 +63,8 @@ class LakeMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         # These partitions are tiny: `auto` would rewrite them all, and their deltas are all of one size.
         self.patch.setattr(strategy, "SMALL_BYTES", 0)
-        self.patch.setattr(strategy, "FILE_BYTES", 0)
-        self.patch.setattr(strategy, "COLUMN_BYTES", 0)
+        self.patch.setattr(datafiles, "BARE_BYTES", 0)
+        self.patch.setattr(datafiles, "COLUMN_BYTES", 0)
         self.lake = Lake(self.root)
 
     @initialize(

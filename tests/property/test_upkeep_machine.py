@@ -27,7 +27,7 @@ from lakeupsert.pipeline import key_places, strategy, units
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
-from lakeupsert.rows import vectors
+from lakeupsert.rows import datafiles, vectors
 from lakeupsert.table.layout import DATA, KEYS
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
@@ -88,8 +88,8 @@ class UpkeepMachine(RuleBasedStateMachine):
         self.context = ExitStack()
         self.patch = self.context.enter_context(pytest.MonkeyPatch.context())
         self.patch.setattr(strategy, "SMALL_BYTES", 0)  # these partitions are tiny: `auto` would rewrite them all
-        self.patch.setattr(strategy, "FILE_BYTES", 0)
-        self.patch.setattr(strategy, "COLUMN_BYTES", 0)
+        self.patch.setattr(datafiles, "BARE_BYTES", 0)
+        self.patch.setattr(datafiles, "COLUMN_BYTES", 0)
         self.patch.setattr(units, "ALONE_BUCKETS", 0)
         self.patch.setattr(vectors, "INLINE_BYTES", 0)  # so that there are objects to be deleted, and to be kept
         self.lake = Lake(self.root, keep_snapshots=2, schema=SCHEMA, key_scope=self.key_scope)

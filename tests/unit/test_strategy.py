@@ -9,8 +9,6 @@ import pytest
 
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.strategy import (
-    COLUMN_BYTES,
-    FILE_BYTES,
     MOST_BITS,
     MOST_DEBT,
     SMALL_BYTES,
@@ -22,6 +20,7 @@ from lakeupsert.pipeline.strategy import (
     in_place,
     worth_compacting,
 )
+from lakeupsert.rows.datafiles import BARE_BYTES, COLUMN_BYTES
 from lakeupsert.table.manifest import BucketEntry, DataFile, DeletionVector
 
 BASE = 100 * SMALL_BYTES
@@ -133,7 +132,7 @@ def test_bytes_of_a_file_that_are_not_rows_split_nothing() -> None:
 def test_a_rule_knows_what_a_file_takes_and_how_many_parts_a_partition_can_have() -> None:
     types = [pa.string(), pa.int64(), pa.struct({"a": pa.int32(), "b": pa.list_(pa.string())})]
     buckets = [BucketEntry(id="", bucket=n, bits=1, base=(file("b", 500),)) for n in range(2)]
-    assert SplitRule.of(99, types, buckets, 3) == SplitRule(99, FILE_BYTES + 4 * COLUMN_BYTES, 3)
+    assert SplitRule.of(99, types, buckets, 3) == SplitRule(99, BARE_BYTES + 4 * COLUMN_BYTES, 3)
     assert SplitRule.of(99, types, buckets, 100).most_bits == 6
     assert SplitRule.of(99, types, [], 2**50).most_bits == MOST_BITS
 

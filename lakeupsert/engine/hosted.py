@@ -1,0 +1,74 @@
+"""Engine arrow on a host that has many machines: the driver sends merge tasks, and gets outputs or errors back.
+
+A store, a spec and a task pickle as they are, in some kilobytes. Each merge is the one of `arrow`; only where it runs differs.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.attempts import all_or_raise
+from lakeupsert.engine.cut import CutOutput, CutTask, cut
+from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.spec import TableSpec
+
+RUN_BYTES = 64 << 20
+"""Tasks of a partition that read up to so many bytes are done together, and share what they read."""
+
+
+class HostedEngine:
+    """See `lakeupsert.engine.merge.Engine`. ``memory_limit``: bytes that each task on the host may take."""
+
+    name = "arrow"
+    partitions_per_call = 256
+    shares_units = False
+
+    def __init__(self, host: Host, memory_limit: int | None) -> None:
+        self.memory_limit = memory_limit
+        self._host = host
+
+    def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
+        return ArrowEngine(self.memory_limit).memory_of(spec, task)
+
+    def merge(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
+    ) -> list[MergeOutput | Exception]:
+        runs = list(_runs(tasks))
+        sizes = [float(sum(task.bytes for task in run)) for run in runs]
+        found = self._host.map(partial(_merge, self.memory_limit, store, spec, spec_version), runs, sizes)
+        outputs: list[MergeOutput | Exception] = []
+        for run, of_run in zip(runs, found, strict=True):
+            if isinstance(of_run, Exception):
+                outputs += [of_run] * len(run)
+            else:
+                merged, requests = of_run
+                store.requests.add(requests)
+                outputs += merged
+        return outputs
+
+    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+        sizes = [float(task.bytes) for task in tasks]
+        return all_or_raise(self._host.map(partial(cut, store, spec, spec_version), tasks, sizes))
+
+
+def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:
+    run: list[MergeTask] = []
+    for task in tasks:
+        same = not run or run[0].partition == task.partition
+        if run and (not same or sum(t.bytes for t in run) + task.bytes > RUN_BYTES):
+            yield run
+            run = []
+        run.append(task)
+    if run:
+        yield run
+
+
+def _merge(
+    memory_limit: int | None, store: ObjectStore, spec: TableSpec, spec_version: int, run: Sequence[MergeTask]
+) -> tuple[list[MergeOutput | Exception], dict[str, int]]:
+    """The outputs, and how often each kind of request was sent to the store."""
+    before = store.requests.as_dict()
+    outputs = ArrowEngine(memory_limit).merge(store, spec, spec_version, run)
+    return outputs, {call: count - before[call] for call, count in store.requests.as_dict().items()}

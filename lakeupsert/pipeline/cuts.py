@@ -1,0 +1,160 @@
+"""Files of which many merges of a step need some rows: they are cut first, so that each merge reads its own.
+
+An adopted partition that becomes 128 buckets is read once for the cut, and once as pieces. Without the cut, each of the 128
+merges would read all of it. Only this module decides what is cut.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, log2
+
+from lakeupsert.engine.cut import CutOutput, CutTask, Kind
+from lakeupsert.engine.merge import Engine, MergeTask
+from lakeupsert.pipeline.steps import Step
+from lakeupsert.rows.datafiles import bytes_without_rows
+from lakeupsert.storage import ObjectStore
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.manifest import DataFile, share
+from lakeupsert.table.spec import TableSpec
+
+ALONE_BUCKETS = 4
+"""One worker does the work of so many buckets' bytes without sharing it, and without a cut. More: a night waits longer for its
+largest partition. Fewer: more messages and objects for work that one worker does in a minute."""
+MOST_READS = 3
+"""Up to so many merges read a file that is not cut. A cut reads it, writes it, and is read itself."""
+PART_BYTES = 32 << 20
+"""Rows of a bucket are cut into pieces of about so many bytes, so that a worker of 1 GB can sort the same piece of all packs."""
+
+MOST_PIECE_BITS = 12
+"""A pack has at most 2^so many pieces. No partition needs more, except one that an earlier lakeupsert split too far."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Files of one bucket that have the same role in their tasks: only these may replace each other."""
+
+    role: str
+    age: int
+    kind: Kind
+    bucket: int
+    bits: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A task, and the files that its output replaces."""
+
+    group: _Group
+    task: CutTask
+
+
+def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
+    """What to cut before the step is merged: nothing if that spares little, or if the pieces would be mostly footers.
+
+    A cut reads about one bucket's bytes, or one file, or as much as the footers of its pieces need to be a small part.
+    """
+    footer = bytes_without_rows(spec.base_schema.types)
+    readers: Counter[DataFile] = Counter()
+    groups: dict[_Group, dict[DataFile, int]] = {}
+    bits: Counter[_Group] = Counter()
+    for task in step.tasks:
+        for group, number, file in _coarse_files(task):
+            readers[file] += 1
+            groups.setdefault(group, {})[file] = number
+            bits[group] = max(bits[group], task.bits)
+    coarse = {file for file, count in readers.items() if count > MOST_READS}
+    if sum(file.bytes * (readers[file] - 1) for file in coarse) <= ALONE_BUCKETS * bucket_bytes:
+        return ()
+    found: list[Cut] = []
+    for group, numbers in groups.items():
+        files = {file: number for file, number in numbers.items() if file in coarse}
+        size = sum(file.bytes for file in files) / 2 ** (bits[group] - group.bits)
+        if size < footer:
+            continue
+        finer = 0 if group.role == "base" and group.kind == "stored" else ceil(log2(max(1.0, size / PART_BYTES)))
+        more = min(bits[group] + finer - group.bits, MOST_PIECE_BITS)
+        for run in _runs(files, max(bucket_bytes, 4 * footer << more)):
+            cut = CutTask(
+                partition=step.partition,
+                kind=group.kind,
+                files=tuple(run),
+                first=files[run[0]],
+                bits=group.bits + more,
+                up_to=step.up_to,
+                start=step.start,
+            )
+            found.append(Cut(group, cut))
+    return tuple(found)
+
+
+def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> Step:
+    """The step whose merges read what was cut."""
+    pieces: dict[_Group, list[DataFile]] = {}
+    replaced: dict[_Group, set[DataFile]] = {}
+    for cut, output in zip(cuts, outputs, strict=True):
+        pieces.setdefault(cut.group, []).extend(output.files)
+        replaced.setdefault(cut.group, set()).update(cut.task.files)
+    tasks = tuple(_task_after(task, pieces, replaced) for task in step.tasks)
+    return replace(step, tasks=tasks, cut_bytes=sum(cut.task.bytes for cut in cuts))
+
+
+def cut_alone(engine: Engine, store: ObjectStore, spec: TableSpec, step: Step, bucket_bytes: int) -> Step:
+    """Cut what has to be cut. Whoever merges the step that is returned deletes its `packs_of` afterwards."""
+    cuts = cuts_of(step, spec, bucket_bytes)
+    outputs = engine.cut(store, spec, step.spec_version, [cut.task for cut in cuts]) if cuts else ()
+    return after_cut(step, cuts, outputs) if cuts else step
+
+
+def packs_of(step: Step) -> set[str]:
+    """The objects with what was cut for a step."""
+    return {file.name for file in step.read if TableObjects.is_cut(file.name)}
+
+
+def _task_after(
+    task: MergeTask, pieces: Mapping[_Group, Sequence[DataFile]], replaced: Mapping[_Group, set[DataFile]]
+) -> MergeTask:
+    """The same merge, reading its own pieces."""
+
+    def with_pieces(role: str, age: int, files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
+        found: list[DataFile] = []
+        for group, gone in replaced.items():
+            if (group.role, group.age) == (role, age) and not gone.isdisjoint(files):
+                own = (file.within(task) for file in pieces[group] if share(file, task))
+                found += [file for file in own if file.rows]
+                files = tuple(file for file in files if file not in gone)
+        return (*found, *files)
+
+    base = with_pieces("base", 0, task.base)
+    return replace(
+        task,
+        base=base,
+        deltas=with_pieces("deltas", 0, task.deltas),
+        batches=tuple(with_pieces("batch", age, files) for age, files in enumerate(task.batches, 1)),
+        cut=not task.settled and base != task.base,
+    )
+
+
+def _coarse_files(task: MergeTask) -> Iterator[tuple[_Group, int, DataFile]]:
+    """Files that have rows of other tasks, too, each with its number among the files of its role."""
+    roles: list[tuple[str, int, Kind, Sequence[DataFile]]] = [
+        ("base", 0, "stored" if task.settled else "adopted", task.base),
+        ("deltas", 0, "stored", task.deltas),
+        *(("batch", age, "appended", files) for age, files in enumerate(task.batches, 1)),
+    ]
+    for role, age, kind, files in roles:
+        for number, file in enumerate(files):
+            if share(file, task) < 1:
+                yield _Group(role, age, kind, file.bucket, file.bits), number, file
+
+
+def _runs(files: Iterable[DataFile], each: int) -> Iterator[list[DataFile]]:
+    """Consecutive files of at most ``each`` bytes together, or one."""
+    run: list[DataFile] = []
+    for file in files:
+        if run and sum(f.bytes for f in run) + file.bytes > each:
+            yield run
+            run = []
+        run.append(file)
+    if run:
+        yield run
