@@ -29,6 +29,9 @@ param concurrency int = 40
 @description('How long one merge may take, as hours:minutes:seconds.')
 param timeout string = '00:30:00'
 
+@description('An alert where more of an hour\'s rows than that go to quarantine.')
+param quarantinePercent int = 1
+
 @description('Days in which what vacuum deletes can be brought back.')
 param undoDays int = 7
 
@@ -152,7 +155,9 @@ resource app 'Microsoft.Web/sites@2023-12-01' = {
   }
 }
 
-// -- who may do what: nobody here may delete a blob, as a writer that lost a race leaves its files to vacuum
+// -- who may do what: nobody here may delete a blob, as a writer that lost a race leaves its files to vacuum.
+// Nothing here forbids unconditional writes of the metadata, as lake.yaml's bucket policy does on AWS: conditions of role assignments
+// know a blob's path and tags, but no header, so they can't ask for If-None-Match. docs/AZURE.md says what else was considered.
 
 resource writer 'Microsoft.Authorization/roleDefinitions@2022-04-01' = {
   name: guid(resourceGroup().id, name, 'writer')
@@ -288,6 +293,56 @@ resource nightMissing 'Microsoft.Insights/scheduledQueryRules@2023-03-15-preview
           timeAggregation: 'Total'
           operator: 'LessThan'
           threshold: 1
+        }
+      ]
+    }
+    actions: { actionGroups: [people.id] }
+  }
+}
+
+resource quarantine 'Microsoft.Insights/scheduledQueryRules@2023-03-15-preview' = {
+  name: '${name}-quarantine'
+  location: location
+  properties: {
+    description: 'Of an hour\'s rows more than quarantinePercent were refused.'
+    severity: 2
+    enabled: true
+    scopes: [insights.id]
+    evaluationFrequency: 'PT1H'
+    windowSize: 'PT1H'
+    criteria: {
+      allOf: [
+        {
+          query: 'traces | parse message with "rows: " appended:long " appended, " refused:long " quarantined" | where isnotnull(refused) | summarize percent = 100.0 * sum(refused) / sum(appended + refused)'
+          metricMeasureColumn: 'percent'
+          timeAggregation: 'Maximum'
+          operator: 'GreaterThan'
+          threshold: quarantinePercent
+        }
+      ]
+    }
+    actions: { actionGroups: [people.id] }
+  }
+}
+
+resource stale 'Microsoft.Insights/scheduledQueryRules@2023-03-15-preview' = {
+  name: '${name}-stale'
+  location: location
+  properties: {
+    description: 'For 6 hours readers have not seen all that was appended.'
+    severity: 2
+    enabled: true
+    scopes: [insights.id]
+    evaluationFrequency: 'PT1H'
+    windowSize: 'PT6H'
+    criteria: {
+      allOf: [
+        {
+          query: 'traces | parse message with "waiting: " partitions:long " partitions" | where isnotnull(partitions) | summarize fewest = min(partitions)'
+          metricMeasureColumn: 'fewest'
+          timeAggregation: 'Minimum'
+          operator: 'GreaterThan'
+          threshold: 0
         }
       ]
     }

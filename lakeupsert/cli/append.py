@@ -56,8 +56,9 @@ def append(
 ) -> Answer:
     """Append all new landing files as one batch.
 
-    Puts a message for each touched partition into the queue. Readers see the batch once `dedupe` or a `worker` has merged
-    it and `publish` has run.
+    Puts a message for each touched partition into the queue. If the queue does not answer, the batch is committed all the
+    same, with a warning; `reconcile` sends the messages. Readers see the batch once `dedupe` or a `worker` has merged it and
+    `publish` has run.
 
     \b
     Example:

@@ -265,8 +265,8 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
             "queue",
             "warning",
             f"the visibility timeout of {queue.name} is {visibility} s, at least {FUNCTION_SECONDS} s are expected: otherwise a "
-            "second function repeats what the first one that SQS called is still merging",
-            "set the queue's visibility timeout to six times the function's timeout; `lakeupsert worker` sets its own",
+            "second function repeats what the first one, which SQS called, has not started yet",
+            "set the queue's visibility timeout to the function's timeout or more; `lakeupsert worker` sets its own",
         )
     if isinstance(queue, SqliteQueue):
         messages = queue.messages()

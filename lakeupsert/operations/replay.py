@@ -102,8 +102,8 @@ def _attempt(
     link = commit_batch(table, ground, plan.job, entry, names, progress)
     if isinstance(link, Lost):
         return link
-    send_messages(table, link)
-    return AppendResult(link.number, link.body, plan.warnings, examples=examples_of(reports))
+    warnings = (*send_messages(table, link), *plan.warnings)
+    return AppendResult(link.number, link.body, warnings, examples=examples_of(reports))
 
 
 def _plan(table: OpenTable, ground: Ground, known: TableSpec, files: Sequence[ReplayedFile]) -> _Plan:

@@ -169,8 +169,9 @@ def _attempt(
         raise
     if isinstance(link, Lost):
         return link
-    send_messages(table, link)  # not within the try above: an error must not delete files that are committed
+    unsent = send_messages(table, link)  # not within the try above: an error must not delete files that are committed
     warnings = (
+        *unsent,
         *ground.warnings,
         *plan.warnings,
         *without_operations(table, [*table.headers(link.number - 1), link.body]),

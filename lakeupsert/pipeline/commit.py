@@ -19,7 +19,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.reports import Refused, Report
-from lakeupsert.errors import LakeupsertError
+from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.events import BatchCommit
 from lakeupsert.pipeline.discover import Ground
 from lakeupsert.pipeline.key_places import settle_keys
@@ -143,10 +143,20 @@ def _rebase(
     return msgspec.structs.replace(entry, received_at=newer.body.received_at + 1)
 
 
-def send_messages(table: OpenTable, link: Link[LedgerEntry]) -> None:
-    """Send a message for each partition that the batch touches, after its commit."""
+def send_messages(table: OpenTable, link: Link[LedgerEntry]) -> tuple[str, ...]:
+    """Send a message for each partition that the batch touches, after its commit. Returns warnings for people.
+
+    A queue that does not answer is a warning: the batch is committed, its partitions are dirty, and `reconcile` sends their
+    messages. What somebody has to correct, for example a permission, is raised: `reconcile` would meet it too.
+    """
     try:
         table.queue.send([Message(table.name, partition, link.number) for partition in link.body.touched])
+    except TryAgainError as e:
+        return (
+            f"batch {link.number} is committed, but not all messages for its {len(link.body.touched)} partitions were sent: "
+            f"{e.message} Workers do not merge them until `lakeupsert reconcile` or `lakeupsert run` sends them again.",
+        )
     except LakeupsertError as e:
         e.data_changed = True  # the batch is committed; `run` sends its messages again
         raise
+    return ()

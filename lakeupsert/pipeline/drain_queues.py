@@ -20,7 +20,7 @@ from lakeupsert.pipeline.memory_limit import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.pipeline.worker import drain, drain_received
+from lakeupsert.pipeline.worker import LEASE_SECONDS, drain, drain_received
 from lakeupsert.pipeline.worker_pool import PROCESS_BYTES, drain_in_processes
 from lakeupsert.queue import AzureQueue, SqsQueue
 
@@ -143,6 +143,8 @@ def merge_received(
             list(leases),
             workers=workers,
             seconds_left=seconds_left,
+            # The host of Azure's functions extends what it delivered; Lambda hides a message once, for as long as the queue says.
+            lease_seconds=LEASE_SECONDS if isinstance(queue, SqsQueue) else None,
         )
     if seconds_left() >= PUBLISH_SECONDS:
         try:

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -107,7 +107,7 @@ def drain(  # many parameters: each is an option of a command
             break
         received = clock.elapsed()
         delivery = _Delivery(table, engine, leases, 0.0 if until_empty else RETRY_SECONDS, collect=collect)
-        with _lease_extension(table, leases, lease_seconds, stop, alive):
+        with _lease_extension(table, [delivery], lease_seconds, stop=stop, alive=alive):
             delivery.work()
         unconfirmed |= delivery.unconfirmed
         longest = max(longest, clock.elapsed() - received)
@@ -125,11 +125,12 @@ def drain_received(
     *,
     workers: int,
     seconds_left: Callable[[], float],
+    lease_seconds: float | None = LEASE_SECONDS,
 ) -> list[Lease]:
     """Work on messages that were received elsewhere, one partition a thread. Returns the leases that were given back.
 
-    No lease is extended: whoever received the messages hid them for longer than ``seconds_left``. When that reaches 0, what is
-    not done is given back and visible at once. A merge that is running then goes on alone, as any late worker's does.
+    When ``seconds_left`` reaches 0, what is not done is given back and visible at once. A merge that is running then goes on
+    alone, as any late worker's does.
     At its first receive, a message that nobody started is sent again and acked instead, so it has used up no try. Later receives
     count even if nobody started, or two partitions that are too slow for a call would reset each other's tries for ever.
     Messages that were received often come last and alone: they may kill this process and the others with it, or need all its
@@ -138,37 +139,45 @@ def drain_received(
 
     Args:
         engine: makes the engine for one of so many threads; there are no more threads than partitions.
+        lease_seconds: from the start on, hide the messages for this long only, and extend that as in `drain`. So if this process
+            is killed, they come again soon, however long whoever received them hid them. None: whoever received them extends.
     """
     groups = _group_by_partition(leases)
     together = [group for group in groups if max(lease.receives for lease in group) < ALONE_FROM]
     alone = [group for group in groups if group not in together]
+    parts: list[tuple[int, list[_Delivery]]] = []
+    for most, part in ((workers, together), (1, alone)):
+        threads = max(1, min(most, len(part)))
+        parts.append(
+            (threads, [_Delivery(table, engine(threads), group, RETRY_SECONDS, AWAY_SECONDS) for group in part])
+        )
+    deliveries = [delivery for _, part in parts for delivery in part]
+    extension = _lease_extension(table, deliveries, lease_seconds, at_once=True) if lease_seconds else nullcontext()
+    with extension:  # ends before anything is given back, or it would hide that again
+        futures = [f for threads, part in parts for f in _work_in_threads(part, threads, seconds_left)]
+    return _give_back(table, deliveries, futures)
+
+
+def _give_back(table: OpenTable, deliveries: Sequence["_Delivery"], futures: Sequence[Future[None]]) -> list[Lease]:
+    """Give back what was not finished, or not started, and return these leases. Raises the first failure of a delivery."""
     returned: list[Lease] = []
     not_started: list[Lease] = []
     failures: list[BaseException] = []
-    any_started = False
-    for most, part in ((workers, together), (1, alone)):
-        threads = max(1, min(most, len(part)))
-        deliveries = [_Delivery(table, engine(threads), group, RETRY_SECONDS, AWAY_SECONDS) for group in part]
-        futures = _work_in_threads(deliveries, threads, seconds_left)
-        for delivery, future in zip(deliveries, futures, strict=True):
-            any_started |= delivery.started
-            if not delivery.started:
-                not_started += delivery.leases
-            elif not future.done():
-                returned += delivery.leases
-                _answer(delivery.leases, table.queue.release)
-            elif (failure := future.exception()) is not None:
-                partition = delivery.leases[0].message.partition
-                log.warning(
-                    "partition was not merged: %s: %s",
-                    partition,
-                    failure,
-                    extra={"table": table.name, "partition": partition},
-                )
-                failures.append(failure)
-            else:
-                returned += delivery.returned
+    for delivery, future in zip(deliveries, futures, strict=True):
+        if not delivery.started:
+            not_started += delivery.leases
+        elif not future.done():
+            returned += delivery.leases
+            _answer(delivery.leases, table.queue.release)
+        elif (failure := future.exception()) is not None:
+            partition = delivery.leases[0].message.partition
+            told = {"table": table.name, "partition": partition}
+            log.warning("partition was not merged: %s: %s", partition, failure, extra=told)
+            failures.append(failure)
+        else:
+            returned += delivery.returned
     # If nothing is ever started, tries must come to an end too.
+    any_started = any(delivery.started for delivery in deliveries)
     fresh = [lease for lease in not_started if any_started and lease.receives == 1]
     if fresh and _requeue(table, fresh):
         not_started = [lease for lease in not_started if lease not in fresh]
@@ -239,6 +248,7 @@ class _Delivery:
         started: whether somebody works on it, or did.
         returned: leases that were given back because their partition failed.
         unconfirmed: messages of units that committed nothing.
+        unanswered: leases that are neither acked nor given back nor buried yet.
     """
 
     table: OpenTable
@@ -252,7 +262,7 @@ class _Delivery:
     unconfirmed: set[Message] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._unanswered = set(self.leases)
+        self.unanswered = set(self.leases)
 
     def work(self) -> None:
         """Ack, release or bury every lease, also if this raises."""
@@ -261,7 +271,7 @@ class _Delivery:
             for (work, unit), by_partition in self._sort().items():
                 self._merge(work, unit, by_partition)
         finally:
-            _answer(self._unanswered, lambda lease: self.table.queue.release(lease, self.away_seconds))
+            _answer(self.unanswered, lambda lease: self.table.queue.release(lease, self.away_seconds))
 
     def _sort(self) -> dict[tuple[str | None, int | None], dict[str, list[Lease]]]:
         """The leases by work object and unit, then by partition. Messages that ask for nothing are answered here."""
@@ -338,7 +348,7 @@ class _Delivery:
     def _answer(self, leases: Iterable[Lease], answer: Callable[[Lease], bool]) -> None:
         for lease in leases:
             answer(lease)
-            self._unanswered.remove(lease)
+            self.unanswered.remove(lease)
 
 
 def _hand_on(table: OpenTable, result: PartitionResult, message: Message) -> None:
@@ -403,29 +413,46 @@ def mark_failed(table: OpenTable, partition: str, batch: int, reason: str) -> No
 
 @contextmanager
 def _lease_extension(
-    table: OpenTable, leases: Sequence[Lease], lease_seconds: float, stop: Stop, alive: Callable[[], object]
+    table: OpenTable,
+    deliveries: Sequence[_Delivery],
+    lease_seconds: float,
+    *,
+    at_once: bool = False,
+    stop: Stop | None = None,
+    alive: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
-    """Extend the leases in the background while the block works on them. After ``stop``, give them back if the block does not
-    end within the grace period.
+    """Extend the unanswered leases in the background while the block works on them. After ``stop``, give them back if the block
+    does not end within the grace period.
 
     Whoever receives them then repeats the work. If the block still commits, one of the two loses the race.
+
+    Args:
+        at_once: begin with an extension, because the leases were not received for ``lease_seconds``.
     """
     done = threading.Event()
 
+    def answer(each: Callable[[Lease], bool]) -> None:
+        for delivery in deliveries:
+            for lease in tuple(delivery.unanswered):
+                if lease in delivery.unanswered:  # by now it may be given back, and hidden for a while on purpose
+                    _answer([lease], each)
+
     def extend() -> None:
         extended, stopping = clock.elapsed(), None
+        if at_once:
+            answer(lambda lease: table.queue.extend(lease, lease_seconds))
         while not done.wait(TICK_SECONDS):
             with suppress(OSError):
                 alive()
             now = clock.elapsed()
-            if stop.is_set():
+            if stop is not None and stop.is_set():
                 stopping = now if stopping is None else stopping
                 if now - stopping >= stop.grace_seconds:
-                    _answer(leases, table.queue.release)
+                    answer(table.queue.release)
                     stop.abandon()
                     return
             if now - extended >= lease_seconds / 3:
-                _answer(leases, lambda lease: table.queue.extend(lease, lease_seconds))
+                answer(lambda lease: table.queue.extend(lease, lease_seconds))
                 extended = now
 
     thread = threading.Thread(target=extend, name="extend-leases", daemon=True)

@@ -7,7 +7,7 @@ Repeat    cheap on the same `OpenTable`: reads only what is new since the last c
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from lakeupsert.errors import LakeupsertError
+from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.queue import QueueStats
@@ -69,8 +69,8 @@ def status(table: OpenTable) -> Status:
     try:
         if head:
             queue, large_queue = table.queue_stats(), table.large_queue.stats() if table.large_queue else None
-    except LakeupsertError as e:  # a reader may have no permission for the queue; a full disk stops everybody
-        if e.code not in ("queue-not-permitted", "queue-disk"):
+    except LakeupsertError as e:  # the table says what is dirty, also to a reader without permission for the queue
+        if e.code not in ("queue-not-permitted", "queue-disk") and not isinstance(e, TryAgainError):
             raise
         queue, queue_warning = None, (e.message,)
     return Status(

@@ -1,4 +1,5 @@
-"""Shared by the stores behind a network: files read by ranges, uploads in parts, a check that creates are exclusive, an error.
+"""Shared by the stores behind a network: files read by ranges, uploads in parts, a check that creates are exclusive, the rate of
+requests, an error.
 
 A server or proxy that ignores the condition of a create would silently let one commit replace another. So before its first
 create, a store tries to create the existing object `PROBE` (one request), and refuses the server if that succeeds.
@@ -6,11 +7,13 @@ create, a store tries to create the existing object `PROBE` (one request), and r
 
 import io
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage.base import StoreUnavailableError
 
@@ -23,6 +26,21 @@ PART_BYTES = 16 << 20
 MULTIPART_BYTES = 64 << 20
 """Objects up to this size are one put from memory. Larger ones are sent in parts, `PARTS_AT_ONCE` at the same time."""
 PARTS_AT_ONCE = 4
+
+START_RATE = 300.0
+"""Requests a second at which a process begins. A new prefix of S3 takes the reads of 18 such processes (5,500). Higher: a first
+night with many workers begins with more refusals. Lower: each new process is slower for some seconds."""
+LEAST_RATE = 1.0
+GROWTH = 1.2
+GROWTH_AFTER_REFUSAL = 1.1
+SHRINKAGE = 0.7
+STEP_SECONDS = 1.0
+BURST_SECONDS = 0.2
+"""Each second in which a process wants to send more and is refused nothing raises its rate by a fifth, and by a tenth after the
+first refusal. A refusal lowers it to 30 % less than was really sent, once a second, since the requests on their way are refused
+too. Faster: more is refused. Slower: a process stays below what it could send (tests/unit/test_pace.py plays both)."""
+PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 5.0
 
 UNTOUCHED = "Earlier commits are untouched."
 """For errors of requests: no request undoes a commit."""
@@ -48,6 +66,18 @@ def unreachable(uri: str, what: str) -> StoreUnavailableError:
     )
 
 
+class TooManyRequestsError(StoreUnavailableError):
+    """The store refused a request because it gets too many."""
+
+
+def too_many_requests(uri: str, what: str) -> TooManyRequestsError:
+    return TooManyRequestsError(
+        "store-unreachable",
+        f"{uri}: {what.rstrip('.')}. {UNTOUCHED}",
+        next="run the same command again, with fewer workers at the same time",
+    )
+
+
 class Conditions:
     """Whether the server honours the condition of a create. Each store checks once per process."""
 
@@ -68,6 +98,62 @@ class Conditions:
                         "strips headers",
                     )
                 self._hold = True
+
+
+class Pace:
+    """The rate at which one process sends requests to one bucket. Thread-safe.
+
+    The store's limit is shared with other processes and grows with the load, so it is found out by trying: the rate rises while
+    it is used up and nothing is refused, and falls after a refusal.
+    """
+
+    def __init__(self) -> None:
+        self.rate = START_RATE
+        self._free = START_RATE * BURST_SECONDS
+        """Requests that may be sent at once; below 0, so many wait already."""
+        self._counted_at = self._grown_at = clock.elapsed()
+        self._refused_at: float | None = None
+        self._sent: deque[float] = deque()
+        """When the requests of the last second were sent."""
+        self._lock = threading.Lock()
+
+    def reserve(self) -> float:
+        """Reserve a request. Returns how many seconds it must wait."""
+        with self._lock:
+            now = clock.elapsed()
+            self._free = min(self.rate * BURST_SECONDS, self._free + (now - self._counted_at) * self.rate) - 1
+            self._counted_at = now
+            wait = max(0.0, -self._free / self.rate)
+            self._sent.append(now + wait)
+            self._forget(now)
+            if wait and now - self._grown_at >= STEP_SECONDS:
+                self.rate *= GROWTH if self._refused_at is None else GROWTH_AFTER_REFUSAL
+                self._grown_at = now
+            return wait
+
+    def wait(self) -> None:
+        """Wait until a request may be sent."""
+        if seconds := self.reserve():
+            clock.sleep(seconds)
+
+    def slow_down(self) -> None:
+        """The store refused a request because there are too many."""
+        with self._lock:
+            now = clock.elapsed()
+            if self._refused_at is None or now - self._refused_at >= STEP_SECONDS:
+                self._forget(now)
+                sent = sum(at <= now for at in self._sent)
+                self.rate = max(LEAST_RATE, SHRINKAGE * min(self.rate, sent))
+                self._refused_at = self._grown_at = now
+
+    def _forget(self, now: float) -> None:
+        while self._sent and self._sent[0] < now - 1:
+            self._sent.popleft()
+
+
+def pause(attempt: int) -> None:
+    """Wait before the next attempt; ``attempt`` counts from 0. Twice as long each time, with jitter."""
+    clock.sleep(clock.jitter(min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0**attempt)))
 
 
 class PlacedReader(io.RawIOBase):

@@ -1,13 +1,15 @@
 """A prefix of an S3 bucket as an object store. Also supports other servers with the S3 API.
 
 Commits   `create` is one PutObject with `If-None-Match: *`: 412 = the name was taken; 409 = another create was under way, try
-          again; no answer, 5xx = unknown. The SDK's retries are off for it, because they would find our own object and report
-          the race as lost.
+          again; no answer, 5xx = unknown. It is sent once, because a retry would find our own object and report the race as lost.
+Retries   our own for all other requests, the SDK's are off. 503 and 429 mean that S3 gets too many requests, not that it is away:
+          `remote.Pace` then lowers the rate of this process, and the request is sent again many times
 Reads     an open object is read by ranges with `If-Match`, so a replaced object is detected, and versions are never mixed
 Settings  region, endpoint, profile, certificates and credentials are boto3's own (for example AWS_ENDPOINT_URL_S3). Servers
           other than Amazon's are addressed by path. Encryption is the bucket's default.
 """
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -25,7 +27,6 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.storage.base import (
     Call,
@@ -36,12 +37,27 @@ from lakeupsert.storage.base import (
     UnknownOutcomeError,
     parts_of,
 )
-from lakeupsert.storage.remote import PROBE, UNTOUCHED, Conditions, Piece, RangeReader, Upload, unreachable
+from lakeupsert.storage.remote import (
+    PROBE,
+    UNTOUCHED,
+    Conditions,
+    Pace,
+    Piece,
+    RangeReader,
+    TooManyRequestsError,
+    Upload,
+    pause,
+    too_many_requests,
+    unreachable,
+)
 
 CONNECTIONS = 64
 """Connections that a process keeps. More threads than that still work, with connections that are not kept."""
 ATTEMPTS = 4
-"""Attempts of every request except a create, with boto3's exponential pauses; of a create after a 409, with our own pauses."""
+"""Attempts of every request except a create, if there is no answer or 5xx; of a create after a 409."""
+REFUSED_ATTEMPTS = 12
+"""Attempts of a request that S3 refuses because it gets too many: on average 20 s of pauses. More: a server that only ever says
+503 is reported later. Fewer: a night over S3's limit fails where it would only be slower."""
 TAIL_BYTES = 256 << 10
 """Bytes to read from the end when an object is opened, with its size and etag: a Parquet footer, or all of a small object."""
 DELETED_AT_ONCE = 1000
@@ -144,7 +160,7 @@ class S3Store:
     def delete(self, names: Iterable[str]) -> None:
         waiting = iter(names)
         while batch := list(islice(waiting, DELETED_AT_ONCE)):
-            for attempt in range(ATTEMPTS):
+            for attempt in itertools.count():
                 keys = [{"Key": self._prefix + name} for name in batch]
                 answer = self._call("delete", "delete_objects", Delete={"Objects": keys, "Quiet": True})
                 failed = {e["Key"].removeprefix(self._prefix): e for e in answer.get("Errors", ())}
@@ -154,11 +170,13 @@ class S3Store:
                     raise self._refusal("delete_objects", denied, "AccessDenied", failed[denied].get("Message", ""))
                 if not batch:
                     break
-                clock.sleep(clock.jitter(0.2 * 2**attempt))
-            else:
-                raise unreachable(
-                    self.uri(batch[0]), f"{failed[batch[0]]['Code']} in each of {ATTEMPTS} attempts to delete it"
-                )
+                refused = any(failed[name]["Code"] == "SlowDown" for name in batch)
+                if refused:
+                    self._pace.slow_down()
+                if attempt + 1 >= (REFUSED_ATTEMPTS if refused else ATTEMPTS):
+                    what = f"{failed[batch[0]]['Code']} in each of {attempt + 1} attempts to delete it"
+                    raise unreachable(self.uri(batch[0]), what)
+                pause(attempt)
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         tail = self._read(name, f"bytes=-{TAIL_BYTES}", etag)
@@ -178,7 +196,7 @@ class S3Store:
             except _ConditionError:
                 return False
             except _ConflictError:
-                clock.sleep(clock.jitter(0.1 * 2**attempt))
+                pause(attempt)
             except StoreUnavailableError as e:
                 raise UnknownOutcomeError(e.message) from e
         raise UnknownOutcomeError(
@@ -215,19 +233,41 @@ class S3Store:
                 return Piece(b"", 0, "")
             except _NETWORK as e:  # boto3 does not retry an incomplete body
                 last_error = e
-                clock.sleep(clock.jitter(0.1 * 2**attempt))
+                pause(attempt)
         raise unreachable(
             self.uri(name), f"the body was incomplete in each of {ATTEMPTS} attempts: {last_error}"
         ) from last_error
 
+    @property
+    def _pace(self) -> Pace:
+        return _pace(os.getpid(), self.bucket, _environment())
+
     def _call(self, kind: Call, operation: str, name: str | None = None, **options: object) -> dict[str, Any]:
-        """One call of boto3. Raises what `_failure` returns for its errors. Any: each operation has its own answer."""
+        """One call of boto3, again if S3 does not answer or refuses it (except a create). Any: each operation has its own answer.
+
+        Raises what `_failure` returns for boto3's errors.
+        """
+        attempt = 0
+        while True:
+            self._pace.wait()
+            try:
+                return self._send(kind, operation, name, **options)
+            except StoreUnavailableError as e:
+                most = ATTEMPTS
+                if isinstance(e, TooManyRequestsError):
+                    self._pace.slow_down()
+                    most = REFUSED_ATTEMPTS
+                if attempt + 1 >= most or kind == "create":
+                    raise
+            pause(attempt)
+            attempt += 1
+
+    def _send(self, kind: Call, operation: str, name: str | None, **options: object) -> dict[str, Any]:
         if name is not None:
             options["Key"] = self._prefix + name
         before = _counted.set((self.requests, kind))
         try:
-            once, often = _clients(os.getpid(), _environment())
-            client = once if kind == "create" else often
+            client = _client(os.getpid(), _environment())
             answer: dict[str, Any] = getattr(client, operation)(Bucket=self.bucket, **options)
         except _NETWORK as e:
             raise unreachable(self.uri(name or ""), f"{operation} got no answer from S3: {e}") from e
@@ -270,8 +310,11 @@ class S3Store:
             )
         if code == "ConditionalRequestConflict":
             return _ConflictError(name)
-        if status >= 500 or status in (409, 429) or code in ("RequestTimeout", "SlowDown"):
-            return unreachable(self.uri(name), f"{operation} was answered {status} {code}: {message}")
+        what = f"{operation} was answered {status} {code}: {message}"
+        if status in (429, 503) or code == "SlowDown":
+            return too_many_requests(self.uri(name), what)
+        if status >= 500 or status == 409 or code == "RequestTimeout":
+            return unreachable(self.uri(name), what)
         return self._refusal(operation, name, code, message)
 
     def _refusal(self, operation: str, name: str, code: str, message: str) -> LakeupsertError:
@@ -329,7 +372,7 @@ class _Parts:
         try:
             self._call("complete_multipart_upload", MultipartUpload={"Parts": numbered})
         except NotFoundError as e:
-            # The SDK may retry after a lost answer. Then the upload is gone and our object exists.
+            # `_call` retries after a lost answer. Then the upload is gone and our object exists.
             info = self._store.head(self._name)
             if info is None or info.size != size:
                 raise unreachable(
@@ -350,13 +393,13 @@ def s3a_settings() -> dict[str, str]:
     Never contains a secret: S3A finds credentials by itself. It only needs to be told to look into profiles and web identities.
     """
     here = os.getpid(), _environment()
-    once, _ = _clients(*here)
+    client = _client(*here)
     settings: dict[str, str] = {}
-    if once.meta.region_name not in (None, "aws-global"):
-        settings["endpoint.region"] = once.meta.region_name
-    if not _is_amazons(once.meta.endpoint_url):
-        settings["endpoint"] = once.meta.endpoint_url
-    if (once.meta.config.s3 or {}).get("addressing_style") == "path":
+    if client.meta.region_name not in (None, "aws-global"):
+        settings["endpoint.region"] = client.meta.region_name
+    if not _is_amazons(client.meta.endpoint_url):
+        settings["endpoint"] = client.meta.endpoint_url
+    if (client.meta.config.s3 or {}).get("addressing_style") == "path":
         settings["path.style.access"] = "true"
     credentials = _session(*here).get_credentials()
     if credentials is not None and credentials.method not in ("env", "container-role", "iam-role"):
@@ -374,17 +417,17 @@ def _session(process: int, environment: tuple[tuple[str, str], ...]) -> boto3.Se
 
 
 @lru_cache(maxsize=4)
-def _clients(process: int, environment: tuple[tuple[str, str], ...]) -> tuple[BaseClient, BaseClient]:
-    """A client that never repeats a request, and one that retries. Thread-safe.
+def _client(process: int, environment: tuple[tuple[str, str], ...]) -> BaseClient:
+    """A client that never repeats a request. Thread-safe.
 
     Kept per process, because a fork would share connections, and per environment, which holds the settings.
     """
 
-    def client(attempts: int, style: dict[str, str]) -> BaseClient:
+    def client(style: dict[str, str]) -> BaseClient:
         return _session(process, environment).client(
             "s3",
             config=Config(
-                retries={"mode": "standard", "total_max_attempts": attempts},
+                retries={"mode": "standard", "total_max_attempts": 1},
                 max_pool_connections=CONNECTIONS,
                 connect_timeout=5,
                 read_timeout=30,
@@ -392,15 +435,18 @@ def _clients(process: int, environment: tuple[tuple[str, str], ...]) -> tuple[Ba
             ),
         )
 
-    often = client(ATTEMPTS, {})
-    style = often.meta.config.s3 or {}
-    if "addressing_style" not in style and not _is_amazons(often.meta.endpoint_url):
-        style = {"addressing_style": "path"}  # few other servers have an address for bucket.host
-        often = client(ATTEMPTS, style)
-    once = client(1, style)
-    for each in (once, often):
-        each.meta.events.register("before-send.s3", _count)
-    return once, often
+    made = client({})
+    style = made.meta.config.s3 or {}
+    if "addressing_style" not in style and not _is_amazons(made.meta.endpoint_url):
+        made = client({"addressing_style": "path"})  # few other servers have an address for bucket.host
+    made.meta.events.register("before-send.s3", _count)
+    return made
+
+
+@lru_cache(maxsize=16)
+def _pace(process: int, bucket: str, environment: tuple[tuple[str, str], ...]) -> Pace:
+    """S3 limits each prefix, and splits a table's prefix as its load grows. Where, it does not say, so a bucket has one rate."""
+    return Pace()
 
 
 def _is_amazons(endpoint: str) -> bool:

@@ -10,6 +10,7 @@ The `Host` header is passed on unchanged, so signatures stay valid. If an answer
 import random
 import re
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 from urllib.parse import unquote
 
+from lakeupsert import clock
 from lakeupsert.testing.servers import HOST, Server
 
 Act = Literal["lose", "cut", "delay", "hold", "answer", "strip"]
@@ -36,6 +38,7 @@ class Rule:
         having: strike only requests with this header, for example `if-none-match`.
         skip, times: strike this many matches, starting at match ``skip`` (from 0). None: all of them.
         chance: the probability that a match is struck.
+        above: strike only matches above so many a second, which pass.
         seconds: for `delay`.
         status, body, content_type: for `answer`.
         header: for `strip`.
@@ -48,6 +51,7 @@ class Rule:
     skip: int = 0
     times: int | None = None
     chance: float = 1.0
+    above: int | None = None
     seconds: float = 0.0
     status: int = 200
     body: bytes = b""
@@ -89,6 +93,7 @@ class FaultProxy:
         self._go = threading.Event()
         self._chance = random.Random(seed)
         self._matched: dict[Rule, int] = {}
+        self._passed: dict[Rule, deque[float]] = {}
         self._lock = threading.Lock()
 
     def moved(self, setting: str) -> str:
@@ -114,9 +119,20 @@ class FaultProxy:
                     continue
                 number = self._matched[rule] = self._matched.get(rule, -1) + 1
                 due = number >= rule.skip and (rule.times is None or number < rule.skip + rule.times)
-                if due and self._chance.random() < rule.chance:
+                if due and self._chance.random() < rule.chance and self._is_above(rule):
                     found.append(rule)
         return found
+
+    def _is_above(self, rule: Rule) -> bool:
+        if rule.above is None:
+            return True
+        passed, now = self._passed.setdefault(rule, deque()), clock.elapsed()
+        while passed and now - passed[0] > 1:
+            passed.popleft()
+        if len(passed) < rule.above:
+            passed.append(now)
+            return False
+        return True
 
     def handle(self, request: "_Handler") -> None:
         """Handle one request according to the rules."""

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import boto3
+from aws_lambda_powertools import Logger
 
 from lakeupsert import ConfigurationError, Table
+
+ATTEMPTS = 3
+"""How often EMR starts a job that fails, from 7.1 on. Append is safe to repeat. More: the alarm of a job that can't succeed comes
+later."""
+
+logger = Logger()
 
 
 def append_or_start(table: Table, night: str) -> dict[str, Any]:
@@ -17,7 +24,10 @@ def append_or_start(table: Table, night: str) -> dict[str, Any]:
     told = {"files": len(files), "bytes": size, "batch": None, "job_run": None}
     if size > int(os.environ["LAKEUPSERT_LOCAL_BYTES"]):
         return {**told, "job_run": start_job(table.name, night, files)}
-    batch = table.append(host="local")
+    warnings: list[str] = []
+    batch = table.append(host="local", warn=warnings.append)
+    for warning in batch.warnings if batch else warnings:
+        logger.warning(warning, extra={"table": table.name})
     return {**told, "batch": batch.number if batch else None}
 
 
@@ -42,5 +52,6 @@ def start_job(table: str, night: str, files: Sequence[Any]) -> str:
             }
         },
         name=f"append {table} {night}"[:256],
+        retryPolicy={"maxAttempts": ATTEMPTS},
     )
     return str(answer["jobRunId"])

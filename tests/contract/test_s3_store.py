@@ -162,6 +162,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def proxy(moto: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     monkeypatch.setattr(s3, "ATTEMPTS", 2)
+    monkeypatch.setattr(s3, "REFUSED_ATTEMPTS", 2)
     with fault_proxy(moto) as proxy:
         yield proxy
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
+from lakeupsert.storage import s3 as storage_s3
 from lakeupsert.storage.azureaccount import EMULATOR
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
@@ -77,6 +78,7 @@ def aws(
     new_sqs_queue: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Cloud]:
+    monkeypatch.setattr(storage_s3, "REFUSED_ATTEMPTS", 3)  # a storm would last half a minute
     with fault_proxy(moto) as s3, fault_proxy(elasticmq) as sqs:
         place = new_place(s3.server)
         for name, value in sqs.server.env.items():

@@ -180,9 +180,9 @@ def test_people_are_told_the_same(lake: Lake, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_python_is_told_the_same_of_each_call(lake: Lake) -> None:
-    lake.points.arm(0, Fault.BEFORE, "queue send")
+    lake.points.arm(0, Fault.BEFORE, "queue receive")
     with pytest.raises(TryAgainError) as caught:
-        lake.table.append(host="local")
+        lake.table.run(host="local")
     assert caught.value.standing == Standing(committed=2, readers_see=0)
     assert "Committed: batch 2" in str(caught.value)
     assert pickle.loads(pickle.dumps(caught.value)).standing == caught.value.standing

@@ -6,6 +6,7 @@ then deletes it, hides it for a while or puts it with the poison, by how the fun
 
 import base64
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -136,6 +137,24 @@ def test_append_waits_for_the_hour(lake: Lake, functions: ModuleType, monkeypatc
     monkeypatch.setattr(functions, "is_night", lambda now, zone: False)
     functions.append(None)
     assert not lake.table.exists()
+
+
+def test_functions_log_the_lines_that_alerts_wait_for(
+    lake: Lake, functions: ModuleType, two_am: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    lake.land("2.jsonl", [], refused=[{**row("x", 1, 1), "v": "no number"}])
+    with caplog.at_level(logging.INFO):
+        functions.append(None)
+        functions.reconcile(None)
+    template = (ROOT / "main.bicep").read_text()
+    lines = [record.getMessage() for record in caplog.records]
+    assert "rows: 14 appended, 1 quarantined" in lines
+    assert "waiting: 12 partitions" in lines
+    for parsed in re.findall(r"parse message with (.+?) \|", template):
+        pattern = re.sub(r" ?\w+:long ?", r"(\\d+)", parsed.replace('"', ""))
+        assert any(re.fullmatch(pattern, line) for line in lines), pattern
+    for start in re.findall(r'message startswith "(appended: )"', template):
+        assert any(line.startswith(start) for line in lines)
 
 
 def test_reconcile_sends_what_got_lost_and_needs_no_table(

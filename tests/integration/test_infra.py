@@ -2,30 +2,40 @@
 
 moto's CloudFormation makes queues, roles, policies, functions, their event source, buckets (with encryption alone), topics,
 log groups, repositories and state machines. What it does not make is taken out before (`NOT_IN_MOTO`) and looked at as it
-stands in the template: alarms, schedules, bucket policies, subscriptions. The EMR Serverless application is replaced by a
-topic, so that what names it can be created. Nothing here ran against AWS.
+stands in the template: alarms, schedules, rules, endpoints, policies of buckets and topics, subscriptions. The EMR Serverless
+application is replaced by a topic, so that what names it can be created. Nothing here ran against AWS.
 """
 
 import ast
 import json
 import re
 import runpy
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
 import boto3
+import botocore.session
 import cfnlint.api
 import moto
 import pytest
 import yaml
+from botocore.validate import ParamValidator
 
 from lakeupsert import Table
+from lakeupsert.cli import main
+from lakeupsert.operations.doctor import FUNCTION_SECONDS
+from lakeupsert.pipeline.worker import LEASE_SECONDS
 from lakeupsert.testing.processes import wait_until
+from lakeupsert.testing.servers import free_port
+from lambdas.append_nightly.night import ATTEMPTS
 
 ROOT = Path(__file__).parents[2]
 AWS = ROOT / "infra" / "aws"
@@ -33,12 +43,16 @@ STACK = "sales"
 REGION = "eu-central-1"
 NOT_IN_MOTO = {
     "AWS::CloudWatch::Alarm",
+    "AWS::EC2::VPCEndpoint",
+    "AWS::Events::Rule",
     "AWS::S3::BucketPolicy",
     "AWS::SNS::Subscription",
+    "AWS::SNS::TopicPolicy",
     "AWS::Scheduler::Schedule",
 }
 NO_VALUE = {"Ref": "AWS::NoValue"}
-FUNCTIONS = {"append_nightly", "dedupe_worker", "reconcile", "reprocess"}
+FUNCTIONS = {"append_nightly", "dedupe_worker", "reconcile", "reprocess", "vacuum"}
+SPARK = {"SparkImage": "spark@sha256:1", "SparkRelease": "r", "SparkSubnets": "subnet-1", "SparkSecurityGroups": "sg-1"}
 KEY = "arn:aws:kms:eu-central-1:123456789012:key/11111111-2222-3333-4444-555555555555"
 
 
@@ -102,12 +116,19 @@ def decided(node: Any, conditions: Mapping[str, bool]) -> Any:
     return [v for x in node if (v := decided(x, conditions)) != NO_VALUE] if isinstance(node, list) else node
 
 
+def holds(condition: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a condition of the templates holds for these values of the parameters."""
+    if "Fn::Not" in condition:
+        return not holds(condition["Fn::Not"][0], given)
+    left, right = condition["Fn::Equals"]
+    return str(given[left["Ref"]]) == str(right)
+
+
 def create(name: str, **parameters: str) -> dict[str, str]:
     """Create the template's stack under moto, without what that can't make; the stack's outputs."""
     body = template(name)
-    # all of them ask whether a parameter is not empty
-    asked = {k: c["Fn::Not"][0]["Fn::Equals"][0]["Ref"] for k, c in body.get("Conditions", {}).items()}
-    body = decided(body, {condition: bool(parameters.get(parameter)) for condition, parameter in asked.items()})
+    given = {k: parameters.get(k, p.get("Default", "")) for k, p in body["Parameters"].items()}
+    body = decided(body, {name: holds(condition, given) for name, condition in body.get("Conditions", {}).items()})
     body["Resources"] = {k: r for k, r in body["Resources"].items() if r["Type"] not in NOT_IN_MOTO}
     for resource in body["Resources"].values():
         if resource["Type"] == "AWS::EMRServerless::Application":
@@ -175,13 +196,16 @@ def test_cfn_lint_finds_nothing(name: str) -> None:
     assert cfnlint.api.lint_file(AWS / name) == []
 
 
-def test_a_message_is_hidden_for_six_times_the_limit_of_the_function_that_has_it(aws: None) -> None:
+def test_a_message_is_hidden_for_as_long_as_lambda_asks_for_and_no_longer(aws: None) -> None:
+    """Lambda takes no queue whose timeout is below the function's. What hides messages for less is `pipeline.worker`."""
     create_service()
     [source] = boto3.client("lambda").list_event_source_mappings()["EventSourceMappings"]
     function = boto3.client("lambda").get_function(FunctionName=source["FunctionArn"])["Configuration"]
     queue = attributes(source["EventSourceArn"].rpartition(":")[2])
     assert function["FunctionName"] == f"{STACK}-dedupe_worker"
-    assert int(queue["VisibilityTimeout"]) == 6 * function["Timeout"]
+    assert int(queue["VisibilityTimeout"]) == function["Timeout"] == FUNCTION_SECONDS
+    assert LEASE_SECONDS <= 120
+    assert may(created("AWS::IAM::Role")["DedupeWorkerRole"], "sqs:ChangeMessageVisibility", queue["QueueArn"])
     assert source["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     # moto keeps no ScalingConfig
     [declared] = resources("service.yaml", "AWS::Lambda::EventSourceMapping").values()
@@ -219,17 +243,33 @@ def test_buckets_are_private_versioned_and_outlive_their_stack() -> None:
         assert (bucket["DeletionPolicy"], bucket["UpdateReplacePolicy"]) == ("Retain", "Retain")
 
 
-def test_no_lifecycle_rule_can_delete_or_move_a_current_object() -> None:
-    harmless = {
-        "Id",
-        "Status",
-        "AbortIncompleteMultipartUpload",
-        "NoncurrentVersionExpiration",
-        "ExpiredObjectDeleteMarker",
-    }
-    for bucket in resources("lake.yaml", "AWS::S3::Bucket").values():
-        for rule in bucket["Properties"]["LifecycleConfiguration"]["Rules"]:
-            assert rule.keys() <= harmless
+HARMLESS = {
+    "Id",
+    "Status",
+    "AbortIncompleteMultipartUpload",
+    "NoncurrentVersionExpiration",
+    "ExpiredObjectDeleteMarker",
+}
+
+
+def test_no_lifecycle_rule_can_delete_a_current_object_or_move_one_of_the_lake() -> None:
+    for name, bucket in resources("lake.yaml", "AWS::S3::Bucket").items():
+        rules = bucket["Properties"]["LifecycleConfiguration"]["Rules"]
+        assert name == "LandingBucket" or all("Fn::If" not in rule for rule in rules)
+        for rule in rules:
+            assert rule.keys() <= HARMLESS | {"Fn::If"}
+
+
+def test_landing_files_move_to_a_class_that_answers_at_once() -> None:
+    """`reprocess --source landing` and `reconcile --deep` read them, however old."""
+    rules = resources("lake.yaml", "AWS::S3::Bucket")["LandingBucket"]["Properties"]["LifecycleConfiguration"]["Rules"]
+    [(condition, rule, otherwise)] = [rule["Fn::If"] for rule in rules if "Fn::If" in rule]
+    [transition] = rule["Transitions"]
+    assert (rule["Status"], otherwise) == ("Enabled", NO_VALUE)
+    assert rule.keys() <= HARMLESS | {"Transitions"}
+    assert transition["StorageClass"] in ("STANDARD_IA", "GLACIER_IR", "INTELLIGENT_TIERING")
+    assert transition["TransitionInDays"] == {"Ref": "LandingColdDays"}
+    assert not holds(template("lake.yaml")["Conditions"][condition], {"LandingColdDays": "0"})
 
 
 def test_the_lake_itself_refuses_commits_without_a_condition_and_nothing_else(config: Path) -> None:
@@ -248,9 +288,9 @@ def test_the_lake_itself_refuses_commits_without_a_condition_and_nothing_else(co
 
 
 def test_only_vacuum_may_delete_and_it_no_old_version(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1", SparkRelease="r", KmsKeyArn=KEY)
+    create_service(**SPARK, KmsKeyArn=KEY)
     roles = created("AWS::IAM::Role")
-    assert len(roles) == len(FUNCTIONS) + len(("schedule", "spark", "vacuum"))
+    assert len(roles) == len(FUNCTIONS) + len(("schedule", "spark"))
     deletes = ("s3:DeleteObject", "s3:DeleteObjectVersion", "s3:DeleteBucket", "s3:PutLifecycleConfiguration")
     found = {
         (role, action)
@@ -265,7 +305,7 @@ def test_only_vacuum_may_delete_and_it_no_old_version(aws: None) -> None:
 
 
 def test_no_role_has_a_wildcard_but_where_aws_knows_no_resource(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1", SparkRelease="r", KmsKeyArn=KEY)
+    create_service(**SPARK, KmsKeyArn=KEY)
     wide = set()
     for role, name in created("AWS::IAM::Role").items():
         for statement in statements(name):
@@ -277,13 +317,15 @@ def test_no_role_has_a_wildcard_but_where_aws_knows_no_resource(aws: None) -> No
 
 
 def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1", SparkRelease="r")
+    create_service(**SPARK)
     roles = created("AWS::IAM::Role")
     queue, dead = attributes(f"{STACK}-work")["QueueArn"], attributes(f"{STACK}-work-dead")["QueueArn"]
+    schedule_dead = attributes(f"{STACK}-schedule-dead")["QueueArn"]
     lake, landing = "arn:aws:s3:::lake", "arn:aws:s3:::landing"
     config, script = "arn:aws:s3:::lake/lakeupsert.toml", "arn:aws:s3:::lake/code/append.py"
     all_of_them = {"AppendNightly", "DedupeWorker", "Reconcile", "Reprocess", "Spark", "Vacuum"}
     calls: Mapping[tuple[str, str], set[str]] = {
+        ("sqs:SendMessage", schedule_dead): {"Schedule"},
         ("s3:PutObject", DATA): all_of_them,
         ("s3:PutObject", LEDGER): all_of_them,
         ("s3:ListBucket", lake): all_of_them,
@@ -309,7 +351,7 @@ def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
 
 
 def test_only_the_nightly_function_may_start_spark_and_only_with_its_role(aws: None) -> None:
-    create_service(SparkImage="spark@sha256:1", SparkRelease="r")
+    create_service(**SPARK)
     roles = created("AWS::IAM::Role")
     spark = boto3.client("iam").get_role(RoleName=roles["SparkRole"])["Role"]["Arn"]
     starters = {
@@ -327,13 +369,84 @@ def test_only_the_nightly_function_may_start_spark_and_only_with_its_role(aws: N
     assert environment["Variables"]["LAKEUPSERT_EMR_ENTRYPOINT"] == "s3://lake/code/append.py"
 
 
-def test_a_spark_image_needs_its_release() -> None:
-    """Declared only: moto checks no rules."""
+def refusing(**given: Any) -> set[str]:
+    """The rules of the template that refuse these values. moto checks no rules."""
     body = template("service.yaml")
-    [rule] = body["Rules"].values()
-    assert rule["RuleCondition"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": "SparkImage"}, ""]}]}
-    assert rule["Assertions"][0]["Assert"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": "SparkRelease"}, "none"]}]}
-    assert body["Parameters"]["SparkRelease"]["Default"] == "none"
+    values = {k: given.get(k, p.get("Default", "")) for k, p in body["Parameters"].items()}
+
+    def true(node: Any) -> bool:
+        [(function, arguments)] = node.items()
+        if function == "Fn::Not":
+            return not true(arguments[0])
+        if function == "Fn::And":
+            return all(map(true, arguments))
+        left, right = values[arguments[0]["Ref"]], arguments[1]
+        assert function == "Fn::Equals"
+        return str(left) == str(right)
+
+    return {
+        name
+        for name, rule in body["Rules"].items()
+        if true(rule["RuleCondition"]) and not all(true(a["Assert"]) for a in rule["Assertions"])
+    }
+
+
+def test_spark_needs_its_release_and_a_network_or_that_somebody_wants_none() -> None:
+    assert (
+        refusing()
+        == refusing(**SPARK)
+        == refusing(**SPARK, EndpointsVpc="vpc-1", EndpointsRouteTables="rtb-1")
+        == set()
+    )
+    assert refusing(**{**SPARK, "SparkRelease": "none"}) == {"SparkImageNeedsItsRelease"}
+    for name in ("SparkSubnets", "SparkSecurityGroups"):
+        lacking = {**SPARK, name: ""}
+        assert refusing(**lacking) == {"SparkNeedsANetwork"}
+        assert refusing(**lacking, SparkNetwork="none") == set()
+    assert refusing(**SPARK, EndpointsVpc="vpc-1") == {"EndpointsNeedASubnetAndARoute"}
+    nowhere = {**SPARK, "EndpointsVpc": "vpc-1", "EndpointsRouteTables": "rtb-1", "SparkNetwork": "none"}
+    assert refusing(**nowhere) == {"EndpointsNeedASubnetAndARoute"}
+
+
+def split(parameter: str) -> Any:
+    return {"Fn::Split": [",", {"Ref": parameter}]}
+
+
+def test_spark_reaches_the_queue_and_the_metrics_and_has_memory_for_its_tasks() -> None:
+    [application] = resources("service.yaml", "AWS::EMRServerless::Application").values()
+    properties = application["Properties"]
+    network = decided(properties["NetworkConfiguration"], {"HasSparkNetwork": True})
+    assert network == {"SubnetIds": split("SparkSubnets"), "SecurityGroupIds": split("SparkSecurityGroups")}
+    assert decided(properties["NetworkConfiguration"], {"HasSparkNetwork": False}) == NO_VALUE
+    [defaults] = [c["Properties"] for c in properties["RuntimeConfiguration"]]
+    cores, overhead = int(defaults["spark.executor.cores"]), defaults["spark.executor.memoryOverhead"]
+    assert int(overhead.removesuffix("g")) * 1024 > cores * 807
+
+    endpoints = [r["Properties"] for r in resources("service.yaml", "AWS::EC2::VPCEndpoint").values()]
+    kinds = {e["ServiceName"]["Fn::Sub"].rpartition(".")[2]: e for e in endpoints}
+    assert kinds.keys() == {"s3", "sqs", "monitoring", "logs"}
+    assert kinds["s3"]["VpcEndpointType"] == "Gateway"
+    assert kinds["s3"]["RouteTableIds"] == split("EndpointsRouteTables")
+    for name in kinds.keys() - {"s3"}:
+        assert (kinds[name]["VpcEndpointType"], kinds[name]["PrivateDnsEnabled"]) == ("Interface", True)
+        assert kinds[name]["SubnetIds"] == network["SubnetIds"]
+        assert kinds[name]["SecurityGroupIds"] == network["SecurityGroupIds"]
+
+
+def test_job_that_fails_is_started_again_by_each_who_starts_it_and_then_tells_somebody() -> None:
+    [machine] = resources("examples/step_functions.yaml", "AWS::StepFunctions::StateMachine").values()
+    append = machine["Properties"]["Definition"]["States"]["Append"]
+    assert append["Parameters"]["RetryPolicy"] == {"MaxAttempts": ATTEMPTS}
+    assert f'"retryPolicy": {{"maxAttempts": {ATTEMPTS}}}' in (AWS / "examples" / "airflow_dag.py").read_text()
+    [rule] = resources("service.yaml", "AWS::Events::Rule").values()
+    assert rule["Properties"]["EventPattern"]["detail"] == {
+        "state": ["FAILED", "CANCELLED"],
+        "applicationId": [{"Ref": "SparkApplication"}],
+    }
+    assert [t["Arn"] for t in rule["Properties"]["Targets"]] == [{"Ref": "Alarms"}]
+    [policy] = resources("service.yaml", "AWS::SNS::TopicPolicy").values()
+    [statement] = policy["Properties"]["PolicyDocument"]["Statement"]
+    assert set(statement["Principal"]["Service"]) == {"cloudwatch.amazonaws.com", "events.amazonaws.com"}
 
 
 def test_without_a_spark_image_nothing_of_spark_is_made(aws: None) -> None:
@@ -368,7 +481,12 @@ def test_the_night_begins_at_2_am_of_a_zone(aws: None) -> None:
     assert night["ScheduleExpressionTimezone"] == {"Ref": "TimeZone"}
     create_service()
     functions, role = created("AWS::Lambda::Function"), created("AWS::IAM::Role")["ScheduleRole"]
+    assert {name.removesuffix("Schedule") for name in schedules} == {"Append", "Reconcile", "Vacuum"}
     for schedule in schedules.values():
+        assert schedule["Properties"]["Target"]["RetryPolicy"]["MaximumRetryAttempts"] > 0
+        assert schedule["Properties"]["Target"]["DeadLetterConfig"] == {
+            "Arn": {"Fn::GetAtt": ["ScheduleDeadLetters", "Arn"]}
+        }
         target, _ = schedule["Properties"]["Target"]["Arn"]["Fn::GetAtt"]
         found = boto3.client("lambda").get_function(FunctionName=functions[target])["Configuration"]
         assert may(role, "lambda:InvokeFunction", found["FunctionArn"])
@@ -381,11 +499,28 @@ def test_every_alarm_tells_somebody_and_leads_to_a_section_of_the_runbook() -> N
     alarms = resources("service.yaml", "AWS::CloudWatch::Alarm")
     for name, alarm in alarms.items():
         properties = alarm["Properties"]
+        assert properties["TreatMissingData"] in ("breaching", "notBreaching")
         [anchor] = re.findall(r"\$\{Runbook\}#(\S+)$", properties["AlarmDescription"]["Fn::Sub"])
         assert anchor in anchors, name
         assert properties["AlarmActions"] == [{"Ref": "Alarms"}]
         assert properties["AlarmName"]["Fn::Sub"].partition("-")[2] in text
     assert {f"{f.title().replace('_', '')}ErrorsAlarm" for f in FUNCTIONS} <= alarms.keys()
+
+
+MEASURED = {"FreshnessSeconds", "QuarantinedRows", "AppendedRows", "FailedPartitions", "AppendFinished"}
+"""What functions and jobs measure in the namespace `lakeupsert`."""
+
+
+def test_alarms_wait_for_what_is_measured() -> None:
+    seen = set()
+    for alarm in resources("service.yaml", "AWS::CloudWatch::Alarm").values():
+        stats = [m["MetricStat"]["Metric"] for m in alarm["Properties"].get("Metrics", ()) if "MetricStat" in m]
+        for metric in stats or [alarm["Properties"]]:
+            if metric["Namespace"] == "lakeupsert":
+                seen.add(metric["MetricName"])
+                [dimension] = metric["Dimensions"]
+                assert dimension["Name"] == ("service" if metric["MetricName"] == "AppendFinished" else "Table")
+    assert seen == MEASURED
 
 
 def test_a_night_that_is_missing_alarms_though_nothing_is_measured() -> None:
@@ -398,20 +533,32 @@ def test_a_night_that_is_missing_alarms_though_nothing_is_measured() -> None:
     assert hours["MaxValue"] < 7 * 24  # beyond that CloudWatch takes none
 
 
-def test_the_spark_job_appends_and_tells_the_metric_that_the_alarm_waits_for(
-    aws: None, spark: Any, config: Path
-) -> None:
+def test_the_spark_job_appends_and_tells_the_metrics_that_alarms_wait_for(aws: None, spark: Any, config: Path) -> None:
     job = runpy.run_path(str(AWS / "spark" / "append.py"))
     job["main"](str(config), STACK)
     job["main"](str(config), STACK, Table.open(config).name)  # a night that finds nothing new has ended too
     assert Table.open(config).status().dirty == 1
-    metrics = {m["MetricName"]: m for m in boto3.client("cloudwatch").list_metrics(Namespace="lakeupsert")["Metrics"]}
-    told = metrics.pop("AppendFinished")
-    assert metrics.keys() == {"AppendedRows", "QuarantinedRows"}
-    assert [m["Dimensions"] for m in metrics.values()] == [[{"Name": "Table", "Value": Table.open(config).name}]] * 2
+    told = {m["MetricName"]: m["Dimensions"] for m in boto3.client("cloudwatch").list_metrics()["Metrics"]}
     alarm = resources("service.yaml", "AWS::CloudWatch::Alarm")["NightMissingAlarm"]["Properties"]
-    assert told["MetricName"] == alarm["MetricName"]
-    assert told["Dimensions"] == [{"Name": alarm["Dimensions"][0]["Name"], "Value": STACK}]
+    of_table = [{"Name": "Table", "Value": "t"}]
+    assert told == {
+        alarm["MetricName"]: [{"Name": alarm["Dimensions"][0]["Name"], "Value": STACK}],
+        "AppendedRows": of_table,
+        "QuarantinedRows": of_table,
+    }
+    assert told.keys() <= MEASURED
+
+
+def test_spark_job_that_reaches_no_metrics_has_appended_and_says_so(
+    spark: Any, config: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No server listens, as from a network without an endpoint."""
+    settings = {"DEFAULT_REGION": REGION, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "s", "MAX_ATTEMPTS": "1"}
+    for name, value in {**settings, "ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    runpy.run_path(str(AWS / "spark" / "append.py"))["main"](str(config), STACK)
+    assert Table.open(config).status().dirty == 1
+    assert "AppendFinished" in capfd.readouterr().err
 
 
 def test_every_state_of_the_state_machine_is_reached(aws: None) -> None:
@@ -510,3 +657,119 @@ def test_the_airflow_example_fails_only_where_nothing_is_on_its_way() -> None:
         except RuntimeError:
             found[night] = "Failed"
     assert found == NIGHTS
+
+
+# -- workers in containers, and Spark elsewhere
+
+
+def documents(path: str) -> list[Any]:
+    return list(yaml.safe_load_all((ROOT / "infra" / path).read_text()))
+
+
+def by_kind(path: str) -> dict[str, Any]:
+    return {document["kind"]: document for document in documents(path)}
+
+
+@pytest.mark.parametrize(
+    ("path", "type_", "counted"),
+    [
+        ("kubernetes/scale_sqs.yaml", "aws-sqs-queue", ("scaleOnInFlight", "true")),
+        ("kubernetes/scale_azure.yaml", "azure-queue", ("queueLengthStrategy", "all")),
+    ],
+)
+def test_workers_scale_to_none_and_none_is_taken_from_its_merge(
+    path: str, type_: str, counted: tuple[str, str]
+) -> None:
+    found, worker = by_kind(path), by_kind("kubernetes/worker.yaml")["Deployment"]
+    scaled, login = found["ScaledObject"], found["TriggerAuthentication"]
+    assert scaled["spec"]["scaleTargetRef"]["name"] == worker["metadata"]["name"]
+    assert scaled["metadata"]["namespace"] == worker["metadata"]["namespace"] == login["metadata"]["namespace"]
+    assert scaled["spec"]["minReplicaCount"] == 0
+    assert "replicas" not in worker["spec"]
+    [trigger] = scaled["spec"]["triggers"]
+    assert trigger["type"] == type_
+    assert trigger["authenticationRef"]["name"] == login["metadata"]["name"]
+    assert trigger["metadata"][counted[0]] == counted[1]
+    [ramp] = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleUp"]["policies"]
+    assert ramp["value"] * 5 <= scaled["spec"]["maxReplicaCount"]
+
+
+def test_worker_ends_before_kubernetes_kills_it_and_is_probed_by_the_file_that_it_touches() -> None:
+    pod = by_kind("kubernetes/worker.yaml")["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    options = dict(zip(container["args"][::2], container["args"][1::2], strict=True))
+    assert float(options["--grace-seconds"]) + 20 <= pod["terminationGracePeriodSeconds"]
+    assert options["--health-file"] in container["livenessProbe"]["exec"]["command"][-1]
+    assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp"}
+    dockerfile = (ROOT / "infra" / "kubernetes" / "Dockerfile").read_text()
+    [command] = re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.MULTILINE)
+    assert json.loads(command) == ["lakeupsert", "worker"]
+    known = {option for parameter in main.commands["worker"].params for option in parameter.opts}
+    assert options.keys() <= known
+
+
+@pytest.mark.parametrize(
+    ("path", "service", "operation"),
+    [("emr_serverless.json", "emr-serverless", "StartJobRun"), ("glue.json", "glue", "CreateJob")],
+)
+def test_jobs_elsewhere_are_requests_that_aws_understands(path: str, service: str, operation: str) -> None:
+    given = json.loads((ROOT / "infra" / "spark" / path).read_text())
+    given.setdefault("clientToken", "1") if service == "emr-serverless" else None
+    shape = botocore.session.get_session().get_service_model(service).operation_model(operation).input_shape
+    report = ParamValidator().validate(given, shape)
+    assert not report.has_errors(), report.generate_report()
+    text = json.dumps(given)
+    assert "run --config s3://" in text or '"run", "--config", "s3://' in text
+
+
+def test_jobs_elsewhere_start_the_module_with_the_commands_arguments(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The module is another's work: one stands in for it."""
+    found = []
+    monkeypatch.setattr(runpy, "run_module", lambda name, **options: found.append((name, sys.argv[1:], options)))
+    arguments = ["run", "--config", "s3://lake/lakeupsert.toml"]
+    monkeypatch.setattr(sys, "argv", ["entry.py", *arguments])
+    runpy.run_path(str(ROOT / "infra" / "spark" / "entry.py"))
+    utils = ModuleType("awsglue.utils")
+    utils.getResolvedOptions = lambda argv, names: {name: argv[argv.index(f"--{name}") + 1] for name in names}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "awsglue", ModuleType("awsglue"))
+    monkeypatch.setitem(sys.modules, "awsglue.utils", utils)
+    monkeypatch.setattr(sys, "argv", ["glue_entry.py", "--JOB_NAME", "x", "--command", " ".join(arguments)])
+    runpy.run_path(str(ROOT / "infra" / "spark" / "glue_entry.py"))
+    assert found == [("lakeupsert.spark", arguments, {"run_name": "__main__", "alter_sys": True})] * 2
+
+
+def test_scripts_are_scripts_and_the_archive_has_one_name() -> None:
+    for path in (ROOT / "infra").rglob("*.sh"):
+        assert subprocess.run(["bash", "-n", path], check=False).returncode == 0, path
+    for name in ("emr_serverless.json", "dataproc_serverless.sh"):
+        text = (ROOT / "infra" / "spark" / name).read_text()
+        assert "/code/env.tar.gz#environment" in text
+        assert "spark.executorEnv.PYSPARK_PYTHON=./environment/bin/python" in text
+
+
+def test_databricks_bundle_runs_the_wheels_own_command_on_a_cluster() -> None:
+    [bundle] = documents("spark/databricks/databricks.yml")
+    [task] = bundle["resources"]["jobs"]["night"]["tasks"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert task["python_wheel_task"]["package_name"] == project["name"]
+    assert task["python_wheel_task"]["entry_point"] in project["scripts"]
+    assert task["python_wheel_task"]["parameters"][0] in main.commands
+    [cluster] = bundle["resources"]["jobs"]["night"]["job_clusters"]
+    assert task["job_cluster_key"] == cluster["job_cluster_key"]
+    assert "environment_key" not in task  # that would be serverless compute
+
+
+def test_every_file_of_infra_parses() -> None:
+    """YAML, JSON and Python; Terraform in test_terraform.py. Bicep is parsed by `make lint-infra`."""
+    seen = set()
+    for path in (p for p in (ROOT / "infra").rglob("*") if p.is_file() and ".terraform" not in p.parts):
+        seen.add(path.suffix)
+        if path.suffix in (".yaml", ".yml"):
+            assert list(yaml.load_all(path.read_text(), _Loader))
+        elif path.suffix == ".json":
+            json.loads(path.read_text())
+        elif path.suffix == ".py":
+            ast.parse(path.read_text())
+    assert seen == {".yaml", ".yml", ".json", ".py", ".tf", ".bicep", ".sh", ".in", ".txt", ""}

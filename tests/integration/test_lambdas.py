@@ -25,15 +25,16 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 from lakeupsert import ConfigurationError, DamagedTableError, RefusedError, TryAgainError, clock
 from lakeupsert.operations import reprocess
 from lakeupsert.pipeline import worker
-from lakeupsert.queue import Message, QueueStats
+from lakeupsert.queue import Message, QueueStats, SqsQueue
 from lakeupsert.storage import s3
 from lakeupsert.testing.lake import Lake, row
-from lakeupsert.testing.processes import wait_until
+from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 from lakeupsert.testing.proxy import Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import HOST, Server, free_port
+from lambdas.append_nightly.night import ATTEMPTS
 
 ROOT = Path(__file__).parents[2]
-FUNCTIONS = ("append_nightly", "dedupe_worker", "reconcile", "reprocess")
+FUNCTIONS = ("append_nightly", "dedupe_worker", "reconcile", "reprocess", "vacuum")
 HANDLERS = {name: import_module(f"lambdas.{name}.handler").handler for name in FUNCTIONS}
 PLENTY_MILLIS = 900_000
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -313,8 +314,15 @@ def application(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
-def test_large_night_is_a_job_run_and_a_repeated_call_the_same(lake: Lake, application: str) -> None:
+def test_large_night_is_a_job_run_and_a_repeated_call_the_same(
+    lake: Lake, application: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     event = {"night": "2020-01-01"}
+    session, asked = boto3.Session(), []  # moto does not keep how often EMR is to start a job
+    session.events.register(
+        "provide-client-params.emr-serverless.StartJobRun", lambda params, **_: asked.append(params)
+    )
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", session)
     answers = [invoke("append_nightly", event) for _ in range(2)]
     assert fits(answers[0], file("append_nightly", "answer"))
     invoke("append_nightly", {"night": "2020-01-02"})
@@ -324,6 +332,7 @@ def test_large_night_is_a_job_run_and_a_repeated_call_the_same(lake: Lake, appli
     same, again, next_night, more_files = [run.client_token for run in runs]
     assert same == again
     assert len({same, next_night, more_files}) == 3
+    assert [call["retryPolicy"] for call in asked] == [{"maxAttempts": ATTEMPTS}] * 4
     assert all(re.fullmatch(r"[A-Za-z0-9._-]{1,64}", run.client_token) for run in runs)
     assert answers[0]["tables"]["t"]["job_run"] == runs[0].id
     assert runs[0].job_driver == {
@@ -465,11 +474,51 @@ def test_merge_that_takes_too_long_is_given_back_while_it_runs(
     assert slow in partitions([r for r in visible if r["attributes"]["ApproximateReceiveCount"] == "2"])
 
 
+LEASE_SECONDS = 3
+HASTY = f"import lakeupsert.pipeline.drain_queues as d; d.LEASE_SECONDS = {LEASE_SECONDS}"
+
+
+def test_messages_of_a_killed_function_come_back_long_before_the_queue_shows_them(
+    appended: Lake, versitygw: Server, elasticmq: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writes are held, so it extends all ten beyond its lease, until it is killed."""
+    queue, event = appended.opened.queue, receive(appended)
+    assert SqsQueue(appended.settings.queue.removeprefix("sqs://")).visibility_seconds() > 100 * LEASE_SECONDS
+    extends = Rule("delay", path="ChangeMessageVisibility", seconds=0.0)
+    with (
+        monkeypatch.context() as patch,
+        fault_proxy(versitygw, Rule("hold", "PUT", "/base-")) as store,
+        fault_proxy(elasticmq, extends) as queues,
+    ):
+        patch.setenv("AWS_ENDPOINT_URL", store.server.url)
+        patch.setenv("AWS_ENDPOINT_URL_SQS", queues.server.url)
+        command = [sys.executable, "-c", HASTY + RUNTIME, "lambdas.dedupe_worker.handler.handler", "900"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT
+        ) as function:
+            assert function.stdin is not None
+            try:
+                json.dump(event, function.stdin)
+                function.stdin.close()
+                assert store.holds.wait(PATIENCE_SECONDS)
+                # once at its start, then every third of the lease
+                wait_until(lambda: queues.struck("delay") >= 10 * (1 + 2 * 3), "all were extended beyond their lease")
+                assert queue.stats() == QueueStats(visible=2, leased=10, dead=0)
+            finally:
+                function.kill()
+        store.go()
+    wait_until(lambda: queue.stats() == QueueStats(visible=12, leased=0, dead=0), "all are visible again")
+    deliver(appended)
+    appended.reopen()
+    appended.check()
+    assert appended.rows() == appended.expected(1)
+
+
 def test_messages_come_back_later_where_the_store_is_away(
     appended: Lake, versitygw: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "AWAY_SECONDS", 1.0)
-    monkeypatch.setattr(s3, "ATTEMPTS", 1)
+    monkeypatch.setattr(s3, "REFUSED_ATTEMPTS", 1)
     event = receive(appended)
     with monkeypatch.context() as patch, fault_proxy(versitygw, refuse(503, "SlowDown", "PUT")) as proxy:
         patch.setenv("AWS_ENDPOINT_URL", proxy.server.url)
@@ -627,3 +676,23 @@ def test_reprocess_whose_time_is_up_tells_what_is_left(appended: Lake) -> None:
 def test_reprocess_of_an_unknown_table_names_those_that_are(lake: Lake) -> None:
     with pytest.raises(ConfigurationError, match=r"no table 'sales'.* It has t"):
         invoke("reprocess", file("reprocess", "event"))
+
+
+# -- vacuum
+
+
+def test_vacuum_deletes_what_no_snapshot_needs_and_needs_no_table(lake: Lake) -> None:
+    assert invoke("vacuum", file("vacuum", "event")) == {"tables": {}}
+    leftover = lake.opened.store
+    invoke("append_nightly", {})
+    deliver(lake)
+    with leftover.write("d=2020-01-01/base-0-nobody.parquet") as sink:
+        sink.write(b"x")
+    names = {found.name for found in leftover.list("")}
+    answer = invoke("vacuum", file("vacuum", "event"))
+    assert fits(answer, file("vacuum", "answer"))
+    left = {found.name for found in leftover.list("")}
+    assert answer["tables"]["t"]["deleted"] == len(names - left)
+    lake.reopen()
+    lake.check()
+    assert lake.rows() == lake.expected(1)

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.errors import TryAgainError
-from lakeupsert.storage import open_store
+from lakeupsert.storage import open_store, remote
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
@@ -177,6 +177,26 @@ def test_one_answer_in_ten_is_lost(proxy: FaultProxy, night: Callable[[], Lake])
     assert proxy.struck("lose") > 5
     proxy.rules = ()
     lake.finish_and_check()
+
+
+def test_first_night_over_the_limit_of_a_store_is_slower_and_whole(
+    versitygw: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that takes 30 requests a second, and a process that begins at 2.76 times as many: of S3's 5,500, 15,185."""
+    limit = 30
+    monkeypatch.setattr(remote, "START_RATE", limit * 15_185 / 5_500)
+    body = b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"
+    with fault_proxy(versitygw) as proxy:
+        lake = new_lake(tmp_path, new_place(proxy.server))
+        lake.land("0.jsonl", [row(key, day, 1, 1) for day in range(24) for key in "ab"])
+        proxy.log.clear()
+        proxy.rules = (Rule("answer", status=503, body=body, above=limit),)
+        lake.run()
+        proxy.rules = ()
+        refused = proxy.struck("answer")
+        assert 0 < refused < len(proxy.log) / 5
+        lake.check()
+        assert lake.rows() == lake.expected(1)
 
 
 # -- commands

@@ -16,9 +16,10 @@ from click.testing import CliRunner
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.queue import Message, QueueStats
+from lakeupsert.testing import servers
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import wait_until
-from lakeupsert.testing.servers import Server
+from lakeupsert.testing.servers import Server, new_queue
 
 PARTITIONS = [f"d=2020-01-{day:02}" for day in range(1, 25)]
 
@@ -139,6 +140,39 @@ def test_run_sends_again_what_a_queue_has_lost(lake: Lake) -> None:
     sqs.purge_queue(QueueUrl=sqs.get_queue_url(QueueName=lake.settings.queue.removeprefix("sqs://"))["QueueUrl"])
     end(begin(lake, "run", "--host", "local", "--workers", "2"))
     assert lake.rows() == lake.expected(2)
+
+
+def test_append_commits_though_its_queue_is_away_and_reconcile_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is stopped before the append, and another one, whose queues are empty, is there after it."""
+    lake = Lake(tmp_path, queue="sqs://work")
+
+    def use(server: Server) -> None:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        new_queue("work")
+
+    with servers.elasticmq() as server:
+        use(server)
+    lake.land("1.jsonl", [row("a", day, 1, 1) for day in range(3)])
+    lake.configure()
+    appended = call(lake, "append", "--host", "local")
+    assert appended["exit_code"] == 0
+    [batch] = appended["result"]["batches"]
+    [warning] = [w for w in appended["warnings"] if "reconcile" in w]
+    assert "'work'" in warning
+    seen = call(lake, "status")
+    assert (seen["result"]["dirty"], seen["result"]["queue"]["visible"]) == (3, None)
+    assert any("'work'" in w for w in seen["warnings"])
+    assert call(lake, "run", "--host", "local", code=75)["error"]["code"] == "queue-unreachable"
+    with servers.elasticmq() as server:
+        use(server)
+        lake.reopen()
+        assert call(lake, "reconcile")["result"]["resent"] == len(batch["touched_partitions"])
+        call(lake, "worker", "--until-empty", "--workers", "1")
+        lake.reopen()
+        assert lake.rows() == lake.expected(1)
 
 
 def queue_findings(lake: Lake, name: str) -> list[tuple[str, str]]:

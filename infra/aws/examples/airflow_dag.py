@@ -48,6 +48,8 @@ with DAG(
 ) as dag:
     append = EmrServerlessStartJobOperator(
         task_id="append",
+        retries=0,  # EMR starts a failed job again itself
+        config={"retryPolicy": {"maxAttempts": 3}},
         application_id="{{ var.json.lakeupsert.application }}",
         execution_role_arn="{{ var.json.lakeupsert.role }}",
         job_driver={

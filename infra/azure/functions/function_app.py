@@ -54,8 +54,12 @@ def append(timer: func.TimerRequest) -> None:
     if not is_night(clock.now(), ZoneInfo(os.environ["LAKEUPSERT_ZONE"])):
         return
     with table() as of_app:
-        batch = of_app.append(host="local")
+        batch = of_app.append(host="local", warn=log.warning)
+    for warning in batch.warnings if batch else ():
+        log.warning("%s", warning)
     log.info("appended: batch %s", batch.number if batch else None)
+    if batch:  # an alert waits for this line
+        log.info("rows: %d appended, %d quarantined", batch.entry.rows_appended, batch.entry.rows_quarantined)
 
 
 @app.queue_trigger(arg_name="message", queue_name="%LAKEUPSERT_QUEUE%", connection="AzureWebJobsStorage")
@@ -84,6 +88,8 @@ def reconcile(timer: func.TimerRequest) -> None:
         if of_app.exists():
             found = of_app.reconcile(counted=False)
             log.info("reconciled: %d sent again, snapshot %s", found.resent, found.published)
+            # an alert waits for this line, too
+            log.info("waiting: %d partitions", len(found.publish.waiting))
             if found.publish.failed:  # an alert waits for this line
                 log.error("failed partitions: %d, such as %s", len(found.publish.failed), min(found.publish.failed))
 

@@ -1,0 +1,20 @@
+output "queue" {
+  description = "The line `queue` of the configuration."
+  value       = "sqs://${aws_sqs_queue.work_queue.name}"
+}
+
+output "vacuum_role" {
+  value = aws_iam_role.functions["vacuum"].arn
+}
+
+output "alarms" {
+  value = aws_sns_topic.alarms.arn
+}
+
+output "spark_application" {
+  value = one(aws_emrserverless_application.spark_application[*].id)
+}
+
+output "spark_role" {
+  value = one(aws_iam_role.spark_role[*].arn)
+}
