@@ -74,7 +74,7 @@ def nights(rng: random.Random, keys: int, count: int) -> list[list[dict[str, Any
 def test_nights_in_any_order_through_every_step(chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(chosen)
     monkeypatch.setattr(strategy, "TOGETHER", 2)
-    settings = f'{SETTINGS}strategy = "{chosen}"\nbucket = "10kB"\n{DELETE}'
+    settings = f'{SETTINGS}strategy = "{chosen}"\nbucket = "6kB"\n{DELETE}'
     types = "".join(f'{name} = "bigint"\n' for name in COLUMNS)
     table = opened(tmp_path, f"{settings}[tables.t.schema]\n{types}")
     came: list[dict[str, Any]] = []
@@ -95,7 +95,7 @@ def test_nights_in_any_order_through_every_step(chosen: str, tmp_path: Path, mon
             assert rows_of(table) == expected(came)
     checked = table.reconcile(deep=True)
     assert not checked.unbalanced
-    assert 2 < len({(f.partition, f.file.bucket, f.file.bits) for f in table.files()}) < 64
+    assert 2 < len({(f.partition, f.file.bucket, f.file.bits) for f in table.files()}) < 128
     table.restore(at, dry=False)
     table.run(host="local")
     assert rows_of(table) == expected(before)
