@@ -1,0 +1,50 @@
+"""What differs between the versions of Spark from 3.5 on: a function for each difference, with its reason (ADR 0028).
+
+Under Spark Connect, methods of Python follow the client's version, options and SQL follow the server's.
+"""
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+
+def _is_3(version: str) -> bool:
+    return version.startswith("3.")
+
+
+def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """A DataFrame of an Arrow table. `createDataFrame` takes one from 4.0 on; in 3.5 it takes a frame of pandas instead.
+
+    There it can't convert structs, so their fields cross as columns.
+    """
+    if not _is_3(pyspark.__version__):
+        return spark.createDataFrame(table)
+    structs = {field.name: field.type for field in table.schema if pa.types.is_struct(field.type)}
+    with_arrow = "spark.sql.execution.arrow.pyspark.enabled"  # off by default: each value would be pickled
+    before = spark.conf.get(with_arrow)
+    spark.conf.set(with_arrow, "true")
+    try:
+        flat = table.flatten()
+        texts = {field.name: object for field in flat.schema if pa.types.is_string(field.type)}  # pandas 3 has a type for them
+        frame = spark.createDataFrame(flat.to_pandas().astype(texts))
+    finally:
+        spark.conf.set(with_arrow, before)
+    return frame.select(
+        [
+            f.struct(*[f.col(f"`{name}.{child.name}`").alias(child.name) for child in structs[name]]).alias(name)
+            if name in structs
+            else f.col(f"`{name}`")
+            for name in table.schema.names
+        ]
+    )
+
+
+def scans_one_root(spark: SparkSession) -> bool:
+    """Whether partition folders must be below one folder in a scan. The option `ignoreInvalidPartitionPaths` came with 4.0."""
+    return _is_3(spark.version)
+
+
+def reads_wider(spark: SparkSession) -> bool:
+    """Whether a Parquet column may be read as a wider type than the file's, which its reader can do from 4.0 on (SPARK-40876)."""
+    return not _is_3(spark.version)
