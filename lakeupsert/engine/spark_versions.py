@@ -26,7 +26,9 @@ def frame_of(spark: SparkSession, table: pa.Table) -> DataFrame:
     spark.conf.set(with_arrow, "true")
     try:
         flat = table.flatten()
-        texts = {field.name: object for field in flat.schema if pa.types.is_string(field.type)}  # pandas 3 has a type for them
+        texts = {
+            field.name: object for field in flat.schema if pa.types.is_string(field.type)
+        }  # pandas 3 has a type for them
         frame = spark.createDataFrame(flat.to_pandas().astype(texts))
     finally:
         spark.conf.set(with_arrow, before)
@@ -48,3 +50,16 @@ def scans_one_root(spark: SparkSession) -> bool:
 def reads_wider(spark: SparkSession) -> bool:
     """Whether a Parquet column may be read as a wider type than the file's, which its reader can do from 4.0 on (SPARK-40876)."""
     return not _is_3(spark.version)
+
+
+def retry_lost_calls(spark: SparkSession, times: int) -> None:
+    """Let the client of Spark Connect repeat a call that its server does not take, once a second and so many times.
+
+    By default it goes on for ten minutes. From 4.0 on this also holds for a call that is being repeated.
+    """
+    settings = {"max_retries": times, "initial_backoff": 1000, "max_backoff": 1000, "jitter": 0}  # milliseconds
+    if _is_3(pyspark.__version__):  # it has these settings in a dict
+        spark.client._retry_policy.update(settings)
+        return
+    for policy in spark.client.get_retry_policies():
+        vars(policy).update(settings)

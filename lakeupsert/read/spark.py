@@ -33,8 +33,9 @@ from lakeupsert.rows.convert import to_json_values
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
-from lakeupsert.table.layout import DATA
+from lakeupsert.table.layout import DATA, TableObjects
 from lakeupsert.table.spec import BATCH, DELETE_FLAG, field_id
+from lakeupsert.table.types import normalize
 
 BLOCK = 1024
 """Rows in a block, which Spark looks up at once. More: a lone superseded row takes more memory. Less: adjacent rows are looked up
@@ -137,18 +138,17 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
 
 
 def _narrow_columns(view: View, files: Sequence[ViewFile]) -> dict[str, Narrow]:
-    """By file name. Opens the files if some column of the table has had another type."""
+    """By file name. Opens adopted files, and all files if some column of the table has had another type."""
     spec, types = view.spec, {field_id(field): field.type for field in view.spec.schema}
     earlier = [link.body for n in range(view.snapshot.spec_version) if (link := view.objects.specs.get(n))]
     if all(field.type.equals(types.get(field_id(field), field.type)) for old in earlier for field in old.schema):
-        return {}
+        files = [file for file in files if TableObjects.start_of(file.name) is None]
 
     def of_file(file: ViewFile) -> Narrow:
         names = spec.names_in(file.file.renames)
         with open_object(view.objects.store, file.name, partition=file.partition) as source:
-            stored = {field.name: field.type for field in pq.read_schema(source)}
-        own = {field.name: stored.get(names.get(field.name, field.name), field.type) for field in spec.schema}
-        read = {field.name: _readable(field.type, own[field.name]) for field in spec.schema}
+            stored = {field.name: normalize(field.type) for field in pq.read_schema(source)}
+        read = {t.name: _readable(t.type, stored.get(names.get(t.name, t.name), t.type)) for t in spec.schema}
         return tuple((field.name, read[field.name]) for field in spec.schema if read[field.name] != field.type)
 
     with ThreadPoolExecutor(OPEN_FILES) as pool:

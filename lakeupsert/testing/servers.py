@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from urllib import request
 
@@ -46,12 +47,14 @@ class Server:
         env: the environment variables that clients need.
         root: where an S3 server keeps its buckets as plain folders.
         queues: the queue server that belongs to a blob server.
+        process: for tests that kill it.
     """
 
     port: int
     env: Mapping[str, str]
     root: Path | None = None
     queues: "Server | None" = None
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -99,7 +102,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str, str] = {}) -> Iterator[None]:
+def serve(
+    command: Sequence[str | Path], port: int, log: Path, env: Mapping[str, str] = {}
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server on ``port``. The block starts when the server accepts connections."""
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -113,7 +118,7 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
                 return probe.connect_ex((HOST, port)) == 0
 
         wait_until(listens, f"{command[0]} accepts connections on port {port}")
-        yield
+        yield process
     finally:
         process.terminate()
         try:
@@ -243,6 +248,37 @@ def new_azure_queue(name: str) -> None:
     service = QueueServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"])
     for queue in (name, name + POISON):
         service.create_queue(queue)
+
+
+@contextmanager
+def spark_connect() -> Iterator[Server]:
+    """Spark Connect, with the server that is in pyspark from 4.0 on. Its tasks run this interpreter."""
+    found = find_spec("pyspark")
+    assert found is not None
+    home = Path(str(found.origin)).parent
+    if not any(home.glob("jars/spark-connect_*.jar")):
+        pytest.skip("pyspark 3.5 has no Connect server, which is a separate package there")
+    port = free_port()
+    settings = {
+        "spark.master": "local[2]",
+        "spark.connect.grpc.binding.address": HOST,
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.bindAddress": HOST,
+        "spark.driver.host": HOST,
+        "spark.ui.enabled": "false",
+    }
+    command: list[str | Path] = [
+        home / "bin/spark-submit",
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
+    command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    env = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    with (
+        tempfile.TemporaryDirectory(prefix="spark-connect-") as folder,
+        serve([*command, "spark-internal"], port, Path(folder) / "log", env) as process,
+    ):
+        yield Server(port, {"SPARK_REMOTE": f"sc://{HOST}:{port}"}, process=process)
 
 
 @contextmanager
