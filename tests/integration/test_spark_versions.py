@@ -3,10 +3,12 @@
 `make test-spark-versions` runs them with other versions than the locked one.
 """
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import pytest
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 from lakeupsert.testing import servers
+from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 from lakeupsert.testing.spark import collect
 
 ADOPTED, DAYS = date(2019, 12, 30), [date(2019, 12, 31), date(2020, 1, 1), date(2020, 1, 2)]
@@ -106,6 +109,88 @@ def test_two_nights_are_exact_through_spark_connect(tmp_path: Path, connect: ser
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+HELD = """
+import sys
+from pathlib import Path
+from lakeupsert.engine import spark_host, spark_session
+
+LAKE = Path(sys.argv[1])
+
+def hold(*_):
+    (LAKE / "held").touch()
+    (LAKE / "fifo").read_text()
+
+spark_host._map_side = hold
+"""
+"""Tasks wait for ever once the server runs them."""
+
+
+@pytest.fixture
+def mortal() -> Iterator[servers.Server]:
+    with servers.spark_connect() as server:
+        yield server
+
+
+@contextmanager
+def append(lake: Path, server: servers.Server, before: str = "") -> Iterator[subprocess.Popen[str]]:
+    """`lakeupsert append` in a process that runs some lines before."""
+    program = f"{before}\nfrom lakeupsert.cli import main\nmain(['append', '--json'])"
+    env = {**os.environ, **server.env}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, lake], cwd=lake, env=env, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def answered(process: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
+    """Exit code and error code."""
+    answer, _ = process.communicate(timeout=seconds)
+    return process.returncode, json.loads(answer)["error"]["code"]
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "lakeupsert.toml").write_text(CONFIG)
+    landed = rows(range(5), datetime(2020, 1, 1), 1, pa.int64()).append_column("day", pa.array(DAYS[:1] * 5))
+    pq.write_table(landed.append_column("op", pa.array(["U"] * 5)), tmp_path / "landing" / "1.parquet")
+    return tmp_path
+
+
+def kill(server: servers.Server) -> None:
+    assert server.process is not None
+    server.process.kill()
+    server.process.wait()
+
+
+def test_append_ends_within_a_minute_if_the_server_is_gone(lake: Path, mortal: servers.Server) -> None:
+    kill(mortal)
+    with append(lake, mortal) as process:
+        assert answered(process, seconds=60) == (75, "spark-unreachable")
+
+
+def test_append_ends_within_a_minute_if_the_server_dies_while_it_works(lake: Path, mortal: servers.Server) -> None:
+    os.mkfifo(lake / "fifo")
+    with append(lake, mortal, HELD) as process:
+        wait_until((lake / "held").exists, "a task runs")
+        kill(mortal)
+        assert answered(process, seconds=60) == (75, "spark-unreachable")
+    assert Table.open(lake / "lakeupsert.toml").append(host="local") is not None, "nothing was committed"
+
+
+def test_append_that_waits_for_a_lost_server_obeys_sigterm(lake: Path, mortal: servers.Server) -> None:
+    os.mkfifo(lake / "fifo")
+    with append(lake, mortal, f"{HELD}\nspark_session.LOST_RETRIES = 1_000_000") as process:
+        wait_until((lake / "held").exists, "a task runs")
+        kill(mortal)
+        process.terminate()
+        assert answered(process, PATIENCE_SECONDS) == (75, "terminated")
 
 
 if __name__ == "__main__":
