@@ -26,13 +26,16 @@ SPARK_ERRORS = (
     "SparkException",
 )
 """Names, not classes: a Spark Connect client has no py4j, and a client with py4j has no gRPC."""
-LOST_RETRIES = 20
-"""How often, once a second, a call to a Spark Connect server that does not answer is repeated. More: a night rides out a longer
-break of the network. Fewer: a command whose server is gone ends sooner."""
+LOST_RETRIES = 15
+"""How often, once a second, a call to a Spark Connect server that does not answer is repeated. More: a night survives a longer
+break of the network. Fewer: a command whose server is gone ends sooner. It makes two such calls; one restores a setting."""
 
 
 def session() -> SparkSession:
-    """The active Spark session, or a new one with the machine's own Spark settings."""
+    """The active Spark session, or a new one with the machine's own Spark settings.
+
+    Raises ConfigurationError if SPARK_REMOTE is set and the client's packages are missing (``extra-missing``).
+    """
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -50,7 +53,7 @@ def session() -> SparkSession:
 
 
 def _connect() -> SparkSession:
-    """A session on the Spark Connect server of SPARK_REMOTE. Raises ConfigurationError if its client is not installed."""
+    """A session on the Spark Connect server of SPARK_REMOTE, whose other settings are the server's."""
     try:
         spark = SparkSession.builder.getOrCreate()
     except ImportError as e:

@@ -169,6 +169,15 @@ def kill(server: servers.Server) -> None:
     server.process.wait()
 
 
+def test_client_without_its_packages_names_the_extra(lake: Path) -> None:
+    nowhere = servers.Server(1, {"SPARK_REMOTE": "sc://127.0.0.1:1"})
+    with append(lake, nowhere, "import sys; sys.modules['grpc'] = None") as process:
+        answer, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    error = json.loads(answer)["error"]
+    assert (process.returncode, error["code"]) == (2, "extra-missing")
+    assert "lakeupsert[connect]" in error["next"]
+
+
 def test_append_ends_within_a_minute_if_the_server_is_gone(lake: Path, mortal: servers.Server) -> None:
     kill(mortal)
     with append(lake, mortal) as process:
