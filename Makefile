@@ -62,11 +62,20 @@ test-spark-versions: setup $(SPARK_VERSIONS:%=build/spark/%/.installed) ## the t
 	    build/spark/$$version/bin/python -m pytest -rs $(SPARK_TESTS) || exit; \
 	done
 
+build/spark/3.5.%: build/spark/hadoop-3.3
+
+build/spark/hadoop-3.3: tests/hadoop-3.3.xml
+	@rm -rf $@ $@.part
+	@$(MVN) --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
+	@mv $@.part $@ && touch $@
+
 build/spark/%/.installed: | $(STAMP)
 	@rm -rf build/spark/$* && $(BIN)/python -m venv --without-pip build/spark/$*
 	@packages=$$(echo build/spark/$*/lib/python*/site-packages) && \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $$packages pyspark==$* && \
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > $$packages/venv.pth
+	@sed '1s|.*|#!$(CURDIR)/build/spark/$*/bin/python|' $(BIN)/lakeupsert > build/spark/$*/bin/lakeupsert
+	@chmod +x build/spark/$*/bin/lakeupsert
 	@touch $@
 
 lint: setup ## style, types, and the direction of imports

@@ -3,6 +3,8 @@
 Under Spark Connect, methods of Python follow the client's version, options and SQL follow the server's.
 """
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
@@ -50,6 +52,18 @@ def scans_one_root(spark: SparkSession) -> bool:
 def reads_wider(spark: SparkSession) -> bool:
     """Whether a Parquet column may be read as a wider type than the file's, which its reader can do from 4.0 on (SPARK-40876)."""
     return not _is_3(spark.version)
+
+
+def hadoop_version(spark: SparkSession) -> str:
+    return str(spark.sql("SELECT java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')").collect()[0][0])
+
+
+def s3a_settings_of(spark: SparkSession, wanted: Mapping[str, str]) -> dict[str, str]:
+    """Settings of S3A for the session's Hadoop. The 3.3 of Spark 3.5 has Amazon's first client, whose classes have other names."""
+    settings, provider = dict(wanted), "aws.credentials.provider"
+    if provider in settings and _is_3(spark.version) and hadoop_version(spark).startswith("3.3."):
+        settings[provider] = "com.amazonaws.auth.DefaultAWSCredentialsProviderChain"
+    return settings
 
 
 def retry_lost_calls(spark: SparkSession, times: int) -> None:

@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
-from lakeupsert.engine.spark_versions import frame_of, reads_wider, scans_one_root
+from lakeupsert.engine.spark_versions import frame_of, hadoop_version, reads_wider, s3a_settings_of, scans_one_root
 from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
@@ -220,7 +220,7 @@ def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
     if scheme == "s3a":
         from lakeupsert.storage.s3 import s3a_settings  # brings boto3
 
-        wanted, bucket = s3a_settings(), f"fs.s3a.bucket.{place}."
+        wanted, bucket = s3a_settings_of(spark, s3a_settings()), f"fs.s3a.bucket.{place}."
         if is_set("fs.s3a.access.key", f"{bucket}access.key"):
             wanted.pop("aws.credentials.provider", None)  # S3A's default chain starts with the key
         return {
@@ -261,8 +261,7 @@ def _explain_missing_jars(spark: SparkSession) -> Iterator[None]:
     except Exception as e:  # Py4J's or Spark Connect's
         for classes, (store, jar) in _JARS.items():
             if missing := re.search(rf"(ClassNotFoundException|NoClassDefFoundError): .*({classes}).*", str(e)):
-                asked = spark.sql("SELECT java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')")
-                hadoop = asked.collect()[0][0]
+                hadoop = hadoop_version(spark)
                 raise ConfigurationError(
                     "no-hadoop-jar",
                     f"Spark {spark.version} has no client for {store}, which is a separate package: {missing[0]}.",

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from urllib import request
@@ -31,7 +32,7 @@ PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
 """What `make servers` installs."""
 END_SECONDS = 5.0
 """How long a server may take to end after SIGTERM."""
-HADOOP_JARS = PROGRAMS / "hadoop"
+HADOOP_JARS = PROGRAMS.parent / ("spark/hadoop-3.3" if version("pyspark").startswith("3.") else "servers/hadoop")
 """Jars that Spark needs to read S3 and Azure Storage."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
 """For every S3 and SQS server here."""
