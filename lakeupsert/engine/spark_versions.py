@@ -59,7 +59,7 @@ def hadoop_version(spark: SparkSession) -> str:
 
 
 def s3a_settings_of(spark: SparkSession, wanted: Mapping[str, str]) -> dict[str, str]:
-    """Settings of S3A for the session's Hadoop. The 3.3 of Spark 3.5 has Amazon's first client, whose classes have other names."""
+    """Settings of S3A for the session's Hadoop. The 3.3 of Spark 3.5 has Amazon's first client with other names of classes."""
     settings, provider = dict(wanted), "aws.credentials.provider"
     if provider in settings and _is_3(spark.version) and hadoop_version(spark).startswith("3.3."):
         settings[provider] = "com.amazonaws.auth.DefaultAWSCredentialsProviderChain"
