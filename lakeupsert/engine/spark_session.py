@@ -1,5 +1,6 @@
 """The Spark session, its failures, and what its tasks have in common. Works under Spark Connect: no JVM object, no RDD."""
 
+import os
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
 from lakeupsert import sparkenv
-from lakeupsert.engine.spark_versions import retry_lost_calls
+from lakeupsert.engine.spark_versions import connect_session, retry_lost_calls
 from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import StoreUnavailableError
 
@@ -55,7 +56,7 @@ def session() -> SparkSession:
 def _connect() -> SparkSession:
     """A session on the Spark Connect server of SPARK_REMOTE, whose other settings are the server's."""
     try:
-        spark = SparkSession.builder.getOrCreate()
+        spark = connect_session(os.environ["SPARK_REMOTE"])
     except ImportError as e:
         raise ConfigurationError(
             "extra-missing", f"Spark Connect needs more packages: {e}", next="pip install 'lakeupsert[connect]'"
@@ -171,5 +172,7 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def _local_cores(spark: SparkSession) -> int:
-    context = getattr(spark, "sparkContext", None)
-    return int(context.defaultParallelism) if context is not None else 8
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except (AttributeError, NotImplementedError):  # Spark Connect; the latter in 3.5
+        return 8

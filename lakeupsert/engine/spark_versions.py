@@ -3,6 +3,7 @@
 Under Spark Connect, methods of Python follow the client's version, options and SQL follow the server's.
 """
 
+import os
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -64,6 +65,21 @@ def s3a_settings_of(spark: SparkSession, wanted: Mapping[str, str]) -> dict[str,
     if provider in settings and _is_3(spark.version) and hadoop_version(spark).startswith("3.3."):
         settings[provider] = "com.amazonaws.auth.DefaultAWSCredentialsProviderChain"
     return settings
+
+
+def connect_session(address: str) -> SparkSession:
+    """A new session on a Spark Connect server, which was not called yet. `getOrCreate` of 3.5 calls it, and repeats the call.
+
+    Raises ImportError if a package of the client is missing.
+    """
+    if not _is_3(pyspark.__version__):
+        return SparkSession.builder.remote(address).getOrCreate()
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # functions then make columns of Connect
+    spark = ConnectSession(connection=address)
+    ConnectSession._set_default_and_active_session(spark)
+    return spark
 
 
 def retry_lost_calls(spark: SparkSession, times: int) -> None:

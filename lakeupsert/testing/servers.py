@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from urllib import request
 
@@ -253,12 +252,9 @@ def new_azure_queue(name: str) -> None:
 
 @contextmanager
 def spark_connect() -> Iterator[Server]:
-    """Spark Connect, with the server that is in pyspark from 4.0 on. Its tasks run this interpreter."""
-    found = find_spec("pyspark")
-    assert found is not None
-    home = Path(str(found.origin)).parent
-    if not any(home.glob("jars/spark-connect_*.jar")):
-        pytest.skip("pyspark 3.5 has no Connect server, which is a separate package there")
+    """Spark Connect, of the first pyspark in the path that has a server: 3.5 has none, and is a client of a newer one here."""
+    homes = [Path(folder) / "pyspark" for folder in sys.path]
+    home = next(home for home in homes if any(home.glob("jars/spark-connect_*.jar")))
     port = free_port()
     settings = {
         "spark.master": "local[2]",
@@ -274,7 +270,7 @@ def spark_connect() -> Iterator[Server]:
         "org.apache.spark.sql.connect.service.SparkConnectServer",
     ]
     command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
-    env = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    env = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": str(home.parents[3] / "bin/python")}
     with (
         tempfile.TemporaryDirectory(prefix="spark-connect-") as folder,
         serve([*command, "spark-internal"], port, Path(folder) / "log", env) as process,

