@@ -23,7 +23,9 @@ from lakeupsert.api import Table
 from lakeupsert.testing import servers
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 
-ADOPTED, DAYS = date(2019, 12, 30), [date(2019, 12, 31), date(2020, 1, 1), date(2020, 1, 2)]
+INT64 = pa.int64()
+ADOPTED = date(2019, 12, 30)
+DAYS = [date(2019, 12, 31), date(2020, 1, 1), date(2020, 1, 2), date(2020, 1, 3)]
 CONFIG = """
 [tables.sales]
 landing = "landing"
@@ -39,23 +41,24 @@ values = ["D"]
 """
 
 
-def rows(keys: range, ts: datetime, v: int, type_: pa.DataType) -> pa.Table:
-    return pa.table(
-        {"k": keys, "ts": pa.array([ts] * len(keys), pa.timestamp("us")), "v": pa.array([v] * len(keys), type_)}
-    )
+def rows(keys: range, ts: datetime, v: int, type_: pa.DataType, type_of_n: pa.DataType = INT64) -> pa.Table:
+    columns = {"k": keys, "ts": pa.array([ts] * len(keys), pa.timestamp("us")), "v": pa.array([v] * len(keys), type_)}
+    return pa.table({**columns, "n": pa.array(keys, type_of_n)})
 
 
 def two_nights(folder: Path, spark: Any) -> None:
     """What Spark reads after each of two nights over two partitions that were there before, against a dict.
 
-    The second night leaves deltas, deletes, a column that became wider, and one partition as it was adopted.
+    The second night leaves deltas, deletes, a new partition, a column `v` that became wider, and one partition as it was
+    adopted, with a column `n` that was narrower there from the beginning.
     """
     expected: dict[tuple[date, int], tuple[datetime, int]] = {}
-    for day, type_ in ((ADOPTED, pa.int16()), (DAYS[0], pa.int32())):
+    for day, type_ in ((ADOPTED, pa.int32()), (DAYS[0], pa.int64())):
         place = folder / "processed" / f"day={day}"
         place.mkdir(parents=True)
-        pq.write_table(rows(range(10_000, 10_100), datetime(2019, 12, 31), 0, type_), place / "part-0.parquet")
-        expected |= {(day, k): (datetime(2019, 12, 31), 0) for k in range(10_000, 10_100)}
+        keys = range(10_000, 10_100)
+        pq.write_table(rows(keys, datetime(2019, 12, 31), 0, pa.int32(), type_), place / "part-0.parquet")
+        expected |= {(day, k): (datetime(2019, 12, 31), 0) for k in keys}
     (folder / "landing").mkdir()
     (folder / "lakeupsert.toml").write_text(CONFIG)
     table = Table.open(folder / "lakeupsert.toml")
@@ -65,24 +68,22 @@ def two_nights(folder: Path, spark: Any) -> None:
         [("U", range(0, 2000, 7), 2**40, pa.int64()), ("D", range(5, 2000, 50), 3, pa.int8())],
     ]
     for number, files in enumerate(nights, 1):
-        ts = datetime(2020, 1, number)
+        ts, open_days = datetime(2020, 1, number), DAYS[: number + 2]
         for place, (op, keys, v, type_) in enumerate(files):
-            days = [DAYS[k % len(DAYS)] for k in keys]
-            landed = (
-                rows(keys, ts, v, type_)
-                .append_column("day", pa.array(days))
-                .append_column("op", pa.array([op] * len(keys)))
-            )
+            days = [open_days[k % len(open_days)] for k in keys]
+            landed = rows(keys, ts, v, type_).append_column("day", pa.array(days))
+            landed = landed.append_column("op", pa.array([op] * len(keys)))
             pq.write_table(landed, folder / "landing" / f"{number}-{place}.parquet")
             expected |= dict.fromkeys(zip(days, keys, strict=True), (ts, v))
             if op == "D":
                 expected = {key: row for key, row in expected.items() if row != (ts, v)}
         table.run(host="spark")
-        found = table.to_spark(spark).select("day", "k", "ts", "v").collect()
-        assert sorted(map(tuple, found)) == sorted((*key, *row) for key, row in expected.items())
-    files = table.files()
-    assert {str(pq.read_schema(file.path).field("v").type) for file in files} == {"int16", "int32", "int64"}
-    assert any(file.superseded for file in files)
+        found = table.to_spark(spark).select("day", "k", "ts", "v", "n").collect()
+        assert sorted(map(tuple, found)) == sorted((*key, *row, key[1]) for key, row in expected.items())
+    stored = {file.name: pq.read_schema(file.path) for file in table.files()}
+    types = {(str(schema.field("v").type), str(schema.field("n").type)) for schema in stored.values()}
+    assert types == {("int32", "int32"), ("int32", "int64"), ("int64", "int64")}
+    assert any(file.superseded for file in table.files())
     table.close()
 
 
