@@ -62,11 +62,15 @@ test-spark-versions: setup $(SPARK_VERSIONS:%=build/spark/%/.installed) ## the t
 	    build/spark/$$version/bin/python -m pytest -rs $(SPARK_TESTS) || exit; \
 	done
 
-build/spark/3.5.%: build/spark/hadoop-3.3
-
+# Hadoop's jars must be of the Hadoop that the wheel has. Those of 4.1 also fit the newer one of 4.2 and 4.3.
+build/spark/3.5.9/.installed: | build/spark/hadoop-3.3
+build/spark/4.0.5/.installed: | build/spark/hadoop-3.4.1
 build/spark/hadoop-3.3: tests/hadoop-3.3.xml
+build/spark/hadoop-3.4.1: tests/hadoop.xml
+build/spark/hadoop-3.4.1: MVN_ARGS := -Dhadoop.version=3.4.1
+build/spark/hadoop-3.3 build/spark/hadoop-3.4.1:
 	@rm -rf $@ $@.part
-	@$(MVN) --file $< dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
+	@$(MVN) --file $< $(MVN_ARGS) dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
 	@mv $@.part $@ && touch $@
 
 build/spark/%/.installed: | $(STAMP)

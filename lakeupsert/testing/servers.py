@@ -31,7 +31,8 @@ PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
 """What `make servers` installs."""
 END_SECONDS = 5.0
 """How long a server may take to end after SIGTERM."""
-HADOOP_JARS = PROGRAMS.parent / ("spark/hadoop-3.3" if version("pyspark").startswith("3.") else "servers/hadoop")
+_OF_OTHER_SPARKS = {"3.5": "spark/hadoop-3.3", "4.0": "spark/hadoop-3.4.1"}
+HADOOP_JARS = PROGRAMS.parent / _OF_OTHER_SPARKS.get(version("pyspark")[:3], "servers/hadoop")
 """Jars that Spark needs to read S3 and Azure Storage."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
 """For every S3 and SQS server here."""
