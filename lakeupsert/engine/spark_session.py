@@ -25,6 +25,7 @@ SPARK_ERRORS = (
     "ConnectionRefusedError",
     "SparkConnectGrpcException",
     "SparkException",
+    "RetriesExceeded",
 )
 """Names, not classes: a Spark Connect client has no py4j, and a client with py4j has no gRPC."""
 LOST_RETRIES = 15
@@ -96,7 +97,8 @@ def explain_spark_failures() -> Iterator[None]:
         outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in str(e)
         if not outage and type(e).__name__ not in SPARK_ERRORS:
             raise
-        if "StatusCode.UNAVAILABLE" in str(e) and (server := sparkenv.connect_server()):
+        lost = "StatusCode.UNAVAILABLE" in str(e) or type(e).__name__ == "RetriesExceeded"  # the latter in 4.0
+        if lost and (server := sparkenv.connect_server()):
             _stop_retries()
             raise TryAgainError(
                 "spark-unreachable",
