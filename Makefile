@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others lint lint-infra servers test-crash test-chaos test-damage test-feeds test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions lint lint-infra servers test-crash test-chaos test-damage test-feeds test-big bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 UV_VERSION := 0.13.9
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-20s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## .venv with exactly what requirements.lock names, and lakeupsert itself
 
@@ -52,6 +52,35 @@ test-integration: TESTS := -m "not crash and not big and not spark and not cloud
 test-others: TESTS := -m "not crash and not big and not spark and not cloud" --ignore tests/integration
 test-spark test-aws test-azure test-integration test-others:
 	@$(BIN)/pytest $(TESTS)
+
+# The locked version is that of `make test`. An environment has everything of .venv except pyspark, which it has of its own.
+SPARK_VERSIONS := 3.5.9 4.0.5 4.2.1 4.3.0
+SPARK_TESTS := -m "spark and not crash and not big"
+test-spark-versions: setup $(SPARK_VERSIONS:%=build/spark/%/.installed) ## the tests that need Spark with four other versions of it; an hour; SPARK_VERSIONS="3.5.9 4.3.0"
+	@for version in $(SPARK_VERSIONS); do \
+	    echo "pyspark $$version" >&2; \
+	    build/spark/$$version/bin/python -m pytest -rs $(SPARK_TESTS) || exit; \
+	done
+
+# Hadoop's jars must be of the Hadoop that the wheel has. Those of 4.1 also fit the newer one of 4.2 and 4.3.
+build/spark/3.5.9/.installed: | build/spark/hadoop-3.3
+build/spark/4.0.5/.installed: | build/spark/hadoop-3.4.1
+build/spark/hadoop-3.3: tests/hadoop-3.3.xml
+build/spark/hadoop-3.4.1: tests/hadoop.xml
+build/spark/hadoop-3.4.1: MVN_ARGS := -Dhadoop.version=3.4.1
+build/spark/hadoop-3.3 build/spark/hadoop-3.4.1:
+	@rm -rf $@ $@.part
+	@$(MVN) --file $< $(MVN_ARGS) dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/$@.part
+	@mv $@.part $@ && touch $@
+
+build/spark/%/.installed: | $(STAMP)
+	@rm -rf build/spark/$* && $(BIN)/python -m venv --without-pip build/spark/$*
+	@packages=$$(echo build/spark/$*/lib/python*/site-packages) && \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $$packages pyspark==$* && \
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"), "$(CURDIR)", sep="\n")' > $$packages/venv.pth
+	@sed '1s|.*|#!$(CURDIR)/build/spark/$*/bin/python|' $(BIN)/lakeupsert > build/spark/$*/bin/lakeupsert
+	@chmod +x build/spark/$*/bin/lakeupsert
+	@touch $@
 
 lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check

@@ -10,9 +10,11 @@ from typing import Any
 
 
 def facts() -> dict[str, Any]:
-    from lakeupsert.sparkenv import find_java
+    from lakeupsert.sparkenv import find_java, require_pyspark
 
-    java = subprocess.run([find_java().program, "-version"], capture_output=True, text=True, check=True)
+    java = subprocess.run(
+        [find_java(require_pyspark()).program, "-version"], capture_output=True, text=True, check=True
+    )
     described = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(": ")[2] for line in described if line.startswith("model name"))
     return {

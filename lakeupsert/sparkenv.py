@@ -1,4 +1,4 @@
-"""Checks what Spark needs on this machine, before anything imports pyspark. Only changes the process's environment.
+"""Checks what Spark needs on this machine, before anything imports pyspark. Only changes this process.
 
 Spark starts its Python workers as `python3` by default. In a virtual environment that is another interpreter, without pyarrow.
 And Java is often installed where Spark does not look.
@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,10 +18,9 @@ from pathlib import Path
 
 from lakeupsert.errors import ConfigurationError
 
-OLDEST_SPARK = 4
-OLDEST_JAVA = 17
-NEWEST_JAVA = 21
-"""The newest Java that Spark 4 supports; from 23 on its Hadoop may fail (HADOOP-19212)."""
+OLDEST_SPARK = (3, 5)
+_JAVAS = (((4, 2), 17, 25), ((4, 0), 17, 21), (OLDEST_SPARK, 8, 17))
+"""From which Spark on which Java is the oldest and the newest. Newer ones may fail: Hadoop 3.4 does from 24 on (HADOOP-19212)."""
 JVM_FOLDERS = Path("/usr/lib/jvm")
 
 
@@ -35,15 +35,19 @@ class Java:
 
 def prepare() -> None:
     """Make Spark's workers run this interpreter, unless the environment says otherwise, and find Java: JAVA_HOME, PATH,
-    /usr/lib/jvm.
+    /usr/lib/jvm. A Spark Connect server has its own of both.
 
     Raises:
         ConfigurationError: pyspark is not installed (``no-spark``), or no suitable Java is (``no-java``).
     """
-    require_pyspark()
+    spark = require_pyspark()
+    # Spark warns from 4.2 on; no row of ours passes through pandas there.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    if connect_server() is not None:
+        return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    java = find_java()
+    java = find_java(spark)
     os.environ.pop("JAVA_HOME", None)
     if java.home is not None:
         os.environ["JAVA_HOME"] = str(java.home)
@@ -63,21 +67,55 @@ def require_pyspark() -> str | None:
         return None
 
 
-def find_java() -> Java:
-    """The Java that `prepare` uses. Only runs `java -version`. Raises ConfigurationError (``no-java``)."""
+def connect_server() -> str | None:
+    """The Spark Connect server of SPARK_REMOTE, without the parameters of its address, which may hold a token; None: Spark
+    starts here, also with SPARK_REMOTE=local."""
+    address = os.environ.get("SPARK_REMOTE", "")
+    return address.partition(";")[0].rstrip("/") if address.startswith("sc://") else None
+
+
+def is_supported(spark: str | None) -> bool:
+    """Whether lakeupsert runs on this version of pyspark; an unknown one counts."""
+    return spark is None or _numbers(spark) >= OLDEST_SPARK
+
+
+def javas_of(spark: str | None) -> range:
+    """The Java versions that this version of pyspark runs on; if it is unknown, those that any does."""
+    for since, oldest, newest in _JAVAS:
+        if spark is not None and _numbers(spark) >= since:
+            return range(oldest, newest + 1)
+    return range(_JAVAS[-1][1], _JAVAS[0][2] + 1)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Its first two numbers. Vendors add letters to the rest: 3.5.6-amzn-1."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def find_java(spark: str | None) -> Java:
+    """The Java that `prepare` uses with this version of pyspark: the first that Spark supports, or else the first newer one.
+
+    Only runs `java -version`. Raises ConfigurationError (``no-java``).
+    """
+    fit, name = javas_of(spark), f"Spark {spark}" if spark else "Spark"
     rejected = []
+    newer = None
     for java, home in _candidates():
         version = _version(java)
-        if version is not None and version >= OLDEST_JAVA:
+        if version is not None and version in fit:
             return Java(java, home, version)
+        if version is not None and version >= fit.stop:
+            newer = newer or Java(java, home, version)
         rejected.append(f"{java} ({f'Java {version}' if version else 'it does not run'})")
+    if newer is not None:
+        return newer
     raise ConfigurationError(
         "no-java",
-        f"Spark needs Java {OLDEST_JAVA} or later, but there is none in JAVA_HOME, PATH or {JVM_FOLDERS}"
+        f"{name} needs Java {fit.start} or later, but there is none in JAVA_HOME, PATH or {JVM_FOLDERS}"
         f"{': found only ' + ', '.join(rejected) if rejected else ''}.",
         next="install it (Debian and Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install "
-        "java-17-openjdk-headless; macOS: brew install openjdk@17) or set JAVA_HOME; or run the same command with "
-        "`--host local`, which does not need Java",
+        "java-17-openjdk-headless; macOS: brew install openjdk@17) or set JAVA_HOME; or set SPARK_REMOTE to a Spark Connect "
+        "server; or run the same command with `--host local`, which does not need Java",
     )
 
 

@@ -1,5 +1,6 @@
 """The Spark session, its failures, and what its tasks have in common. Works under Spark Connect: no JVM object, no RDD."""
 
+import os
 import re
 import signal
 import sys
@@ -7,23 +8,42 @@ import threading
 import zipimport
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import pyarrow as pa
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from lakeupsert.errors import TryAgainError
+from lakeupsert import sparkenv
+from lakeupsert.engine.spark_versions import connect_session, retry_lost_calls
+from lakeupsert.errors import ConfigurationError, TryAgainError
 from lakeupsert.storage import StoreUnavailableError
 
-SPARK_ERRORS = ("Py4JError", "Py4JNetworkError", "Py4JJavaError", "ConnectionRefusedError", "SparkConnectGrpcException")
+SPARK_ERRORS = (
+    "Py4JError",
+    "Py4JNetworkError",
+    "Py4JJavaError",
+    "ConnectionRefusedError",
+    "SparkConnectGrpcException",
+    "SparkException",
+    "RetriesExceeded",
+)
 """Names, not classes: a Spark Connect client has no py4j, and a client with py4j has no gRPC."""
+LOST_RETRIES = 15
+"""How often, once a second, a call to a Spark Connect server that does not answer is repeated. More: a night survives a longer
+break of the network. Fewer: a command whose server is gone ends sooner. It makes two such calls; one restores a setting."""
 
 
 def session() -> SparkSession:
-    """The active Spark session, or a new one with the machine's own Spark settings."""
+    """The active Spark session, or a new one with the machine's own Spark settings.
+
+    Raises ConfigurationError if SPARK_REMOTE is set and the client's packages are missing (``extra-missing``).
+    """
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
+    if sparkenv.connect_server() is not None:
+        return _connect()
     with _delay_interrupts():
         return (
             SparkSession.builder.appName("lakeupsert")
@@ -33,6 +53,19 @@ def session() -> SparkSession:
             .config("spark.sql.session.timeZone", "UTC")
             .getOrCreate()
         )
+
+
+def _connect() -> SparkSession:
+    """A session on the Spark Connect server of SPARK_REMOTE, whose other settings are the server's."""
+    try:
+        spark = connect_session(os.environ["SPARK_REMOTE"])
+    except ImportError as e:
+        raise ConfigurationError(
+            "extra-missing", f"Spark Connect needs more packages: {e}", next="pip install 'lakeupsert[connect]'"
+        ) from e
+    retry_lost_calls(spark, LOST_RETRIES)  # before the first call
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    return spark
 
 
 @contextmanager
@@ -59,16 +92,52 @@ def _delay_interrupts() -> Iterator[None]:
 def explain_spark_failures() -> Iterator[None]:
     """Raise TryAgainError if Spark or its task processes end; errors of our own code in a task pass through."""
     try:
-        yield
+        with _stop_retries_on_sigterm():
+            yield
     except Exception as e:
         outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in str(e)
         if not outage and type(e).__name__ not in SPARK_ERRORS:
             raise
+        lost = "StatusCode.UNAVAILABLE" in str(e) or type(e).__name__ == "RetriesExceeded"  # the latter in 4.0
+        if lost and (server := sparkenv.connect_server()):
+            _stop_retries()
+            raise TryAgainError(
+                "spark-unreachable",
+                f"The Spark Connect server {server} does not answer, or stopped while it worked. What it had written is named "
+                "by no commit, so no reader sees it.",
+                next="start it, or correct SPARK_REMOTE, then run the same command again",
+            ) from e
         raise TryAgainError(
             "spark-failed",
             f"Spark did not finish the job: {_first_lines(e)}",
             next="read Spark's log for the reason, which is often too little memory for a task; then run the same command again",
         ) from e
+
+
+@contextmanager
+def _stop_retries_on_sigterm() -> Iterator[None]:
+    """After SIGTERM, end a wait for a lost Spark Connect server: the work can't be finished. A job that runs goes on."""
+    before = signal.getsignal(signal.SIGTERM)
+    in_main = threading.current_thread() is threading.main_thread()
+    if sparkenv.connect_server() is None or not in_main or not callable(before):
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _stop_retries()
+        before(number, frame)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop_retries() -> None:
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        retry_lost_calls(active, 0)
 
 
 def _first_lines(e: Exception) -> str:
@@ -141,6 +210,7 @@ def _bytes(text: str) -> int:
 
 
 def _known_cores(spark: SparkSession) -> int:
-    """Spark Connect does not expose defaultParallelism."""
-    context = getattr(spark, "sparkContext", None)
-    return int(context.defaultParallelism) if context is not None else 8
+    try:
+        return int(spark.sparkContext.defaultParallelism)
+    except (AttributeError, NotImplementedError):  # Spark Connect; the latter in 3.5
+        return 8

@@ -301,11 +301,14 @@ def _spark(table: OpenTable) -> Iterator[Finding]:
         yield Finding("spark", level, e.message, e.next)
         return
     versions = f"pyspark {spark or 'of unknown version'}, pyarrow {pa.__version__}, Python {platform.python_version()}"
-    if spark is not None and int(spark.split(".")[0]) < sparkenv.OLDEST_SPARK:
-        found = f"{versions}; pyspark {sparkenv.OLDEST_SPARK}.0 or later is expected"
+    if not sparkenv.is_supported(spark):
+        found = f"{versions}; pyspark {'.'.join(map(str, sparkenv.OLDEST_SPARK))} or later is expected"
         yield Finding("spark", level, found, f"pip install 'lakeupsert[spark]'{local}")
     else:
         yield Finding("spark", "ok", versions)
+    if server := sparkenv.connect_server():
+        yield Finding("java", "ok", f"Spark runs at {server}, with its own Python and Java")
+        return
     unfit = sparkenv.unfit_workers()
     if unfit is None:
         yield Finding("python", "ok", f"Spark's workers run {os.environ.get('PYSPARK_PYTHON', sys.executable)}")
@@ -313,13 +316,14 @@ def _spark(table: OpenTable) -> Iterator[Finding]:
         advice = f"unset PYSPARK_PYTHON, or set it to {sys.executable}{local}"
         yield Finding("python", level, f"PYSPARK_PYTHON: {unfit}", advice)
     try:
-        java = sparkenv.find_java()
+        java = sparkenv.find_java(spark)
     except ConfigurationError as e:
         yield Finding("java", level, e.message, e.next)
         return
     found = f"Java {java.version}, {java.program}"
-    if java.version > sparkenv.NEWEST_JAVA:
-        found += f"; Spark supports {sparkenv.OLDEST_JAVA} to {sparkenv.NEWEST_JAVA}"
+    fit = sparkenv.javas_of(spark)
+    if java.version not in fit:
+        found += f"; Spark {spark or ''} supports {fit[0]} to {fit[-1]}"
         yield Finding("java", "warning", found, f"set JAVA_HOME to one of these{local}")
     else:
         yield Finding("java", "ok", found)

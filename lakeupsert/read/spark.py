@@ -8,6 +8,7 @@ of the session take precedence, and are not changed.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import reduce
 from pathlib import PurePosixPath
@@ -16,20 +17,25 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow.types import is_binary, is_fixed_size_binary, is_large_binary
 from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession, Window
 from pyspark.sql import functions as f
 from pyspark.sql import types as s
 
+from lakeupsert.engine.spark_versions import frame_of, hadoop_version, reads_wider, s3a_settings_of, scans_one_root
 from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
 from lakeupsert.rows.convert import to_json_values
+from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
-from lakeupsert.table.spec import BATCH, DELETE_FLAG
+from lakeupsert.table.layout import DATA, TableObjects
+from lakeupsert.table.spec import BATCH, DELETE_FLAG, field_id
+from lakeupsert.table.types import normalize
 
 BLOCK = 1024
 """Rows in a block, which Spark looks up at once. More: a lone superseded row takes more memory. Less: adjacent rows are looked up
@@ -39,6 +45,10 @@ DEAD = "_lakeupsert_dead"
 BROADCAST_BLOCKS = 3_000_000
 """Up to this many blocks are broadcast to every executor. More: executors need the memory, about 330 bytes a block. Less: Spark
 sorts and shuffles the rows it reads for the join."""
+OPEN_FILES = 16
+"""Footers that are read at the same time."""
+Narrow = tuple[tuple[str, pa.DataType], ...]
+"""Columns that a file has in a narrower type than the table, and the types as which Spark reads them."""
 _VIEWS: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
 """Views with temporary files, kept for the life of the session: there is no way to know which DataFrames still need them."""
 
@@ -85,15 +95,19 @@ def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:
 
 def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files: Iterable[ViewFile]) -> DataFrame:
     """The live rows of these files, with these columns."""
-    together: dict[tuple[str, int], list[ViewFile]] = {}
+    files = list(files)
+    one_root, narrow = scans_one_root(spark), {} if reads_wider(spark) else _narrow_columns(view, files)
+    together: dict[tuple[str, int, Narrow], list[ViewFile]] = {}
     for file in files:
         root = _hadoop_path(file.uri).removesuffix(file.name)
-        together.setdefault((root, file.file.renames), []).append(file)
+        if one_root and file.name.startswith(f"{DATA}/"):
+            root += f"{DATA}/"
+        together.setdefault((root, file.file.renames, narrow.get(file.name, ())), []).append(file)
     if not together:
         return spark.createDataFrame([], s.StructType([s.StructField(name, type_) for name, type_ in types.items()]))
     home = _hadoop_path(view.objects.store.uri()) + "/"
-    roots = {root for root, _ in together}
-    if roots - {home}:
+    roots = {root for root, _, _ in together}
+    if any(not root.startswith(home) for root in roots):
         _keep(spark, view)
     options = {
         "datetimeRebaseMode": "CORRECTED",  # our files use the Gregorian calendar, also before 1582
@@ -104,20 +118,54 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
         # One scan for partition folders below the root and `_lakeupsert/data`: a union of two creates an object for every row.
         "ignoreInvalidPartitionPaths": "true",
     }
-    if home in roots:
+    if any(root.startswith(home) for root in roots):
         options |= _hadoop_options(spark, home)
 
-    def scan(root: str, renames: int, files: Sequence[ViewFile]) -> DataFrame:
+    def scan(root: str, renames: int, narrow: Narrow, files: Sequence[ViewFile]) -> DataFrame:
         names = view.spec.names_in(renames)
-        schema = s.StructType([s.StructField(names.get(name, name), type_) for name, type_ in types.items()])
+        stored = types | {name: spark_type(type_, name) for name, type_ in narrow}
+        schema = s.StructType([s.StructField(names.get(name, name), type_) for name, type_ in stored.items()])
         found = _scan(spark, view, spark.read.schema(schema).options(**options, basePath=root), files)
         # In the spec's order, including partition columns, as a union needs it.
         columns = {name: f.col(_quote(names.get(name, name))) for name in types}
-        return found.select(*[column.alias(name) if name in names else column for name, column in columns.items()])
+        columns |= {name: columns[name].cast(types[name]) for name, _ in narrow}
+        other = {*names, *dict(narrow)}
+        return found.select(*[column.alias(name) if name in other else column for name, column in columns.items()])
 
-    # There are several scans if `latest` has temporary files here, or if files have columns with former names.
+    # There are several scans if `latest` has temporary files here, if files have columns with former names, and in Spark 3.5.
     with _explain_missing_jars(spark), _list_files_in_driver(spark, local=home.startswith("file:")):
-        return reduce(DataFrame.union, [scan(root, renames, files) for (root, renames), files in together.items()])
+        return reduce(DataFrame.union, [scan(*kind, files) for kind, files in together.items()])
+
+
+def _narrow_columns(view: View, files: Sequence[ViewFile]) -> dict[str, Narrow]:
+    """By file name. Opens adopted files, and all files if some column of the table has had another type."""
+    spec, types = view.spec, {field_id(field): field.type for field in view.spec.schema}
+    earlier = [link.body for n in range(view.snapshot.spec_version) if (link := view.objects.specs.get(n))]
+    if all(field.type.equals(types.get(field_id(field), field.type)) for old in earlier for field in old.schema):
+        files = [file for file in files if TableObjects.start_of(file.name) is None]
+
+    def of_file(file: ViewFile) -> Narrow:
+        names = spec.names_in(file.file.renames)
+        with open_object(view.objects.store, file.name, partition=file.partition) as source:
+            stored = {field.name: normalize(field.type) for field in pq.read_schema(source)}
+        read = {t.name: _readable(t.type, stored.get(names.get(t.name, t.name), t.type)) for t in spec.schema}
+        return tuple((field.name, read[field.name]) for field in spec.schema if read[field.name] != field.type)
+
+    with ThreadPoolExecutor(OPEN_FILES) as pool:
+        return dict(zip((file.name for file in files), pool.map(of_file, files), strict=True))
+
+
+def _readable(now: pa.DataType, stored: pa.DataType) -> pa.DataType:
+    """The column's type now, but with numbers as they are stored. Fields that a stored struct lacks are read as null."""
+    t = pa.types
+    if t.is_struct(now):
+        own = {field.name: field.type for field in stored}
+        return pa.struct([x.with_type(_readable(x.type, own.get(x.name, x.type))) for x in now])
+    if t.is_map(now):
+        return pa.map_(now.key_type, _readable(now.item_type, stored.item_type))
+    if t.is_list(now) or t.is_large_list(now):
+        return pa.list_(_readable(now.value_type, stored.value_type))
+    return stored if t.is_integer(now) or t.is_floating(now) or t.is_decimal(now) else now
 
 
 def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Sequence[ViewFile]) -> DataFrame:
@@ -133,17 +181,19 @@ def _scan(spark: SparkSession, view: View, reader: DataFrameReader, files: Seque
         if by_size
         else ("xxhash64(_metadata.file_name)", "xxhash64(dead.file)")
     )
-    dead = spark.createDataFrame(table).selectExpr(f"dead AS {DEAD}", f"{of_file} ^ block AS {DEAD}_key")
+    dead = frame_of(spark, table).selectExpr(f"dead AS {DEAD}", f"{of_file} ^ block AS {DEAD}_key")
     if table.num_rows <= BROADCAST_BLOCKS:
         dead = f.broadcast(dead)
+    # Columns of the scan, since Spark 3.5 can't join by `_metadata`.
+    row, name, key = f"{DEAD}_row", f"{DEAD}_name", f"{DEAD}_block"
+    block = f"{file} ^ shiftright(_metadata.row_index, {BLOCK.bit_length() - 1})"
+    scan = scan.selectExpr("*", f"_metadata.row_index AS {row}", f"_metadata.file_name AS {name}", f"{block} AS {key}")
     # The join key is one long, which Spark looks up twice as fast as text and a long. If two keys collide the name decides, but
     # not by `=`, which Spark would add to the key.
-    row, name = "_metadata.row_index", "_metadata.file_name"
     word = f"get({DEAD}.words, CAST(shiftright({row}, 6) & {BLOCK // 64 - 1} AS INT))"
-    same_block = f"{DEAD}_key = {file} ^ shiftright({row}, {BLOCK.bit_length() - 1})"
     is_dead = f"getbit({word}, CAST({row} & 63 AS INT)) = 1"
     same_file = f"{name} >= {DEAD}.file AND {name} <= {DEAD}.file"
-    return scan.join(dead, f.expr(f"{same_block} AND {is_dead} AND {same_file}"), "left_anti")
+    return scan.join(dead, f.expr(f"{DEAD}_key = {key} AND {is_dead} AND {same_file}"), "left_anti")
 
 
 def _blocks(view: View, file: ViewFile) -> pa.Table:
@@ -170,7 +220,7 @@ def _hadoop_options(spark: SparkSession, home: str) -> dict[str, str]:
     if scheme == "s3a":
         from lakeupsert.storage.s3 import s3a_settings  # brings boto3
 
-        wanted, bucket = s3a_settings(), f"fs.s3a.bucket.{place}."
+        wanted, bucket = s3a_settings_of(spark, s3a_settings()), f"fs.s3a.bucket.{place}."
         if is_set("fs.s3a.access.key", f"{bucket}access.key"):
             wanted.pop("aws.credentials.provider", None)  # S3A's default chain starts with the key
         return {
@@ -211,8 +261,7 @@ def _explain_missing_jars(spark: SparkSession) -> Iterator[None]:
     except Exception as e:  # Py4J's or Spark Connect's
         for classes, (store, jar) in _JARS.items():
             if missing := re.search(rf"(ClassNotFoundException|NoClassDefFoundError): .*({classes}).*", str(e)):
-                asked = spark.sql("SELECT java_method('org.apache.hadoop.util.VersionInfo', 'getVersion')")
-                hadoop = asked.collect()[0][0]
+                hadoop = hadoop_version(spark)
                 raise ConfigurationError(
                     "no-hadoop-jar",
                     f"Spark {spark.version} has no client for {store}, which is a separate package: {missing[0]}.",

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from urllib import request
 
@@ -30,7 +31,8 @@ PROGRAMS = Path(__file__).parents[2] / "build" / "servers"
 """What `make servers` installs."""
 END_SECONDS = 5.0
 """How long a server may take to end after SIGTERM."""
-HADOOP_JARS = PROGRAMS / "hadoop"
+_OF_OTHER_SPARKS = {"3.5": "spark/hadoop-3.3", "4.0": "spark/hadoop-3.4.1"}
+HADOOP_JARS = PROGRAMS.parent / _OF_OTHER_SPARKS.get(version("pyspark")[:3], "servers/hadoop")
 """Jars that Spark needs to read S3 and Azure Storage."""
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
 """For every S3 and SQS server here."""
@@ -46,12 +48,14 @@ class Server:
         env: the environment variables that clients need.
         root: where an S3 server keeps its buckets as plain folders.
         queues: the queue server that belongs to a blob server.
+        process: for tests that kill it.
     """
 
     port: int
     env: Mapping[str, str]
     root: Path | None = None
     queues: "Server | None" = None
+    process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -99,7 +103,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str, str] = {}) -> Iterator[None]:
+def serve(
+    command: Sequence[str | Path], port: int, log: Path, env: Mapping[str, str] = {}
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server on ``port``. The block starts when the server accepts connections."""
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -113,7 +119,7 @@ def serve(command: Sequence[str | Path], port: int, log: Path, env: Mapping[str,
                 return probe.connect_ex((HOST, port)) == 0
 
         wait_until(listens, f"{command[0]} accepts connections on port {port}")
-        yield
+        yield process
     finally:
         process.terminate()
         try:
@@ -243,6 +249,34 @@ def new_azure_queue(name: str) -> None:
     service = QueueServiceClient.from_connection_string(os.environ["AZURE_STORAGE_CONNECTION_STRING"])
     for queue in (name, name + POISON):
         service.create_queue(queue)
+
+
+@contextmanager
+def spark_connect() -> Iterator[Server]:
+    """Spark Connect, of the first pyspark in the path that has a server: 3.5 has none, and is a client of a newer one here."""
+    homes = [Path(folder) / "pyspark" for folder in sys.path]
+    home = next(home for home in homes if any(home.glob("jars/spark-connect_*.jar")))
+    port = free_port()
+    settings = {
+        "spark.master": "local[2]",
+        "spark.connect.grpc.binding.address": HOST,
+        "spark.connect.grpc.binding.port": port,
+        "spark.driver.bindAddress": HOST,
+        "spark.driver.host": HOST,
+        "spark.ui.enabled": "false",
+    }
+    command: list[str | Path] = [
+        home / "bin/spark-submit",
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
+    command += [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    env = {"SPARK_HOME": str(home), "PYSPARK_PYTHON": str(home.parents[3] / "bin/python")}
+    with (
+        tempfile.TemporaryDirectory(prefix="spark-connect-") as folder,
+        serve([*command, "spark-internal"], port, Path(folder) / "log", env) as process,
+    ):
+        yield Server(port, {"SPARK_REMOTE": f"sc://{HOST}:{port}"}, process=process)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, TableSettings
+from lakeupsert.engine.spark_versions import frame_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
@@ -27,7 +28,7 @@ Writer = Callable[[Path, Any], None]
 
 def by_spark(folder: Path, spark: Any) -> None:
     """With Spark's defaults: INT96 timestamps, and two files in some folders."""
-    rows = spark.createDataFrame(_lake())
+    rows = frame_of(spark, _lake())
     rows = rows.withColumn("record_timestamp", rows.record_timestamp.cast("timestamp"))
     rows.repartition(2).write.partitionBy("day").parquet(str(folder))
 

@@ -362,12 +362,23 @@ def test_missing_java_is_a_problem_only_where_spark_merges(
     assert "lakeupsert[spark]" in str(found(table, "spark", level)[0].next)
 
 
-def test_java_that_spark_is_not_made_for_is_a_warning(tmp_path: Path) -> None:
-    program(tmp_path / "java/bin/java", "echo 'openjdk version \"25.0.1\" 2025-10-21' >&2")
+def test_java_that_spark_is_not_made_for_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "java/bin/java", "echo 'openjdk version \"99.0.1\" 2099-10-21' >&2")
     os.environ["JAVA_HOME"] = str(tmp_path / "java")
+    os.environ["PATH"] = str(tmp_path)
+    monkeypatch.setattr(sparkenv, "JVM_FOLDERS", tmp_path / "jvm")
     (warning,) = found(new_table(tmp_path), "java", "warning")
-    assert warning.found.startswith("Java 25")
+    assert warning.found.startswith("Java 99")
     assert os.environ["JAVA_HOME"] == str(tmp_path / "java")
+
+
+def test_spark_connect_needs_no_java_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparkenv, "JVM_FOLDERS", tmp_path / "jvm")
+    os.environ.pop("JAVA_HOME", None)
+    os.environ |= {"PATH": str(tmp_path), "SPARK_REMOTE": "sc://spark.example:15002/;token=secret"}
+    (finding,) = found(new_table(tmp_path, engine="spark"), "java", "ok")
+    assert "sc://spark.example:15002" in finding.found
+    assert "secret" not in finding.found
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from lakeupsert.pipeline.steps import step_to
 from lakeupsert.pipeline.units import UnitResults
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.spark import collect
 
 SETTINGS = """key = ["id"]
 partition_by = ["day"]
@@ -218,7 +219,7 @@ def test_worker_that_comes_second_with_a_unit_deletes_nothing_of_the_history(tmp
 def by_readers(table: Table, spark: Any) -> list[tuple[Any, ...]]:
     """What readers of the history see, whom Spark agrees with."""
     schema = table.to_arrow(history=True).schema
-    rows = table.to_spark(spark, history=True).toArrow().cast(schema).to_pylist()
+    rows = collect(table.to_spark(spark, history=True)).cast(schema).to_pylist()
     found = sorted(((row["id"], row["v"], row["valid_from"], row["valid_to"]) for row in rows), key=str)
     assert found == seen(table)
     return found
@@ -375,7 +376,7 @@ def test_spark_reads_the_same_history(tmp_path: Path, spark: Any) -> None:
         found = table.to_spark(spark, where=where, history=True)
         expected = table.to_arrow(where=where, history=True).read_all()
         assert found.columns == expected.schema.names
-        assert sorted(map(str, found.toArrow().cast(expected.schema).to_pylist())) == sorted(
+        assert sorted(map(str, collect(found).cast(expected.schema).to_pylist())) == sorted(
             map(str, expected.to_pylist())
         )
 

@@ -18,6 +18,7 @@ from lakeupsert.engine import batch as engine_batch
 from lakeupsert.engine import hosts as engine_hosts
 from lakeupsert.engine import settle as engine_settle
 from lakeupsert.engine import spark_host as engine_spark
+from lakeupsert.engine.spark_versions import frame_of
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.datafiles import read_file
 from lakeupsert.storage import open_store
@@ -219,7 +220,7 @@ def test_hosts_cut_one_date_into_the_same_ranges(tmp_path: Path, spark: Any, mon
 @pytest.mark.parametrize(("count", "parts"), [(1, 1), (2, 2), (3, 2), (40, 7)])
 def test_groups_are_spread_evenly_over_spark_tasks(spark: Any, count: int, parts: int) -> None:
     numbers = pa.table({"number": pa.array(engine_spark.spread(count, parts), pa.int32())})
-    frame = spark.createDataFrame(numbers).repartition(parts, "number")
+    frame = frame_of(spark, numbers).repartition(parts, "number")
     found = frame.selectExpr("number", "spark_partition_id() AS part").collect()
     assert sorted((row.number, row.part) for row in found) == sorted(
         (number, i % parts) for i, number in enumerate(numbers["number"].to_pylist())

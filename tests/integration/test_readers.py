@@ -20,6 +20,7 @@ from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.rows import datafiles
+from lakeupsert.testing.spark import collect
 
 DAY = date(2020, 1, 1)
 NAN = math.nan
@@ -212,7 +213,7 @@ def test_old_files_follow_the_schema_of_today(tmp_path: Path, spark: Any) -> Non
             column, text = f"w{i}", str(expected[0]) if not isinstance(expected[0], bytes) else expected[0].decode()
             kept = lake.to_arrow(where=f"{column} = '{text}'").read_all()
             assert kept["k"].to_pylist() == [1], "statistics of an old file are of its own type"
-    assert_same(lake.to_spark(spark).orderBy("k").toArrow().cast(found.schema), found)
+    assert_same(collect(lake.to_spark(spark).orderBy("k")).cast(found.schema), found)
     assert lake.to_arrow(snapshot=0).schema.field("w0").type == pa.int8(), "an old snapshot has the schema of its time"
     assert "added" not in lake.to_arrow(snapshot=0).schema.names
 
@@ -240,7 +241,7 @@ def test_spark_has_every_type_that_it_can_hold(tmp_path: Path, spark: Any) -> No
     frame, found = lake.to_spark(spark), lake.to_arrow().read_all()
     assert frame.schema.names == found.schema.names
     assert dict(frame.dtypes)[f"v{[t for t, _ in types].index(pa.uint64())}"] == "decimal(20,0)"
-    back = frame.orderBy("k").toArrow()
+    back = collect(frame.orderBy("k"))
     for name in found.schema.names:
         assert exact(back[name].cast(found.schema.field(name).type)) == exact(found[name]), found.schema.field(name)
 
@@ -398,16 +399,16 @@ def test_partition_values_of_other_types_too(
     lake = nights(tmp_path, rows(list(range(len(values))), d=pa.array(values, type_)))
     expected = list(enumerate(values))
     assert [(r["k"], r["d"]) for r in lake.to_arrow().read_all().to_pylist()] == expected
-    assert sorted((r["k"], r["d"]) for r in lake.to_spark(spark).toArrow().to_pylist()) == expected
+    assert sorted((r["k"], r["d"]) for r in collect(lake.to_spark(spark)).to_pylist()) == expected
     assert hive_rows([f.path for f in lake.files()], "k, d", d=sql) == expected
     lake.export(f"{tmp_path}/hive/")
     assert hive_rows(f"{tmp_path}/hive/*/*.parquet", "k, d", d=sql) == expected
     hive = spark.read.schema(lake.to_spark(spark).schema).parquet(f"{tmp_path}/hive")
-    assert sorted((r["k"], r["d"]) for r in hive.toArrow().to_pylist()) == expected
+    assert sorted((r["k"], r["d"]) for r in collect(hive).to_pylist()) == expected
     last = str(values[-1]).lower()
     for found in (
         lake.to_arrow(where=f"d = '{last}'").read_all(),
-        lake.to_spark(spark, where=f"d = '{last}'").toArrow(),
+        collect(lake.to_spark(spark, where=f"d = '{last}'")),
     ):
         assert found["d"].to_pylist() == [values[-1]]
 
@@ -420,9 +421,9 @@ def test_column_names_may_hold_anything(tmp_path: Path, spark: Any) -> None:
     lake = nights(tmp_path, pa.table(columns), **roles)
     found = lake.to_arrow().read_all()
     assert found.schema.names == ["my key.", "the `d` =%", "t.s", *names]
-    assert_same(lake.to_spark(spark).toArrow().sort_by("my key."), found)
+    assert_same(collect(lake.to_spark(spark)).sort_by("my key."), found)
     where = '`my key.` >= 2 AND "a`b" = 2 AND `the ``d`` =%` = \'2020-01-01\' AND "select" = 11'
-    for kept in (lake.to_arrow(where=where).read_all(), lake.to_spark(spark, where=where).toArrow()):
+    for kept in (lake.to_arrow(where=where).read_all(), collect(lake.to_spark(spark, where=where))):
         assert_same(kept, found.slice(1, 1))
 
 

@@ -15,6 +15,7 @@ from pyarrow import orc
 
 from lakeupsert import Table
 from lakeupsert.landing.formats import blocks
+from lakeupsert.testing.spark import collect
 
 FORMATS = ("csv", "jsonl", "parquet", "avro", "orc")
 _AVRO = {str: "string", int: "long", float: "double"}
@@ -235,7 +236,7 @@ def test_old_structs_have_the_fields_that_came_since(strategy: str, engine: str,
     assert not entry.quarantined
     new = everywhere({"x": 3, "tag": None, "y": 1.5})
     assert lake.rows("id", *columns) == [("a", *grown.values()), ("b", *new.values())]
-    frame = lake.table.to_spark(spark).orderBy("id").toArrow()
+    frame = collect(lake.table.to_spark(spark).orderBy("id"))
     assert frame.select(columns).to_pylist() == lake.table.to_arrow().read_all().select(columns).to_pylist()
     assert lake.table.to_arrow("latest").read_all().equals(lake.table.to_arrow().read_all())
     lake.prove()

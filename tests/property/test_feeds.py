@@ -38,6 +38,7 @@ from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
+from lakeupsert.testing.spark import collect
 
 ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
 """Of all tests of many feeds together."""
@@ -336,7 +337,7 @@ def histories(spec: TableSpec, piles: dict[str, Pile], store: LocalStore, spark:
         from lakeupsert.read.spark import history_to_spark
 
         frame = history_to_spark(spark, view)
-        rows = frame.select([f"`{name}`" for name in history_schema(spec).names]).toArrow().cast(history_schema(spec))
+        rows = collect(frame.select([f"`{name}`" for name in history_schema(spec).names])).cast(history_schema(spec))
     for name in {"t", *(["valid_from", "valid_to"] if spec.order_by[0] == "t" else [])}:
         rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(pa.int64()))
     found: dict[str, list[str]] = {p: [] for p in piles}

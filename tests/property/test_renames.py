@@ -17,6 +17,7 @@ import pytest
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
 from lakeupsert.testing.lake import Lake
+from lakeupsert.testing.spark import collect
 
 NAMES = ("a", "b", "c", "e", "A")
 DAYS = (date(2020, 1, 1), date(2020, 1, 2))
@@ -206,7 +207,7 @@ def as_seen(table: Any) -> list[dict[str, Any]]:
 
 
 def by_spark(spark: Any, machine: Machine, snapshot: Any, where: str | None = None) -> list[dict[str, Any]]:
-    return as_seen(machine.lake.table.to_spark(spark, snapshot, where).toArrow())
+    return as_seen(collect(machine.lake.table.to_spark(spark, snapshot, where)))
 
 
 @pytest.mark.parametrize("mode", ["rows", "columns"])

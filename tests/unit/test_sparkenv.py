@@ -14,9 +14,10 @@ from lakeupsert.errors import ConfigurationError
 def _bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without Java, and an environment that a test may change."""
     monkeypatch.setattr(os, "environ", {**os.environ, "PATH": str(tmp_path / "path")})
-    for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+    for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_REMOTE"):
         os.environ.pop(variable, None)
     monkeypatch.setattr(sparkenv, "JVM_FOLDERS", tmp_path / "jvm")
+    monkeypatch.setattr(sparkenv.metadata, "version", lambda package: "4.1.4")
 
 
 def java(home: Path, version: str) -> Path:
@@ -74,6 +75,58 @@ def test_too_old_java_is_passed_over(tmp_path: Path) -> None:
     java(tmp_path / "jvm/java-17", "17.0.15")
     sparkenv.prepare()
     assert os.environ["JAVA_HOME"] == str(tmp_path / "jvm/java-17")
+
+
+@pytest.mark.parametrize(
+    ("spark", "javas", "fit"),
+    [
+        ("3.5.9", (7, 8, 17, 21), {8, 17}),
+        ("3.5.6-amzn-1", (8, 11, 17, 21), {8, 11, 17}),
+        ("4.0.5", (11, 17, 21, 25), {17, 21}),
+        ("4.1.4", (11, 17, 21, 25), {17, 21}),
+        ("4.2.1", (11, 17, 21, 25, 26), {17, 21, 25}),
+        ("5.0.0", (11, 17, 25, 26), {17, 25}),
+        (None, (7, 8, 25, 26), {8, 25}),
+    ],
+)
+def test_each_spark_has_its_javas(spark: str | None, javas: tuple[int, ...], fit: set[int]) -> None:
+    assert {version for version in javas if version in sparkenv.javas_of(spark)} == fit
+
+
+def test_java_that_spark_supports_goes_before_a_newer_one(tmp_path: Path) -> None:
+    on_path(tmp_path, java(tmp_path / "newest", "25.0.1"))
+    java(tmp_path / "jvm/java-17", "17.0.15")
+    assert sparkenv.find_java("4.1.4").version == 17
+    assert sparkenv.find_java("4.3.0").version == 25
+    (tmp_path / "jvm/java-17/bin/java").unlink()
+    assert sparkenv.find_java("4.1.4").version == 25, "it may run, and doctor warns"
+
+
+def test_spark_connect_needs_no_java_and_has_its_own_python() -> None:
+    os.environ["SPARK_REMOTE"] = "sc://spark.example:15002"
+    sparkenv.prepare()
+    assert not {"JAVA_HOME", "PYSPARK_PYTHON"} & os.environ.keys()
+
+
+def test_spark_connect_in_this_process_needs_java() -> None:
+    os.environ["SPARK_REMOTE"] = "local[2]"
+    with pytest.raises(ConfigurationError) as raised:
+        sparkenv.prepare()
+    assert raised.value.code == "no-java"
+
+
+@pytest.mark.parametrize(
+    ("address", "server"),
+    [
+        ("sc://host:443/;use_ssl=true;token=secret", "sc://host:443"),
+        ("sc://host", "sc://host"),
+        ("local[2]", None),
+        ("", None),
+    ],
+)
+def test_address_of_a_connect_server_is_named_without_its_token(address: str, server: str | None) -> None:
+    os.environ["SPARK_REMOTE"] = address
+    assert sparkenv.connect_server() == server
 
 
 def test_no_java_names_the_package_and_the_way_without() -> None:
