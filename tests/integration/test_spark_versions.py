@@ -20,12 +20,14 @@ import pytest
 
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
+from lakeupsert.engine.by_name import EngineName
 from lakeupsert.testing import servers
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
 
 INT64 = pa.int64()
 ADOPTED = date(2019, 12, 30)
 DAYS = [date(2019, 12, 31), date(2020, 1, 1), date(2020, 1, 2), date(2020, 1, 3)]
+ENGINES: tuple[EngineName, ...] = ("arrow", "spark")
 CONFIG = """
 [tables.sales]
 landing = "landing"
@@ -34,7 +36,6 @@ key = ["k"]
 partition_by = ["day"]
 order_by = ["ts"]
 strategy = "delta"
-engine = "spark"
 [tables.sales.delete]
 column = "op"
 values = ["D"]
@@ -46,8 +47,9 @@ def rows(keys: range, ts: datetime, v: int, type_: pa.DataType, type_of_n: pa.Da
     return pa.table({**columns, "n": pa.array(keys, type_of_n)})
 
 
-def two_nights(folder: Path, spark: Any) -> None:
-    """What Spark reads after each of two nights over two partitions that were there before, against a dict.
+def two_nights(folder: Path, spark: Any, engine: EngineName) -> None:
+    """What Spark reads after each of two nights over two partitions that were there before, against a dict. Both phases run in
+    Spark's tasks.
 
     The second night leaves deltas, deletes, a new partition, a column `v` that became wider, and one partition as it was
     adopted, with a column `n` that was narrower there from the beginning.
@@ -59,7 +61,7 @@ def two_nights(folder: Path, spark: Any) -> None:
         keys = range(10_000, 10_100)
         pq.write_table(rows(keys, datetime(2019, 12, 31), 0, pa.int32(), type_), place / "part-0.parquet")
         expected |= {(day, k): (datetime(2019, 12, 31), 0) for k in keys}
-    (folder / "landing").mkdir()
+    (folder / "landing").mkdir(parents=True)
     (folder / "lakeupsert.toml").write_text(CONFIG)
     table = Table.open(folder / "lakeupsert.toml")
     table.adopt()
@@ -77,7 +79,7 @@ def two_nights(folder: Path, spark: Any) -> None:
             expected |= dict.fromkeys(zip(days, keys, strict=True), (ts, v))
             if op == "D":
                 expected = {key: row for key, row in expected.items() if row != (ts, v)}
-        table.run(host="spark")
+        table.run(host="spark", engine=engine)
         found = table.to_spark(spark).select("day", "k", "ts", "v", "n").collect()
         assert sorted(map(tuple, found)) == sorted((*key, *row, key[1]) for key, row in expected.items())
     stored = {file.name: pq.read_schema(file.path) for file in table.files()}
@@ -87,8 +89,9 @@ def two_nights(folder: Path, spark: Any) -> None:
     table.close()
 
 
-def test_two_nights_are_exact(tmp_path: Path, spark: Any) -> None:
-    two_nights(tmp_path, spark)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_nights_are_exact(tmp_path: Path, spark: Any, engine: EngineName) -> None:
+    two_nights(tmp_path, spark, engine)
 
 
 # ---------------------------------------------------------------- Spark Connect
@@ -208,4 +211,5 @@ if __name__ == "__main__":
     from pyspark.sql import SparkSession
 
     sparkenv.prepare()
-    two_nights(Path(sys.argv[1]), SparkSession.builder.getOrCreate())
+    for engine in ENGINES:
+        two_nights(Path(sys.argv[1]) / engine, SparkSession.builder.getOrCreate(), engine)
