@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions lint lint-infra servers test-crash test-chaos test-damage test-feeds test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-damage test-feeds test-big bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -81,6 +81,24 @@ build/spark/%/.installed: | $(STAMP)
 	@sed '1s|.*|#!$(CURDIR)/build/spark/$*/bin/python|' $(BIN)/lakeupsert > build/spark/$*/bin/lakeupsert
 	@chmod +x build/spark/$*/bin/lakeupsert
 	@touch $@
+
+# venv-pack2 rewrites the paths of an environment, so that it runs wherever it is unpacked. It needs the same Python there.
+VENV_PACK_VERSION := 0.9.2
+DIST_EXTRAS := aws,azure,gcs,reconcile
+dist: setup ## dist/ with a wheel, and an environment for Spark's executors (spark.archives); without pyspark, which clusters have
+	@rm -rf dist build/dist && mkdir -p dist build/dist
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/python -m venv --copies build/dist/environment
+	@$(BIN)/python -m pip freeze --exclude-editable > build/dist/constraints.txt
+	@build/dist/environment/bin/python -m pip install --quiet --disable-pip-version-check \
+	    --constraint build/dist/constraints.txt "$$(echo dist/*.whl)[$(DIST_EXTRAS)]"
+	@$(BIN)/python -m venv build/dist/pack && build/dist/pack/bin/python -m pip install --quiet --disable-pip-version-check \
+	    venv-pack2==$(VENV_PACK_VERSION)
+	@build/dist/pack/bin/venv-pack --quiet --prefix build/dist/environment --output dist/environment.tar.gz
+	@chmod +r dist/environment.tar.gz
+
+test-spark-cluster: dist ## nights on a cluster of processes, with workers killed, and with the archive of `make dist`; some minutes
+	@$(BIN)/pytest tests/integration/test_spark_cluster.py
 
 lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check

@@ -34,6 +34,14 @@ LOST_RETRIES = 15
 break of the network. Fewer: a command whose server is gone ends sooner. It makes two such calls; one restores a setting."""
 
 
+_UNFIT = re.compile(
+    r"No module named '[\w.]+'|[^\n]*PYTHON_VERSION_MISMATCH[^\n]*|[^\n]*PACKAGE_NOT_INSTALLED[^\n]*"
+    r"|[^\n]*UNSUPPORTED_PACKAGE_VERSION[^\n]*|Python in worker has different version[^\n]*|PyArrow >= [^\n]*"
+    r"|Cannot run program \"[^\"]+\"[^\n]*"
+)
+"""What Spark says if an executor's Python lacks a package, or has another version, or is not there."""
+
+
 def session() -> SparkSession:
     """The active Spark session, or a new one with the machine's own Spark settings.
 
@@ -95,10 +103,19 @@ def explain_spark_failures() -> Iterator[None]:
         with _stop_retries_on_sigterm():
             yield
     except Exception as e:
-        outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in str(e)
-        if not outage and type(e).__name__ not in SPARK_ERRORS:
+        text = str(e)
+        outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in text
+        if not outage and type(e).__name__ not in SPARK_ERRORS and not _UNFIT.search(text):
             raise
-        lost = "StatusCode.UNAVAILABLE" in str(e) or type(e).__name__ == "RetriesExceeded"  # the latter in 4.0
+        if unfit := _UNFIT.search(text):
+            raise ConfigurationError(
+                "executors-unfit",
+                f"Spark's executors can't run lakeupsert: {unfit[0].strip('. ')}. Nothing that their tasks wrote is named by a "
+                "commit, so no reader sees it.",
+                next="ship an environment with the job: build it with `make dist` on a machine like the executors, with their "
+                "version of Python, and set spark.archives (docs/SPARK.md)",
+            ) from e
+        lost = "StatusCode.UNAVAILABLE" in text or type(e).__name__ == "RetriesExceeded"  # the latter in 4.0
         if lost and (server := sparkenv.connect_server()):
             _stop_retries()
             raise TryAgainError(

@@ -7,6 +7,7 @@ run a command beside an S3 (versitygw) and an SQS (ElasticMQ), or an Azure Stora
 queue, both named `lake`.
 """
 
+import importlib.util
 import json
 import os
 import socket
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -277,6 +278,56 @@ def spark_connect() -> Iterator[Server]:
         serve([*command, "spark-internal"], port, Path(folder) / "log", env) as process,
     ):
         yield Server(port, {"SPARK_REMOTE": f"sc://{HOST}:{port}"}, process=process)
+
+
+@contextmanager
+def spark_cluster(folder: Path, workers: int = 2) -> Iterator["SparkCluster"]:
+    """Spark's own cluster: a master and workers, each a process that keeps what it is sent in a folder of its own."""
+    home = Path(pyspark_home())
+    port = free_port()
+    master: list[str | Path] = [
+        home / "bin/spark-class",
+        "org.apache.spark.deploy.master.Master",
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+    ]
+    with ExitStack() as stack:
+        env = {"SPARK_HOME": str(home), "SPARK_NO_DAEMONIZE": "1", "SPARK_LOCAL_IP": HOST, "SPARK_PUBLIC_DNS": HOST}
+        stack.enter_context(serve([*master, "--webui-port", str(free_port())], port, folder / "master.log", env))
+        url = f"spark://{HOST}:{port}"
+        processes = []
+        for number in range(workers):
+            own = free_port()
+            work = folder / f"worker-{number}"
+            command: list[str | Path] = [
+                home / "bin/spark-class",
+                "org.apache.spark.deploy.worker.Worker",
+                "--host",
+                HOST,
+            ]
+            command += ["--port", str(own), "--webui-port", str(free_port()), "--cores", "1", "--memory", "1g"]
+            command += ["--work-dir", str(work), url]
+            work.mkdir()
+            processes.append(stack.enter_context(serve(command, own, folder / f"worker-{number}.log", env)))
+        yield SparkCluster(url, home, tuple(processes))
+
+
+@dataclass(frozen=True)
+class SparkCluster:
+    """A running cluster: its address, Spark's home, and the processes of its workers."""
+
+    url: str
+    home: Path
+    workers: tuple[subprocess.Popen[bytes], ...]
+
+
+def pyspark_home() -> str:
+    found = importlib.util.find_spec("pyspark")
+    if found is None or not found.submodule_search_locations:
+        raise RuntimeError("pyspark is not installed")
+    return found.submodule_search_locations[0]
 
 
 @contextmanager
