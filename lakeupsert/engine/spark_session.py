@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from lakeupsert import sparkenv
 from lakeupsert.engine.spark_versions import connect_session, retry_lost_calls
-from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.storage import StoreUnavailableError
 
 SPARK_ERRORS = (
@@ -102,6 +102,8 @@ def explain_spark_failures() -> Iterator[None]:
     try:
         with _stop_retries_on_sigterm():
             yield
+    except LakeupsertError:
+        raise
     except Exception as e:
         text = str(e)
         outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in text

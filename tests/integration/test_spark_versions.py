@@ -140,11 +140,10 @@ def mortal() -> Iterator[servers.Server]:
 @contextmanager
 def append(lake: Path, server: servers.Server, before: str = "") -> Iterator[subprocess.Popen[str]]:
     """`lakeupsert append` in a process that runs some lines before."""
-    program = f"{before}\nfrom lakeupsert.cli import main\nmain(['append', '--json'])"
+    program = lake / "program.py"  # of a process without a file, Spark 4.3 thinks that it runs doctests
+    program.write_text(f"{before}\nfrom lakeupsert.cli import main\nmain(['append', '--json'])\n")
     env = {**os.environ, **server.env}
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, lake], cwd=lake, env=env, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, program, lake], cwd=lake, env=env, stdout=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
