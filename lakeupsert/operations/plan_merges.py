@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from lakeupsert.operations.habits import Sizes, last_batches, last_nights, learn_sizes
 from lakeupsert.pipeline.commit import AppendResult
+from lakeupsert.pipeline.cuts import MOST_READS, bytes_to_cut
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import next_step
 from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
@@ -153,11 +154,12 @@ def _merge_batches(
             rows = sum(f.rows for f in dict.fromkeys(f for t in step.tasks for b in t.batches for f in b))
             kept = [next((t.kept for t in step.tasks if share(b, t)), ()) for b in step.buckets]
             buckets, written = _merge_buckets(step.buckets, kept, rows, sizes)
+            cut = bytes_to_cut(step, table.spec(step.spec_version), table.settings.bucket_bytes)
             merges = replace(
                 merges,
                 buckets=buckets,
-                bytes_read=merges.bytes_read + step.bytes,
-                bytes_written=merges.bytes_written + written,
+                bytes_read=merges.bytes_read + (cut + sum(f.bytes for f in step.read) if cut else step.bytes),
+                bytes_written=merges.bytes_written + written + cut,
                 objects=merges.objects + len(step.read),
             )
         head = _next_version(partition, step.up_to, merges.buckets)
@@ -177,11 +179,13 @@ def _merge_arrival(
         incoming = {b: as_whole_rows(b, of_bucket) for b, of_bucket in incoming.items()}
     kept = [in_place(table.strategy, b, of_bucket, rule)[0] for b, of_bucket in incoming.items()]
     after, written = _merge_buckets(buckets, kept, rows * sizes.kept, sizes)
+    many = [b for b, of_bucket in incoming.items() if 2 ** rule.extra_bits(b, of_bucket) > MOST_READS]
+    cut = sum(f.bytes for b in many for f in b.data)  # written once more, and read once more
     return replace(
         merges,
         buckets=after,
-        bytes_read=merges.bytes_read + sum(f.bytes for f in stored) + round(arrival.bytes),
-        bytes_written=merges.bytes_written + written,
+        bytes_read=merges.bytes_read + sum(f.bytes for f in stored) + cut + round(arrival.bytes),
+        bytes_written=merges.bytes_written + written + cut,
         versions=merges.versions + 1,
         objects=merges.objects + arrival.files + sum(len(b.data) for b in buckets),
     )

@@ -88,6 +88,11 @@ def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
     return tuple(found)
 
 
+def bytes_to_cut(step: Step, spec: TableSpec, bucket_bytes: int) -> int:
+    """Bytes that a cut would read and write, and that the merges would read again."""
+    return sum(cut.task.bytes for cut in cuts_of(step, spec, bucket_bytes))
+
+
 def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> Step:
     """The step whose merges read what was cut."""
     pieces: dict[_Group, list[DataFile]] = {}
