@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import log_option, merge_host_option, prepare_spark, processes, processes_option
+from lakeupsert.cli.options import log_option, merge_host_option, prepare_spark, processes_if_local, processes_option
 from lakeupsert.cli.program import main
 from lakeupsert.cli.reprocess import rewrite_answer
 
@@ -32,12 +32,9 @@ def compact(call: Call, full: bool, host: "HostName", workers: int | None) -> An
     Example:
       lakeupsert compact
     """
-    if workers and host == "spark":
-        raise click.UsageError("--workers counts processes of this machine. Give it without --host spark.")
+    local_processes = processes_if_local(host, workers)
     with call.open_table() as table:
         prepare_spark(table, host=host)
         with call.progress(table.name) as progress, call.stoppable() as stop:
-            rewrite = table.compact(
-                full=full, host=host, workers=processes(host, workers) or 1, stop=stop, progress=progress
-            )
+            rewrite = table.compact(full=full, host=host, workers=local_processes, stop=stop, progress=progress)
         return rewrite_answer(call, table, rewrite)

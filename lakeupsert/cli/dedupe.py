@@ -13,7 +13,7 @@ from lakeupsert.cli.options import (
     merge_host_option,
     partition_options,
     prepare_spark,
-    processes,
+    processes_if_local,
     processes_option,
     selection,
 )
@@ -51,13 +51,12 @@ def dedupe(
     Example:
       lakeupsert dedupe --from 2020-01-01 --to 2020-01-31
     """
-    if workers and host == "spark":
-        raise click.UsageError("--workers counts processes of this machine. Give it without --host spark.")
+    local_processes = processes_if_local(host, workers)
     with call.open_table() as table:
         prepare_spark(table, host=host, engine=engine, large=True)
         if partitions or first or last:
             table.send_missing(selection(table, first, last, partitions))
-        return merge_answer(call, table, processes(host, workers) or 1, engine, host=host, until_empty=True)
+        return merge_answer(call, table, local_processes, engine, host=host, until_empty=True)
 
 
 def merge_answer(

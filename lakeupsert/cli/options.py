@@ -53,6 +53,13 @@ def processes(host: "HostName", workers: int | None) -> int | None:
     return workers if workers or host == "spark" else _cores()
 
 
+def processes_if_local(host: "HostName", workers: int | None) -> int:
+    """The processes that merge on host local. Raises UsageError if they are given for host spark."""
+    if workers and host == "spark":
+        raise click.UsageError("--workers counts processes of this machine. Give it without --host spark.")
+    return processes(host, workers) or 1
+
+
 workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),

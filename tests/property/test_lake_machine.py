@@ -205,10 +205,12 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
 
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:
-    """A partition goes from one engine to the other and back."""
+    """A partition goes from one engine to the other and back, and from this process to Spark's tasks."""
+    from lakeupsert.engine.hosted import HostedEngine
+    from lakeupsert.engine.spark_host import SparkHost
     from lakeupsert.engine.spark_window import SparkEngine
 
     class BothEngines(LakeMachine):
-        engines = (SparkEngine(), ArrowEngine())
+        engines = (SparkEngine(), ArrowEngine(), HostedEngine(SparkHost(), None))
 
     run_state_machine_as_test(BothEngines, settings=examples(10))
