@@ -181,12 +181,14 @@ def test_client_without_its_packages_names_the_extra(lake: Path) -> None:
     assert "lakeupsert[connect]" in error["next"]
 
 
+@pytest.mark.crash
 def test_append_ends_within_a_minute_if_the_server_is_gone(lake: Path, mortal: servers.Server) -> None:
     kill(mortal)
     with append(lake, mortal) as process:
         assert answered(process, seconds=60) == (75, "spark-unreachable")
 
 
+@pytest.mark.crash
 def test_append_ends_within_a_minute_if_the_server_dies_while_it_works(lake: Path, mortal: servers.Server) -> None:
     os.mkfifo(lake / "fifo")
     with append(lake, mortal, HELD) as process:
