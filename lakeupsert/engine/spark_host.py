@@ -179,7 +179,9 @@ def spread(count: int, parts: int) -> list[int]:
     """
     found: list[list[int]] = [[] for _ in range(parts)]
     each = -(-count // parts)
-    for number in itertools.count():
+    numbers, left = itertools.count(), each * parts
+    while left:
+        number = next(numbers)
         mixed = number * 0xCC9E2D51 & 0xFFFFFFFF
         mixed = (mixed << 15 | mixed >> 17) * 0x1B873593 & 0xFFFFFFFF
         mixed ^= 42
@@ -190,8 +192,7 @@ def spread(count: int, parts: int) -> list[int]:
         part = found[(mixed - (mixed >> 31 << 32)) % parts]
         if len(part) < each:
             part.append(number)
-            if sum(map(len, found)) == each * parts:
-                break
+            left -= 1
     return [found[n % parts][n // parts] for n in range(count)]
 
 
