@@ -26,16 +26,16 @@ from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import Resolved, Rules, one_per_key, rank
 from lakeupsert.landing.adopted import stream_adopted
 from lakeupsert.rows.arrays import Hashes, Indices, Rows
-from lakeupsert.rows.buckets import buckets, in_bucket, key_hashes
+from lakeupsert.rows.buckets import buckets, cut_into_pieces, in_bucket, key_hashes
 from lakeupsert.rows.changes import Tally, content_comparison
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import EXPANSION, POSITION, ROW_GROUP_BYTES, decoded_width, stream_file
 from lakeupsert.rows.digest import Digest, digests
 from lakeupsert.rows.rank import sort_by_key, sortable
-from lakeupsert.rows.streams import KeyOrdered, compress, decompress, in_key_order
+from lakeupsert.rows.streams import RUN_ROWS, KeyOrdered, compress, decompress, in_key_order
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.manifest import Bucketed, DataFile, Part, share
+from lakeupsert.table.manifest import Bucketed, DataFile, share
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, TableSpec
 
 PEAK = 3.5
@@ -43,8 +43,8 @@ PEAK = 3.5
 BLOCKS_BYTES = 256 << 20
 """Memory for the blocks of a base, from reading to writing, if there are more than one or two."""
 MOST_PART_BITS = 6
-"""Incoming rows are settled in at most 2^so many parts. A file that is not cut as finely is read again for each of them."""
-RUN_EXPANSION = 1.5
+"""Incoming rows are settled in at most 2^so many parts."""
+RUN_EXPANSION = 2
 """Bytes of a compressed part in memory for each byte of its files."""
 SHARED_BYTES = 4 << 20
 """A file of at most so many bytes stays in memory if it has rows for several tasks of a call; `SHARED_TOTAL` bytes of them."""
@@ -116,8 +116,10 @@ class ArrowEngine:
             for output, digest in zip(outputs, superseded, strict=True)
         ]
 
-    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
-        return [cut(store, spec, spec_version, task) for task in tasks]
+    def cut(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
+    ) -> list[CutOutput | Exception]:
+        return [attempt(partial(cut, store, spec, spec_version, self.memory_limit), task) for task in tasks]
 
 
 class _SharedFiles:
@@ -127,20 +129,21 @@ class _SharedFiles:
         self._spec = spec
         self._held: dict[DataFile, tuple[Rows, Hashes]] = {}
 
-    def within(self, part: Bucketed, file: DataFile, read: Callable[[DataFile], Iterator[Rows]]) -> list[Rows]:
+    def within(self, part: Bucketed, file: DataFile, read: Callable[[DataFile], Iterator[Rows]]) -> Iterator[Rows]:
         """The rows of a file that are in a bucket."""
         if share(file, part) == 1 or file.bytes > SHARED_BYTES:
-            return [in_bucket(block, file, part, self._spec) for block in read(file)]
+            yield from (in_bucket(block, file, part, self._spec) for block in read(file))
+            return
         if file not in self._held:
             blocks = list(read(file))
             if not blocks:
-                return []
+                return
             rows = pa.concat_tables(blocks)
             self._held[file] = rows, key_hashes(rows, self._spec)
             while sum(held.bytes for held in self._held) > SHARED_TOTAL:
                 del self._held[next(iter(self._held))]
         rows, hashes = self._held[file]
-        return [rows.filter(pa.array(buckets(hashes, part.bits) == part.bucket))]
+        yield rows.filter(pa.array(buckets(hashes, part.bits) == part.bucket))
 
 
 class _Merge:
@@ -195,21 +198,33 @@ class _Merge:
 
     def _in_key_order(self) -> KeyOrdered:
         """The incoming rows in key order: if no rule needs all versions, what they come to among themselves."""
-        task, key = self._task, self._spec.stored_key
+        key = self._spec.stored_key
         if not self._part_bits:
-            rows = self._settle(task)
+            rows = self._settle(list(self._arriving()))
             return KeyOrdered(iter([rows]), rows.schema, key)
-        first, bits = task.bucket << self._part_bits, task.bits + self._part_bits
-        parts = (Part(number, bits) for number in range(first, first + (1 << self._part_bits)))
-        runs = [compress(self._settle(part)) for part in parts]
+        runs = [compress(self._settle(part), RUN_ROWS >> self._part_bits) for part in self._parts()]
         with pa.ipc.open_stream(runs[0]) as reader:
             schema = reader.schema
         batches = in_key_order([decompress(run) for run in runs], key)
         return KeyOrdered((pa.Table.from_batches([batch]) for batch in batches), schema, key)
 
-    def _settle(self, part: Bucketed) -> Rows:
+    def _parts(self) -> Iterator[list[Rows]]:
+        """The incoming rows in parts by key hash. Those of later parts are in memory compressed."""
+        parts: list[list[bytes]] = [[] for _ in range(1 << self._part_bits)]
+        for rows in self._arriving():
+            for blocks, piece in zip(
+                parts, cut_into_pieces(rows, self._task, self._part_bits, self._spec), strict=True
+            ):
+                if piece.num_rows:
+                    blocks.append(compress(piece))
+        for blocks in parts:
+            tables = [pa.Table.from_batches(decompress(block)) for block in blocks]
+            blocks.clear()
+            yield tables
+
+    def _settle(self, tables: list[Rows]) -> Rows:
         spec, rules = self._spec, self._rules
-        incoming = self._incoming(part)
+        incoming = self._together(tables)
         if rules.needs_versions:
             return incoming.take(sort_by_key(incoming, spec.stored_key))
         found = rules.settle(rank(incoming, spec))
@@ -218,7 +233,7 @@ class _Merge:
 
     def _delta(self) -> MergeOutput:
         spec, task = self._spec, self._task
-        incoming = self._incoming(task)
+        incoming = self._together(list(self._arriving()))
         begins = np.cumsum([0, *(file.rows for file in task.kept)])
         met, number = self._met(begins, incoming)
         both = pa.concat_tables([met, incoming.select(met.schema.names)])
@@ -265,41 +280,39 @@ class _Merge:
         met = pa.concat_tables(tables)
         return _add_ranks(met.drop_columns(POSITION), age=0, deleted=False), met[POSITION].to_numpy()
 
-    def _incoming(self, part: Bucketed) -> Rows:
-        """Tombstones, deltas, appended rows and adopted rows of a part of the bucket in one table, with every version of a key
-        that they have."""
+    def _arriving(self) -> Iterator[Rows]:
+        """Adopted rows, deltas, tombstones and appended rows of the bucket, with every version of a key that they have."""
         store, spec, task = self._store, self._spec, self._task
-        tables: list[Rows] = []
 
         def stream(columns: pa.Schema, file: DataFile) -> Iterator[Rows]:
             return stream_file(store, file, columns, spec=spec)
 
         for number, file in enumerate(() if task.settled else task.base):
             read = partial(stream_adopted, store, spec=spec, partition=task.partition, number=number)
-            for rows in self._within(part, file, partial(stream, columns_of(spec, "adopted")) if task.cut else read):
-                tables.append(rows)
+            for rows in self._within(file, partial(stream, columns_of(spec, "adopted")) if task.cut else read):
                 self._adopted.add(rows)
+                yield rows
         for file in task.deltas:
-            tables += self._within(part, file, partial(stream, spec.base_schema))
-        stored = self._rules.with_times(spec.base_schema)
+            yield from self._within(file, partial(stream, spec.base_schema))
         for file in task.tombstones:
-            for rows in stream_file(store, file, stored):
-                tables.append(_add_ranks(in_bucket(rows, file, part, spec), age=0, deleted=True))
+            for rows in stream_file(store, file, self._rules.with_times(spec.base_schema)):
+                yield _add_ranks(in_bucket(rows, file, task, spec), age=0, deleted=True)
         for age, files in enumerate(task.batches, start=1):
             for file in files:
-                tables += self._within(part, file, partial(stream, spec.arriving_schema), age)
-        more = stored is not spec.base_schema
+                yield from self._within(file, partial(stream, spec.arriving_schema), age)
+
+    def _within(self, file: DataFile, read: Callable[[DataFile], Iterator[Rows]], age: int = 0) -> Iterator[Rows]:
+        """The rows of a file that are in the bucket, with every column that ranks them."""
+        for rows in self._shared.within(self._task, file, read):
+            yield _add_ranks(rows, age=age, deleted=False)
+
+    def _together(self, tables: list[Rows]) -> Rows:
+        """Incoming rows as one table."""
+        stored = self._rules.with_times(self._spec.base_schema)
+        more = stored is not self._spec.base_schema
         if more or not tables:
             tables.append(_add_ranks(stored.empty_table(), age=0, deleted=False))
         return self._rules.add_times(pa.concat_tables(tables, promote_options="default" if more else "none"))
-
-    def _within(
-        self, part: Bucketed, file: DataFile, read: Callable[[DataFile], Iterator[Rows]], age: int = 0
-    ) -> Iterator[Rows]:
-        """The rows of a file that are in a part of the bucket, with every column that ranks them."""
-        if share(file, part) and (own := file.within(part)).rows:
-            for rows in self._shared.within(part, own, read):
-                yield _add_ranks(rows, age=age, deleted=False)
 
     def _write(self, out: MergeWriter, rows: Resolved, *, again: bool = False) -> Resolved:
         """Resolve ranked rows, account for them and write them."""

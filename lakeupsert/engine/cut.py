@@ -28,7 +28,11 @@ from lakeupsert.table.manifest import DataFile, Part
 from lakeupsert.table.spec import TableSpec
 
 HELD_BYTES = 256 << 20
-"""Compressed bytes that a cut holds before it writes them. More: fewer and larger pieces. Less: a worker needs less memory."""
+"""Compressed bytes that a cut holds before it writes them, at most. More: fewer and larger pieces. Less: a worker needs less
+memory."""
+PEAK = 3
+"""Peak memory of a cut, as a multiple of what it holds."""
+LEAST_HELD = 16 << 20
 
 Kind = Literal["adopted", "stored", "appended"]
 
@@ -68,8 +72,9 @@ class CutOutput(msgspec.Struct, frozen=True):
         return {file.name for file in self.files}
 
 
-def cut(store: ObjectStore, spec: TableSpec, spec_version: int, task: CutTask) -> CutOutput:
+def cut(store: ObjectStore, spec: TableSpec, spec_version: int, memory_limit: int | None, task: CutTask) -> CutOutput:
     """Do one task. Raises DamagedTableError, StoreUnavailableError, and RefusedError if an adopted row has no key."""
+    most = HELD_BYTES if memory_limit is None else max(LEAST_HELD, min(HELD_BYTES, memory_limit // PEAK))
     of = Part(task.files[0].bucket, task.files[0].bits)
     held = _Held(spec, of, task.bits - of.bits)
     footer = Footer(
@@ -78,7 +83,7 @@ def cut(store: ObjectStore, spec: TableSpec, spec_version: int, task: CutTask) -
     files = []
     for rows in _rows(store, spec, task):
         held.add(rows)
-        if held.bytes >= HELD_BYTES:
+        if held.bytes >= most:
             files.append(held.write(store, task, footer))
     if held.bytes:
         files.append(held.write(store, task, footer))

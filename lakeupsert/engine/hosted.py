@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import MergeOutput, MergeTask
@@ -48,9 +47,11 @@ class HostedEngine:
                 outputs += merged
         return outputs
 
-    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
+    def cut(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
+    ) -> list[CutOutput | Exception]:
         sizes = [float(task.bytes) for task in tasks]
-        return all_or_raise(self._host.map(partial(cut, store, spec, spec_version), tasks, sizes))
+        return self._host.map(partial(cut, store, spec, spec_version, self.memory_limit), tasks, sizes)
 
 
 def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:

@@ -157,5 +157,7 @@ class Engine(Protocol):
     ) -> list[MergeOutput | Exception]:
         """One output for each task, in their order, or the error that the task raised. Writes files; commits nothing."""
 
-    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
-        """`engine.cut.cut` for each task, in their order."""
+    def cut(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
+    ) -> list[CutOutput | Exception]:
+        """`engine.cut.cut` for each task, in their order, or the error that the task raised."""

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.engine.attempts import all_or_raise, attempt
-from lakeupsert.engine.cut import CutOutput, CutTask, cut
+from lakeupsert.engine.attempts import attempt
+from lakeupsert.engine.cut import LEAST_HELD, PEAK, CutOutput, CutTask, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
@@ -136,9 +136,11 @@ class SparkEngine:
         outputs = {row.unit: pickle.loads(row.output) for row in rows}
         return [outputs.get(unit) or _gather(store, spec, spec_version, task, [], []) for unit, task in by_unit.items()]
 
-    def cut(self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]) -> list[CutOutput]:
-        found = SparkHost().map(partial(cut, store, spec, spec_version), tasks, [task.bytes for task in tasks])
-        return all_or_raise(found)
+    def cut(
+        self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
+    ) -> list[CutOutput | Exception]:
+        sizes = [float(task.bytes) for task in tasks]
+        return SparkHost().map(partial(cut, store, spec, spec_version, LEAST_HELD * PEAK), tasks, sizes)
 
 
 # ---------------------------------------------------------------- the window

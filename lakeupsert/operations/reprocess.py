@@ -371,7 +371,6 @@ def _job(
         start=start,
         only=partitions,
         left_out=below_floor.get(entry.batch_id),
-        bucket_bytes=table.settings.bucket_bytes,
     )
 
 

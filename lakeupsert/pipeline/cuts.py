@@ -7,8 +7,8 @@ merges would read all of it. Only this module decides what is cut.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
 
+from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.cut import CutOutput, CutTask, Kind
 from lakeupsert.engine.merge import Engine, MergeTask
 from lakeupsert.pipeline.steps import Step
@@ -23,8 +23,6 @@ ALONE_BUCKETS = 4
 largest partition. Fewer: more messages and objects for work that one worker does in a minute."""
 MOST_READS = 3
 """Up to so many merges read a file that is not cut. A cut reads it, writes it, and is read itself."""
-PART_BYTES = 32 << 20
-"""Rows of a bucket are cut into pieces of about so many bytes, so that a worker of 1 GB can sort the same piece of all packs."""
 
 MOST_PIECE_BITS = 12
 """A pack has at most 2^so many pieces. No partition needs more, except one that an earlier lakeupsert split too far."""
@@ -69,11 +67,9 @@ def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
     found: list[Cut] = []
     for group, numbers in groups.items():
         files = {file: number for file, number in numbers.items() if file in coarse}
-        size = sum(file.bytes for file in files) / 2 ** (bits[group] - group.bits)
-        if size < footer:
+        more = min(bits[group] - group.bits, MOST_PIECE_BITS)
+        if sum(file.bytes for file in files) < footer << more:
             continue
-        finer = 0 if group.role == "base" and group.kind == "stored" else ceil(log2(max(1.0, size / PART_BYTES)))
-        more = min(bits[group] + finer - group.bits, MOST_PIECE_BITS)
         for run in _runs(files, max(bucket_bytes, 4 * footer << more)):
             cut = CutTask(
                 partition=step.partition,
@@ -104,11 +100,22 @@ def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> 
     return replace(step, tasks=tasks, cut_bytes=sum(cut.task.bytes for cut in cuts))
 
 
-def cut_alone(engine: Engine, store: ObjectStore, spec: TableSpec, step: Step, bucket_bytes: int) -> Step:
-    """Cut what has to be cut. Whoever merges the step that is returned deletes its `packs_of` afterwards."""
-    cuts = cuts_of(step, spec, bucket_bytes)
-    outputs = engine.cut(store, spec, step.spec_version, [cut.task for cut in cuts]) if cuts else ()
-    return after_cut(step, cuts, outputs) if cuts else step
+def cut_alone(
+    engine: Engine, store: ObjectStore, spec: TableSpec, steps: Sequence[Step], bucket_bytes: int
+) -> list[Step | Exception]:
+    """The same steps after everything was cut that has to be, in one call of the engine; or the error of a step.
+
+    Steps have one spec version. Whoever merges a step that is returned deletes its `packs_of` afterwards.
+    """
+    cuts = [cuts_of(step, spec, bucket_bytes) for step in steps]
+    tasks = [cut.task for of_step in cuts for cut in of_step]
+    outputs = iter(engine.cut(store, spec, steps[0].spec_version, tasks) if tasks else ())
+    found: list[Step | Exception] = []
+    for step, of_step in zip(steps, cuts, strict=True):
+        done = [next(outputs) for _ in of_step]
+        failure = next((output for output in done if isinstance(output, Exception)), None)
+        found.append(failure or (after_cut(step, of_step, all_or_raise(done)) if of_step else step))
+    return found
 
 
 def packs_of(step: Step) -> set[str]:

@@ -23,7 +23,7 @@ from typing import Literal
 from lakeupsert import clock, events
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
-from lakeupsert.errors import RefusedError, TryAgainError
+from lakeupsert.errors import DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.pipeline.cuts import cut_alone, packs_of
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
@@ -142,10 +142,11 @@ def dedupe_partitions(
         merged = _merge(table, engine, steps)
         seconds = (clock.elapsed() - begun) / max(1, len(steps))
         merges = []
+        unanswered: TryAgainError | None = None
         for step, outputs in merged:
             if isinstance(outputs, TryAgainError):
-                raise outputs
-            if isinstance(outputs, Exception):
+                unanswered = unanswered or outputs
+            elif isinstance(outputs, Exception):
                 log.debug("partition failed: %s", step.partition, exc_info=outputs)
                 del todo[step.partition]
                 results[step.partition] = failed(step.partition, engine, outputs)
@@ -161,6 +162,8 @@ def dedupe_partitions(
             else:
                 heads[partition] = link
                 results[partition] = _add(results[partition], merge, link)
+        if unanswered is not None:  # what was merged is committed
+            raise unanswered
     return list(results.values())
 
 
@@ -206,7 +209,13 @@ def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: 
         unit = results.units[number]
         if _is_large(table, engine, step, unit.merges):
             return replace(result, status="large")
-        done = _run_unit(table, engine, step, unit)
+        try:
+            done = _run_unit(table, engine, step, unit)
+        except DamagedTableError:
+            number_now = table.objects.partition(step.partition).newest_number()
+            if number_now == (step.head.number if step.head else None):
+                raise
+            return result  # another worker committed the step, and deleted what was cut
         results.put(number, done)
         table.emit(_unit_event(table, engine, results, number, done, clock.elapsed() - begun))
         missing = results.find_missing()
@@ -229,7 +238,7 @@ def _do_unit(table: OpenTable, engine: Engine, step: Step, number: int, result: 
 def _run_unit(table: OpenTable, engine: Engine, step: Step, unit: Unit) -> UnitResult:
     spec, version = table.spec(step.spec_version), step.spec_version
     if unit.cut:
-        [output] = engine.cut(table.store, spec, version, [unit.cut])
+        [output] = all_or_raise(engine.cut(table.store, spec, version, [unit.cut]))
         return UnitResult(cut=output)
     return UnitResult(merged=tuple(all_or_raise(engine.merge(table.store, spec, version, unit.merges))))
 
@@ -277,13 +286,15 @@ def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tupl
     found: dict[str, tuple[Step, list[MergeOutput] | Exception]] = {}
     for version, of_spec in by_spec.items():
         spec = table.spec(version)
-        of_spec = [cut_alone(engine, table.store, spec, step, table.settings.bucket_bytes) for step in of_spec]
+        after = cut_alone(engine, table.store, spec, of_spec, table.settings.bucket_bytes)
+        found |= {s.partition: (s, e) for s, e in zip(of_spec, after, strict=True) if isinstance(e, Exception)}
+        cut = [step for step in after if not isinstance(step, Exception)]
         try:
-            tasks = [task for step in of_spec for task in step.tasks]
+            tasks = [task for step in cut for task in step.tasks]
             outputs = iter(engine.merge(table.store, spec, version, tasks) if tasks else ())
         finally:
-            table.discard({name for step in of_spec for name in packs_of(step)})
-        for step in of_spec:
+            table.discard({name for step in cut for name in packs_of(step)})
+        for step in cut:
             of_step = [next(outputs) for _ in step.tasks]
             failure = next((output for output in of_step if isinstance(output, Exception)), None)
             merged = [output for output in of_step if not isinstance(output, Exception)]

@@ -9,7 +9,7 @@ from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.rank import count_rows_up_to, sort_by_key
 
 RUN_ROWS = 1 << 16
-"""Rows of a compressed run that are in memory decompressed while it is read."""
+"""Rows of all compressed runs together that are in memory decompressed while they are merged."""
 
 
 def in_key_order(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -33,11 +33,11 @@ def _next(stream: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
     return next((batch for batch in stream if batch.num_rows), None)
 
 
-def compress(rows: Rows) -> bytes:
-    """Rows as a compressed Arrow stream, to be read with `decompress`."""
+def compress(rows: Rows, at_once: int = RUN_ROWS) -> bytes:
+    """Rows as a compressed Arrow stream, to be read with `decompress`, so many ``at_once``."""
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
-        writer.write_table(rows, max_chunksize=RUN_ROWS)
+        writer.write_table(rows, max_chunksize=at_once)
     return sink.getvalue()
 
 

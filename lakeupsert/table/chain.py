@@ -12,7 +12,7 @@ Nothing here knows about tables. `docs/FORMAT.md`, "Chains", has the bytes.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Generic, Literal, TypeVar
 
@@ -20,7 +20,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
-from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table import metadata
 
 FORMAT = 3
@@ -53,7 +53,12 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Link(Generic[Body]):
-    """One version of a chain, as read or as written. ``read_at``: `clock.elapsed` when it was last seen to be the head."""
+    """One version of a chain, as read or as written.
+
+    Attributes:
+        read_at: `clock.elapsed` when it was last seen to be the head.
+        etag: of the object, if it was read as the head.
+    """
 
     number: int
     write_id: str
@@ -61,6 +66,7 @@ class Link(Generic[Body]):
     written_at: str
     body: Body
     read_at: float
+    etag: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -111,20 +117,26 @@ class Chain(Generic[Body]):
         self._tries: list[_Try] = []
 
     def head(self, known: Link[Body] | None = None) -> Link[Body] | None:
-        """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again."""
+        """The newest version, or None if the chain is empty. If it still is ``known``, it is not read again.
+
+        A number alone does not identify a version that was read: if the head is lost, another one takes its number.
+        """
         read_at = clock.elapsed()
-        number = self.newest_number()
-        if number is None:
+        info = self._newest()
+        if info is None:
             return None
-        if known is not None and known.number == number:
+        number = self.number(info.name)
+        if known is not None and known.number == number and known.etag in ("", info.etag):
             return replace(known, read_at=read_at)
-        return self._read(number, read_at)
+        return replace(self._read(number, read_at), etag=info.etag)
 
     def newest_number(self) -> int | None:
         """The head's number, by one LIST; None if the chain is empty."""
-        for info in self._store.list(f"{self._folder}/v", limit=1):
-            return self.number(info.name)
-        return None
+        info = self._newest()
+        return self.number(info.name) if info else None
+
+    def _newest(self) -> ObjectInfo | None:
+        return next(iter(self._store.list(f"{self._folder}/v", limit=1)), None)
 
     def get(self, number: int) -> Link[Body] | None:
         """One version, or None if that number does not exist (not yet written, or trimmed)."""

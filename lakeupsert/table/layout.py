@@ -211,7 +211,7 @@ def partition_name(texts: Mapping[str, str]) -> str | None:
 
 def partition_of(name: str) -> str | None:
     """The partition that a stored file belongs to; None for a file of several partitions."""
-    folder, _, _ = name.removeprefix(f"{DATA}/").rpartition("/")
+    folder, _, _ = name.removeprefix(f"{DATA}/").removeprefix(f"{HOME}/units/").rpartition("/")
     return folder if "=" in folder else None
 
 
