@@ -408,7 +408,7 @@ class _Gatherer:
         self._cursors: list[_Cursor | Rows] = [
             _Cursor(stream_file(store, msgspec.structs.replace(s.file, deleted=None), self._schema, spec=spec))
             if s.age or task.settled or task.cut
-            else read_adopted(store, s.file, spec, task.partition).select(self._schema.names)
+            else read_adopted(store, s.file, spec, task.partition).select(spec.base_schema.names)
             for s in sources
         ]
 

@@ -147,16 +147,16 @@ def send_messages(table: OpenTable, link: Link[LedgerEntry]) -> tuple[str, ...]:
     """Send a message for each partition that the batch touches, after its commit. Returns warnings for people.
 
     A queue that does not answer is a warning: the batch is committed, its partitions are dirty, and `reconcile` sends their
-    messages. What somebody has to correct, for example a permission, is raised: `reconcile` would meet it too.
+    messages. What somebody has to correct, for example a permission or a full disk, is raised: `reconcile` would meet it too.
     """
     try:
         table.queue.send([Message(table.name, partition, link.number) for partition in link.body.touched])
-    except TryAgainError as e:
+    except LakeupsertError as e:
+        if not isinstance(e, TryAgainError) or e.code != "queue-unreachable":
+            e.data_changed = True  # the batch is committed; `run` sends its messages again
+            raise
         return (
             f"batch {link.number} is committed, but not all messages for its {len(link.body.touched)} partitions were sent: "
             f"{e.message} Workers do not merge them until `lakeupsert reconcile` or `lakeupsert run` sends them again.",
         )
-    except LakeupsertError as e:
-        e.data_changed = True  # the batch is committed; `run` sends its messages again
-        raise
     return ()
