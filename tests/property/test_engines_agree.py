@@ -227,7 +227,7 @@ def agreed_when_cut(store: LocalStore, spec: TableSpec, unsettled: list[MergeTas
 
         def pieces(kind: Kind, files: tuple[DataFile, ...], task: MergeTask = task) -> tuple[DataFile, ...]:
             order = CutTask(task.partition, kind, files, first=0, bits=2, up_to=2, start=1)
-            return cut(store, spec, 0, order).files if files else ()
+            return cut(store, spec, 0, None, order).files if files else ()
 
         base, *batches = pieces("adopted", task.base), *(pieces("appended", files) for files in task.batches)
         for half in (Part(0, 1), Part(1, 1)):
