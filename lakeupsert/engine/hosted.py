@@ -3,6 +3,7 @@
 A store, a spec and a task pickle as they are, in some kilobytes. Each merge is the one of `arrow`; only where it runs differs.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
@@ -10,6 +11,7 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.runs import runs
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.spec import TableSpec
 
@@ -55,15 +57,8 @@ class HostedEngine:
 
 
 def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:
-    run: list[MergeTask] = []
-    for task in tasks:
-        same = not run or run[0].partition == task.partition
-        if run and (not same or sum(t.bytes for t in run) + task.bytes > RUN_BYTES):
-            yield run
-            run = []
-        run.append(task)
-    if run:
-        yield run
+    for _, of_partition in itertools.groupby(tasks, lambda task: task.partition):
+        yield from runs(of_partition, lambda task: task.bytes, RUN_BYTES)
 
 
 def _merge(

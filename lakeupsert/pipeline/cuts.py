@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.cut import CutOutput, CutTask, Kind
 from lakeupsert.engine.merge import Engine, MergeTask
+from lakeupsert.engine.runs import runs
 from lakeupsert.pipeline.steps import Step
 from lakeupsert.rows.datafiles import bytes_without_rows
 from lakeupsert.storage import ObjectStore
@@ -70,7 +71,7 @@ def cuts_of(step: Step, spec: TableSpec, bucket_bytes: int) -> tuple[Cut, ...]:
         more = min(bits[group] - group.bits, MOST_PIECE_BITS)
         if sum(file.bytes for file in files) < footer << more:
             continue
-        for run in _runs(files, max(bucket_bytes, 4 * footer << more)):
+        for run in runs(files, lambda file: file.bytes, max(bucket_bytes, 4 * footer << more)):
             cut = CutTask(
                 partition=step.partition,
                 kind=group.kind,
@@ -158,15 +159,3 @@ def _coarse_files(task: MergeTask) -> Iterator[tuple[_Group, int, DataFile]]:
         for number, file in enumerate(files):
             if share(file, task) < 1:
                 yield _Group(role, age, kind, file.bucket, file.bits), number, file
-
-
-def _runs(files: Iterable[DataFile], each: int) -> Iterator[list[DataFile]]:
-    """Consecutive files of at most ``each`` bytes together, or one."""
-    run: list[DataFile] = []
-    for file in files:
-        if run and sum(f.bytes for f in run) + file.bytes > each:
-            yield run
-            run = []
-        run.append(file)
-    if run:
-        yield run

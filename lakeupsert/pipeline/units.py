@@ -19,6 +19,7 @@ import msgspec
 
 from lakeupsert.engine.cut import CutOutput, CutTask
 from lakeupsert.engine.merge import MergeOutput, MergeTask
+from lakeupsert.engine.runs import runs
 from lakeupsert.pipeline.cuts import ALONE_BUCKETS, after_cut, cuts_of
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import Step
@@ -139,16 +140,10 @@ class UnitResults:
 
 def _runs_of_merges(table: OpenTable, step: Step) -> list[Unit]:
     """Runs of buckets, each of about one bucket's bytes of work."""
-    units: list[Unit] = []
-    run: list[MergeTask] = []
-    effort = 0.0
-    for task, more in zip(step.tasks, _efforts(table.spec(step.spec_version), step), strict=True):
-        if run and effort + more > table.settings.bucket_bytes:
-            units.append(Unit(tuple(run)))
-            run, effort = [], 0.0
-        run.append(task)
-        effort += more
-    return [*units, Unit(tuple(run))]
+    efforts = _efforts(table.spec(step.spec_version), step)
+    pairs = zip(step.tasks, efforts, strict=True)
+    of_units = runs(pairs, lambda pair: pair[1], table.settings.bucket_bytes)
+    return [Unit(tuple(task for task, _ in run)) for run in of_units]
 
 
 def _efforts(spec: TableSpec, step: Step) -> list[float]:
