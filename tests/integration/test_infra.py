@@ -556,6 +556,7 @@ def test_spark_job_that_reaches_no_metrics_has_appended_and_says_so(
     settings = {"DEFAULT_REGION": REGION, "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "s", "MAX_ATTEMPTS": "1"}
     for name, value in {**settings, "ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it would keep these credentials for the tests after this one
     runpy.run_path(str(AWS / "spark" / "append.py"))["main"](str(config), STACK)
     assert Table.open(config).status().dirty == 1
     assert "AppendFinished" in capfd.readouterr().err
