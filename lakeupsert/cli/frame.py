@@ -149,7 +149,7 @@ class Call:
         if not self._stoppable or self.terminated:
             raise Terminated
         self.terminated = True
-        self.stop.set()
+        self.stop.set_from_signal()
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:

@@ -1,5 +1,6 @@
 """How workers are asked to stop."""
 
+import _thread
 import threading
 from collections.abc import Callable
 
@@ -18,3 +19,8 @@ class Stop(threading.Event):
         super().__init__()
         self.grace_seconds = grace_seconds
         self.abandon = abandon
+
+    def set_from_signal(self) -> None:
+        """`set`, for signal handlers. A handler may interrupt a `wait` that holds the event's lock; only another thread can then
+        set the event."""
+        _thread.start_new_thread(self.set, ())

@@ -254,7 +254,7 @@ def _begin(
     _stop.grace_seconds = grace_seconds
     _parent = _Parent(telling)
     logging.getLogger().addHandler(_parent)
-    signal.signal(signal.SIGTERM, lambda *_: _stop.set())  # a service manager sends it to every process of the service
+    signal.signal(signal.SIGTERM, lambda *_: _stop.set_from_signal())  # a service manager sends it to each process
     threading.Thread(target=_listen, args=(listening,), daemon=True).start()
 
 
