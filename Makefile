@@ -136,7 +136,7 @@ test-feeds: setup ## 20,000 generated change feeds in any order, where `make tes
 test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"
 	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)
 
-test-big: setup ## 2 GB of landing files through a Spark driver of 512 MB; a partition of 4 GB through a worker of 1 GB; several minutes, 12 GB of disk
+test-big: setup ## a Spark driver of 512 MB, a worker of 1 GB with a partition of 4 GB, a partition of 128 buckets; several minutes, 12 GB of disk
 	@$(BIN)/pytest -m big -s
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -105,11 +106,20 @@ def test_doctor_leaves_a_table_as_it_was(tmp_path: Path) -> None:
 
 
 class CheckThenPut(LocalStore):
-    """Looks whether the name is free and then puts, which is no exclusive create."""
+    """Looks whether the name is free and then puts, which is no exclusive create. In between it lets another thread look."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self._looks: Counter[str] = Counter()
+        self._looked = threading.Condition()
 
     def create(self, name: str, data: bytes) -> bool:
         if self.head(name) is not None:
             return False
+        with self._looked:
+            self._looks[name] += 1
+            self._looked.notify_all()
+            self._looked.wait_for(lambda: self._looks[name] > 1, timeout=0.1)
         Path(self.root, name).parent.mkdir(parents=True, exist_ok=True)
         Path(self.root, name).write_bytes(data)
         return True

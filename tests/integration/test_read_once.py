@@ -72,7 +72,12 @@ def read_by(proxy: FaultProxy, step: Callable[[], object]) -> tuple[Counter[str]
 
 @pytest.mark.parametrize(
     ("bucket", "buckets", "chosen"),
-    [("64MiB", 1, "rewrite"), ("600KiB", 16, "rewrite"), ("600KiB", 16, "delta"), ("80KiB", 128, "delta")],
+    [
+        ("64MiB", 1, "rewrite"),
+        ("600KiB", 16, "rewrite"),
+        ("600KiB", 16, "delta"),
+        pytest.param("80KiB", 128, "delta", marks=pytest.mark.big),
+    ],
 )
 def test_bytes_are_read_about_once(
     bucket: str, buckets: int, chosen: str, versitygw: Server, new_place: Any, tmp_path: Path, monkeypatch: Any

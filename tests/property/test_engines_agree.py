@@ -1,4 +1,4 @@
-"""Engines agree row by row: 350 generated partitions of seven tables of different types, each table one Spark job."""
+"""Engines agree row by row: 224 generated partitions of seven tables of different types, each table one Spark job."""
 
 import math
 import random
@@ -28,7 +28,7 @@ from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile, Part, add_digests
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
-PARTITIONS = 50
+PARTITIONS = 32
 NAN = float("nan")
 
 # Few values a column, so that keys and ordering values meet; the edges of each type are among them.
