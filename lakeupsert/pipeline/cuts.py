@@ -5,7 +5,7 @@ merges would read all of it. Only this module decides what is cut.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lakeupsert.engine.attempts import all_or_raise
@@ -102,9 +102,15 @@ def after_cut(step: Step, cuts: Sequence[Cut], outputs: Iterable[CutOutput]) -> 
 
 
 def cut_alone(
-    engine: Engine, store: ObjectStore, spec: TableSpec, steps: Sequence[Step], bucket_bytes: int
+    engine: Engine,
+    store: ObjectStore,
+    spec: TableSpec,
+    steps: Sequence[Step],
+    bucket_bytes: int,
+    discard: Callable[[Collection[str]], object],
 ) -> list[Step | Exception]:
-    """The same steps after everything was cut that has to be, in one call of the engine; or the error of a step.
+    """The same steps after everything was cut that has to be, in one call of the engine; or the error of a step, whose other
+    cuts are discarded.
 
     Steps have one spec version. Whoever merges a step that is returned deletes its `packs_of` afterwards.
     """
@@ -115,6 +121,8 @@ def cut_alone(
     for step, of_step in zip(steps, cuts, strict=True):
         done = [next(outputs) for _ in of_step]
         failure = next((output for output in done if isinstance(output, Exception)), None)
+        if failure:
+            discard({name for output in done if isinstance(output, CutOutput) for name in output.objects})
         found.append(failure or (after_cut(step, of_step, all_or_raise(done)) if of_step else step))
     return found
 

@@ -286,7 +286,7 @@ def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tupl
     found: dict[str, tuple[Step, list[MergeOutput] | Exception]] = {}
     for version, of_spec in by_spec.items():
         spec = table.spec(version)
-        after = cut_alone(engine, table.store, spec, of_spec, table.settings.bucket_bytes)
+        after = cut_alone(engine, table.store, spec, of_spec, table.settings.bucket_bytes, table.discard)
         found |= {s.partition: (s, e) for s, e in zip(of_spec, after, strict=True) if isinstance(e, Exception)}
         cut = [step for step in after if not isinstance(step, Exception)]
         try:

@@ -160,7 +160,7 @@ def _outputs(table: OpenTable, store: ObjectStore, spec: TableSpec, step: Step) 
         return []
     try:
         engine = ArrowEngine()
-        [step] = all_or_raise(cut_alone(engine, store, spec, [step], table.settings.bucket_bytes))
+        [step] = all_or_raise(cut_alone(engine, store, spec, [step], table.settings.bucket_bytes, store.delete))
         return all_or_raise(engine.merge(store, spec, step.spec_version, step.tasks))
     except (DamagedTableError, RefusedError) as e:
         raise type(e)(

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.hosted import HostedEngine
+from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.operations import vacuum
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.operations.reprocess import reprocess
@@ -222,7 +224,9 @@ def test_units_are_struck_at_every_call(shared: Lake, fault: Fault) -> None:
     assert shared.strike_every_call(fault, merge, Lake.finish_and_check) > 40
 
 
-def test_an_adopted_partition_is_split_by_its_first_merge(tmp_path: Path) -> None:
+@pytest.fixture
+def adopted(tmp_path: Path) -> Lake:
+    """A partition of two adopted files with the same keys, and a night for it that is not merged."""
     folder = tmp_path / f"lake/processed/{PARTITION}"
     folder.mkdir(parents=True)
     for number in range(2):
@@ -234,13 +238,31 @@ def test_an_adopted_partition_is_split_by_its_first_merge(tmp_path: Path) -> Non
     lake = Lake(tmp_path / "lake", bucket="8KiB")
     lake.table.adopt()
     lake.land("1.jsonl", [row("k00001", 0, 20, 7)])
-    lake.table.run(host="local")
-    assert len(manifest(lake).buckets) > 2
-    proofs = prove(lake.opened, lake.table.snapshots()[0])
+    lake.table.append(host="local")
+    return lake
+
+
+def test_an_adopted_partition_is_split_by_its_first_merge(adopted: Lake) -> None:
+    adopted.table.run(host="local")
+    assert len(manifest(adopted).buckets) > 2
+    proofs = prove(adopted.opened, adopted.table.snapshots()[0])
     assert [(p.rows_live, p.rows_superseded, p.difference, p.by_digest) for p in proofs] == [
         (ROWS, ROWS + 1, None, True)
     ]
-    assert {r["v"] for r in lake.rows()} == {1, 7}
+    assert {r["v"] for r in adopted.rows()} == {1, 7}
+
+
+def test_a_cut_that_fails_in_part_leaves_nothing(adopted: Lake, tiny_files_split: None) -> None:
+    """The second adopted file is damaged in its rows, so the first one has been cut by then."""
+    file = adopted.root / "processed" / PARTITION / "theirs-1.parquet"
+    data = bytearray(file.read_bytes())
+    data[40:400] = bytes(360)
+    file.write_bytes(data)
+    before = adopted.stored_files()
+    [result] = dedupe_partitions(adopted.opened, HostedEngine(LocalHost(), None), {PARTITION: 1})
+    assert result.status == "failed"
+    assert adopted.stored_files() == before
+    assert not list(adopted.opened.store.list("_lakeupsert/units/"))
 
 
 def amid_units(lake: Lake, monkeypatch: pytest.MonkeyPatch, what: Callable[[], object]) -> None:
