@@ -163,9 +163,12 @@ class Table:
         return self._table.head_spec() is not None
 
     @_public
-    def adopt(self, progress: Callable[[str], None] = lambda text: None) -> AdoptResult:
-        """Turn the Hive-partitioned Parquet folder at `processed` into a table, without rewriting a file."""
-        return adopt(self._table, progress)
+    def adopt(self, progress: Callable[[str], None] = lambda text: None, *, host: HostName = "local") -> AdoptResult:
+        """Turn the Hive-partitioned Parquet folder at `processed` into a table, without rewriting a file.
+
+        ``host``: where the footers of its files are read.
+        """
+        return adopt(self._table, host_by_name(host), progress)
 
     @_public
     def append(
@@ -434,15 +437,17 @@ class Table:
         *,
         deep: bool = False,
         counted: bool = True,
+        host: HostName = "local",
         selected: Callable[[str], bool] = lambda partition: True,
         progress: Callable[[str], None] = lambda text: None,
     ) -> ReconcileResult:
         """Send lost messages again, publish complete batches, and prove that every appended row is accounted for.
 
         Without ``counted`` there is no proof, and no data file is read. With ``deep``, DuckDB recomputes the published rows
-        from the landing files, and all columns are compared.
+        from the landing files on this machine, and all columns are compared. ``host``: where the rows of files are counted.
         """
-        return reconcile(self._table, deep=deep, counted=counted, selected=selected, progress=progress)
+        counting = host_by_name(host) if counted else None
+        return reconcile(self._table, counting, deep=deep, selected=selected, progress=progress)
 
     def explain(self, key: Mapping[str, object], partition: str | None = None) -> Explanation:
         """Show every stored version of a key, where it is, and why the current one wins."""

@@ -1,19 +1,26 @@
 """`lakeupsert adopt`: make a table of an existing folder."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import prepare_spark, read_host_option
 from lakeupsert.cli.program import main
 from lakeupsert.config import canonical_address
 from lakeupsert.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from lakeupsert.engine.by_name import HostName
+
 
 @main.command()
 @click.argument("path", required=False)
+@read_host_option
 @common
 @click.pass_obj
-def adopt(call: Call, path: str | None) -> Answer:
+def adopt(call: Call, path: str | None, host: "HostName") -> Answer:
     """Make a table of an existing Hive-partitioned Parquet folder.
 
     Reads only the footers of the files. The files become the table's first batch; none is rewritten. PATH is the `processed`
@@ -38,7 +45,8 @@ def adopt(call: Call, path: str | None) -> Answer:
             )
         call.table = names[0]
     with call.open_table() as table, call.progress(table.name) as progress:
-        found = table.adopt(progress)
+        prepare_spark(table, host=host)
+        found = table.adopt(progress, host=host)
         facts = [
             (
                 "adopted",

@@ -31,6 +31,15 @@ host_option = click.option(
 )
 
 
+read_host_option = click.option(
+    "--host",
+    type=click.Choice(["spark", "local"]),
+    default="local",
+    show_default=True,
+    help="Where data files are read: in Spark tasks, or in this process.",
+)
+
+
 merge_host_option = click.option(
     "--host",
     type=click.Choice(["spark", "local"]),

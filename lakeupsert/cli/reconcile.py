@@ -6,13 +6,14 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import log_option, partition_options, selection
+from lakeupsert.cli.options import log_option, partition_options, prepare_spark, read_host_option, selection
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
 from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
+    from lakeupsert.engine.by_name import HostName
     from lakeupsert.operations.reconcile import Proof, ReconcileResult
 
 
@@ -21,21 +22,26 @@ if TYPE_CHECKING:
     "--deep", is_flag=True, help="Also recompute the rows from the landing files with DuckDB, and compare all columns."
 )
 @partition_options
+@read_host_option
 @log_option
 @common
 @click.pass_obj
-def reconcile(call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...]) -> Answer:
+def reconcile(
+    call: Call, deep: bool, first: str | None, last: str | None, partitions: tuple[str, ...], host: "HostName"
+) -> Answer:
     """Prove that no row was lost, doubled or changed.
 
     Counts rows and compares digests of keys and ordering columns across ledger, manifests and data files. Also sends lost
-    messages again and publishes what is complete.
+    messages again and publishes what is complete. DuckDB recomputes on this machine, whatever --host is.
 
     \b
     Example:
       lakeupsert reconcile --deep --from 2020-01-01 --to 2020-01-07
     """
     with call.open_table() as table, call.progress(table.name) as progress:
-        found = table.reconcile(deep=deep, selected=selection(table, first, last, partitions), progress=progress)
+        prepare_spark(table, host=host)
+        selected = selection(table, first, last, partitions)
+        found = table.reconcile(deep=deep, host=host, selected=selected, progress=progress)
         warnings = list(publish_warnings(found.publish))
         if not found.proof and (first or last or partitions):
             warnings.append("readers see none of the selected partitions, so nothing was proved")

@@ -1,6 +1,6 @@
 """A task's error belongs to that task: it travels as a value, and the others go on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -15,9 +15,11 @@ def attempt(function: Callable[[Item], Found], item: Item) -> Found | Exception:
         return e
 
 
-def all_or_raise(found: Sequence[Found | Exception]) -> list[Found]:
+def all_or_raise(found: Iterable[Found | Exception]) -> list[Found]:
     """The results of `Host.map`. Raises the first error."""
+    results: list[Found] = []
     for one in found:
         if isinstance(one, Exception):
             raise one
-    return [one for one in found if not isinstance(one, Exception)]
+        results.append(one)
+    return results

@@ -53,7 +53,7 @@ class HostedEngine:
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
     ) -> list[CutOutput | Exception]:
         sizes = [float(task.bytes) for task in tasks]
-        return self._host.map(partial(cut, store, spec, spec_version, self.memory_limit), tasks, sizes)
+        return list(self._host.map(partial(cut, store, spec, spec_version, self.memory_limit), tasks, sizes))
 
 
 def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:

@@ -5,7 +5,7 @@ ranges.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -45,8 +45,9 @@ class Host(Protocol):
 
     def map(
         self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
-    ) -> list[Found | Exception]:
-        """What ``function`` returns for each item, in their order, or the error that it raised.
+    ) -> Iterable[Found | Exception]:
+        """What ``function`` returns for each item, in their order, or the error that it raised. May be read once, and does the
+        work no sooner.
 
         Args:
             function, items: picklable. An item may be done twice; then one of the results counts.
@@ -69,8 +70,8 @@ class LocalHost:
 
     def map(
         self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
-    ) -> list[Found | Exception]:
-        return [attempt(function, item) for item in items]
+    ) -> Iterable[Found | Exception]:
+        return (attempt(function, item) for item in items)
 
     def run(self, job: AppendJob) -> list[Report]:
         job = choose_ranges(job)

@@ -11,11 +11,14 @@ leaves one row per key.
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import pyarrow as pa
 
+from lakeupsert.engine.attempts import all_or_raise
+from lakeupsert.engine.hosts import Host
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
 from lakeupsert.landing.formats.blocks import UnreadableFileError
@@ -24,7 +27,7 @@ from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
-from lakeupsert.storage import NotFoundError, ObjectInfo
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
@@ -34,6 +37,10 @@ from lakeupsert.table.types import same_values, widen
 
 AT_ONCE = 16
 """Concurrent requests."""
+FILES_AN_ITEM = 256
+"""So many footers are read by one item of the host's work."""
+FOOTER_BYTES = 64 << 10
+"""About what is read of each file."""
 _FOLDER_TYPES = [pa.int64(), pa.date32()]
 
 
@@ -50,8 +57,8 @@ class AdoptResult:
     warnings: tuple[str, ...]
 
 
-def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None) -> AdoptResult:
-    """Commit the folder at ``processed`` as the table's batch 0, and publish it.
+def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda text: None) -> AdoptResult:
+    """Commit the folder at ``processed`` as the table's batch 0, and publish it. ``host``: where the footers are read.
 
     Raises ConfigurationError if it is a table already or its folders are not partitions, and RefusedError if its rows can't be
     kept as they are. Nothing is committed then.
@@ -67,7 +74,7 @@ def adopt(table: OpenTable, progress: Callable[[str], None] = lambda text: None)
         )
     listing = _list_files(table)
     progress(f"reading the footers of {sum(map(len, listing.folders.values()))} files")
-    footings = _footings(table, [info for files in listing.folders.values() for info in files])
+    footings = _footings(table, host, [info for files in listing.folders.values() for info in files])
     spec, warnings = _plan_spec(table, footings, list(listing.folders))
     _refuse_null_keys(table, footings)
     _refuse_other_folders(table, spec, listing.folders)
@@ -219,17 +226,11 @@ def _is_partition(folder: str, columns: Sequence[str]) -> bool:
     return list(texts) == [*columns] and folder.count("/") == len(columns) - 1 and partition_name(texts) is not None
 
 
-def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[FileFooter]:
-    def read(info: ObjectInfo) -> FileFooter | str:
-        try:
-            return read_footer(table.store, info, table.settings.key)
-        except UnreadableFileError as e:
-            return f"{table.store.uri(info.name)}: {e.reason}"
-        except NotFoundError:
-            return f"{table.store.uri(info.name)} was deleted while it was read"
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        results = list(pool.map(read, files))
+def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list[FileFooter]:
+    runs = [files[at : at + FILES_AN_ITEM] for at in range(0, len(files), FILES_AN_ITEM)]
+    sizes = [float(len(run) * FOOTER_BYTES) for run in runs]
+    found = host.map(partial(_read_footers, table.store, table.settings.key), runs, sizes)
+    results = [result for of_run in all_or_raise(found) for result in of_run]
     bad = [r for r in results if isinstance(r, str)]
     if bad:
         raise RefusedError(
@@ -238,6 +239,23 @@ def _footings(table: OpenTable, files: Sequence[ObjectInfo]) -> list[FileFooter]
             next="repair these files or move them out of the folder, then run `lakeupsert adopt` again",
         )
     return [r for r in results if isinstance(r, FileFooter)]
+
+
+def _read_footers(store: ObjectStore, key: Sequence[str], files: Sequence[ObjectInfo]) -> list[FileFooter | str]:
+    """The footer of each file, or why it can't be read. Equal schemas are one object, which makes the pickled result small."""
+    schemas: dict[pa.Schema, pa.Schema] = {}
+
+    def read(info: ObjectInfo) -> FileFooter | str:
+        try:
+            footer = read_footer(store, info, key)
+        except UnreadableFileError as e:
+            return f"{store.uri(info.name)}: {e.reason}"
+        except NotFoundError:
+            return f"{store.uri(info.name)} was deleted while it was read"
+        return replace(footer, schema=schemas.setdefault(footer.schema, footer.schema))
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(read, files))
 
 
 def _plan_spec(table: OpenTable, footings: Sequence[FileFooter], folders: Sequence[str]) -> tuple[TableSpec, list[str]]:

@@ -11,13 +11,14 @@ Repeat    safe: the proof is about a snapshot, which does not change while worke
 The ledger says what was appended, the manifest what lost, and the rows that are stored are counted in the files.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-
+from lakeupsert.engine.attempts import all_or_raise
+from lakeupsert.engine.count import StoredRows, count_rows, total
+from lakeupsert.engine.hosts import Host
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.recompute import Comparison, Recomputation, recompute
 from lakeupsert.operations.recompute_sql import import_duckdb
@@ -26,15 +27,15 @@ from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.worker import UNANSWERED, is_unanswered, mark_failed
-from lakeupsert.rows.arrays import Rows
-from lakeupsert.rows.datafiles import stream_file
-from lakeupsert.rows.digest import Digest, row_hashes
-from lakeupsert.rows.rank import sortable
+from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import GONE, BucketEntry, Counters, Manifest, add_digests
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
+
+PARTITIONS_A_CALL = 256
+"""So many partitions are counted in one call of the host: their manifests are in memory meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +94,16 @@ class ReconcileResult:
 
 def reconcile(
     table: OpenTable,
+    host: Host | None,
     *,
     deep: bool = False,
-    counted: bool = True,
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> ReconcileResult:
     """Bring queue, marks and snapshot up to date with the ledger, then prove the selected partitions of the published snapshot.
 
-    Without ``counted`` there is no proof: no data file is read, and of the ledger only what is not published. With ``deep``,
-    DuckDB also recomputes the rows of partitions that balance from what landed, and every column is compared.
+    ``host`` counts the rows. Without one there is no proof: no data file is read, and of the ledger only what is not published.
+    With ``deep``, DuckDB also recomputes the rows of partitions that balance from what landed, and every column is compared.
     Raises ConfigurationError if the table does not exist, or ``deep`` lacks DuckDB. An imbalance raises nothing.
     """
     table.existing_spec()
@@ -128,7 +129,7 @@ def reconcile(
     before = table.last_snapshot()
     published = publish(table)
     now = table.last_snapshot()
-    proof = prove(table, now, selected, progress) if now and counted else []
+    proof = prove(table, now, host, selected, progress) if now and host else []
     recomputed = None
     if deep and now:
         readable = [p.partition for p in proof if p.balanced]  # others are reported already, and may be unreadable
@@ -140,7 +141,7 @@ def reconcile(
         published=published.snapshot if before is None or published.snapshot != before.number else None,
         publish=published,
         proof=tuple(proof),
-        batches=tuple(_unbalanced_batches(table)) if counted else (),
+        batches=tuple(_unbalanced_batches(table)) if host else (),
         recomputed=recomputed,
     )
 
@@ -148,6 +149,7 @@ def reconcile(
 def prove(
     table: OpenTable,
     snapshot: Link[Snapshot],
+    host: Host,
     selected: Callable[[str], bool] = lambda partition: True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Proof]:
@@ -158,25 +160,33 @@ def prove(
         for partition in filter(selected, link.body.touched):
             batches.setdefault(partition, []).append(link)
     versions = {p: shown.version for p, shown in snapshot.body.partitions.items() if selected(p)}
-    counts: dict[int, set[int]] = {}
+    active: dict[int, set[int]] = {}
+    partitions = sorted({*batches, *versions})
     proofs: list[Proof] = []
-    for partition in sorted({*batches, *versions}):
-        progress(f"counting the rows of {partition}, {len(proofs) + 1:,} of {len(batches):,} partitions")
-        due = batches.get(partition, [])
-        try:
-            manifest = table.version(partition, versions.get(partition, -1))
-        except DamagedTableError as e:
-            appended = sum(link.body.touched[partition].rows for link in due)
-            proofs.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, e.message.rstrip("."), by_digest=False))
-            continue
-        if manifest.merged not in counts:
-            counts[manifest.merged] = active_batches(
-                (link.number, link.body) for link in entries[: manifest.merged + 1]
-            )
-        if partition in snapshot.body.lagging:
-            due = [link for link in due if link.number <= manifest.merged]
-        spec = table.spec(max(snapshot.body.spec_version, manifest.spec_version))
-        proofs.append(_prove_partition(table, spec, manifest, due, counts[manifest.merged]))
+    for at in range(0, len(partitions), PARTITIONS_A_CALL):
+        manifests: dict[str, Manifest] = {}
+        unreadable: dict[str, str] = {}
+        for partition in partitions[at : at + PARTITIONS_A_CALL]:
+            try:
+                manifests[partition] = table.version(partition, versions.get(partition, -1))
+            except DamagedTableError as e:
+                unreadable[partition] = e.message.rstrip(".")
+        counts = _count(table, snapshot, host, list(manifests.values()))
+        for number, partition in enumerate(partitions[at : at + PARTITIONS_A_CALL], at + 1):
+            progress(f"counting the rows of {partition}, {number:,} of {len(partitions):,} partitions")
+            due = batches.get(partition, [])
+            if partition in unreadable:
+                appended = sum(link.body.touched[partition].rows for link in due)
+                proofs.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, unreadable[partition], by_digest=False))
+                continue
+            manifest = manifests[partition]
+            if manifest.merged not in active:
+                active[manifest.merged] = active_batches(
+                    (link.number, link.body) for link in entries[: manifest.merged + 1]
+                )
+            if partition in snapshot.body.lagging:
+                due = [link for link in due if link.number <= manifest.merged]
+            proofs.append(_prove_partition(manifest, next(counts), due, active[manifest.merged]))
     return proofs
 
 
@@ -223,10 +233,29 @@ def _with_comparison(proof: Proof, comparison: Comparison | None) -> Proof:
     return replace(proof, difference=f"readers see other rows than landed: {comparison}")
 
 
+def _count(
+    table: OpenTable, snapshot: Link[Snapshot], host: Host, manifests: Sequence[Manifest]
+) -> Iterator[StoredRows]:
+    """What is stored of each partition. Raises what keeps it from being read, except damage, which is a finding."""
+    items = [
+        (table.spec(max(snapshot.body.spec_version, manifest.spec_version)), bucket)
+        for manifest in manifests
+        for bucket in manifest.buckets
+    ]
+    sizes = [float(sum(file.bytes for file in bucket.data)) for _, bucket in items]
+    found = iter(host.map(partial(_count_bucket, table.store), items, sizes))
+    for manifest in manifests:
+        yield total(all_or_raise(itertools.islice(found, len(manifest.buckets))))
+
+
+def _count_bucket(store: ObjectStore, item: tuple[TableSpec, BucketEntry]) -> StoredRows:
+    return count_rows(store, *item)
+
+
 def _prove_partition(
-    table: OpenTable, spec: TableSpec, manifest: Manifest, due: Sequence[Link[LedgerEntry]], counts: set[int]
+    manifest: Manifest, stored: StoredRows, due: Sequence[Link[LedgerEntry]], active: set[int]
 ) -> Proof:
-    """``due``: ledger entries that touch the partition and that this version should hold; ``counts``: those that count."""
+    """``due``: ledger entries that touch the partition and that this version should hold; ``active``: those that count."""
     partition = manifest.partition
     touched = {link.number: link.body.touched[partition] for link in due}
     wrong = []
@@ -234,90 +263,39 @@ def _prove_partition(
         wrong.append(f"it is merged up to batch {manifest.merged}, but batch {due[-1].number} touches it")
     counters = [bucket.counters for bucket in manifest.buckets]
     recorded = Counters(**{name: sum(getattr(c, name) for c in counters) for name in Counters.__struct_fields__})
-    stored_rows = _StoredRows(table, spec)
-    live, tombstones = stored_rows.live, stored_rows.tombstones
-    for bucket in manifest.buckets:
-        if not bucket.settled and bucket.base != touched[0].files:
-            wrong.append("its files are not those that were adopted")
-        try:
-            wrong += stored_rows.add(bucket)
-        except DamagedTableError as e:
-            wrong.append(e.message)
+    if any(not bucket.settled and bucket.base != touched[0].files for bucket in manifest.buckets):
+        wrong.append("its files are not those that were adopted")
+    wrong += stored.wrong
     appended = sum(t.rows for t in touched.values())
-    withdrawn = sum(t.rows for number, t in touched.items() if number and number not in counts)
+    withdrawn = sum(t.rows for number, t in touched.items() if number and number not in active)
     gone = sum(getattr(recorded, name) for name in GONE)
     for what, (one, expected), (other, actual) in (
         ("rows appended", ("by the ledger", appended), ("by the manifest", recorded.appended)),
         ("rows withdrawn", ("by the ledger", withdrawn), ("by the manifest", recorded.withdrawn)),
-        ("live rows", ("by the manifest", recorded.live), ("in its files", live.rows)),
-        ("tombstones", ("by the manifest", recorded.tombstones), ("in its files", tombstones.rows)),
-        ("rows appended", ("by the ledger", appended), ("accounted for", live.rows + tombstones.rows + gone)),
+        ("live rows", ("by the manifest", recorded.live), ("in its files", stored.live)),
+        ("tombstones", ("by the manifest", recorded.tombstones), ("in its files", stored.tombstones)),
+        ("rows appended", ("by the ledger", appended), ("accounted for", stored.live + stored.tombstones + gone)),
     ):
         if expected != actual:
             wrong.append(f"{what}: {expected:,} {one}, {actual:,} {other}")
     digests = [bucket.digests for bucket in manifest.buckets]
     arrived = add_digests([d.adopted for d in digests if 0 in touched] + [t.digest for n, t in touched.items() if n])
     gone_digests = [getattr(d, name) for d in digests for name in GONE]
-    stored = add_digests([str(live), str(tombstones), *gone_digests])
-    if None not in (arrived, stored) and arrived != stored and not wrong:
+    found = add_digests([stored.live_digest, stored.tombstone_digest, *gone_digests])
+    if None not in (arrived, found) and arrived != found and not wrong:
         wrong.append(
-            f"the number of rows is right, but they are not the rows that were appended: their digest is {stored}, that of "
+            f"the number of rows is right, but they are not the rows that were appended: their digest is {found}, that of "
             f"the appended rows {arrived}"
         )
     return Proof(
         partition=partition,
         rows_appended=appended,
-        rows_live=live.rows,
-        tombstones=tombstones.rows,
+        rows_live=stored.live,
+        tombstones=stored.tombstones,
         rows_superseded=recorded.superseded,
         tombstones_dropped=recorded.tombstones_dropped,
         refused=recorded.refused,
         withdrawn=recorded.withdrawn,
         difference="; ".join(wrong) or None,
-        by_digest=None not in (arrived, stored),
+        by_digest=None not in (arrived, found),
     )
-
-
-class _StoredRows:
-    """What the files of a partition hold: digests of live rows and of tombstones, by key and ordering columns alone."""
-
-    def __init__(self, table: OpenTable, spec: TableSpec) -> None:
-        self.live, self.tombstones = Digest(spec), Digest(spec)
-        self._table, self._spec = table, spec
-
-    def add(self, bucket: BucketEntry) -> list[str]:
-        """Add the rows of a bucket's files; returns what is wrong with the keys in them."""
-        spec, wrong = self._spec, []
-        other_hashes = np.empty(0, np.uint64)  # of keys in files that were read before
-        deltas = [((delta,), self.live) for delta in bucket.deltas]
-        runs = [(bucket.tombstones, self.tombstones), *deltas, (bucket.base, self.live)]
-        for number, (files, digest) in enumerate(runs, 1):
-            last = spec.tombstone_schema.empty_table()
-            run_hashes = []
-            for file in files:
-                for rows in stream_file(self._table.store, file, spec.tombstone_schema):
-                    digest.add(rows)
-                    if not bucket.settled:
-                        continue
-                    name = file.name or "tombstones in the manifest"
-                    if not _ascends(pa.concat_tables([last, rows]), spec.stored_key):
-                        wrong.append(f"{name}: keys are not unique, or not in order")
-                    hashes = row_hashes(rows, spec.stored_key)
-                    if len(other_hashes) and np.isin(hashes, other_hashes).any():
-                        wrong.append(f"{name}: rows whose keys are deleted, or in a delta")
-                    if number < len(runs):
-                        run_hashes.append(hashes)
-                    last = rows.slice(max(0, rows.num_rows - 1))
-            other_hashes = np.concatenate([other_hashes, *run_hashes])
-        return list(dict.fromkeys(wrong))
-
-
-def _ascends(rows: Rows, key: Sequence[str]) -> bool:
-    """Whether each key is greater than that of the row before; a null never is."""
-    ascends = None
-    for name in reversed(key):
-        column = sortable(rows[name])
-        before, after = column.slice(0, max(0, len(column) - 1)), column.slice(1)
-        less = pc.less(before, after)
-        ascends = less if ascends is None else pc.or_(less, pc.and_(pc.equal(before, after), ascends))
-    return bool(pc.all(ascends, skip_nulls=False, min_count=0).as_py())

@@ -18,6 +18,7 @@ from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings, is_remote
 from lakeupsert.engine.by_name import HostName
+from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import TryAgainError
 from lakeupsert.operations.reconcile import prove
 from lakeupsert.pipeline.opened import OpenTable
@@ -202,7 +203,7 @@ class Lake:
                     f"{partition}: {counters}, but {withdrawn} were withdrawn"
                 )
         for link in self.table.snapshots()[:1]:
-            wrong = {p.partition: p.difference for p in prove(self.opened, link) if not p.balanced}
+            wrong = {p.partition: p.difference for p in prove(self.opened, link, LocalHost()) if not p.balanced}
             assert not wrong, f"it does not balance: {wrong}"
         for link in self.table.snapshots():
             assert not link.body.lagging

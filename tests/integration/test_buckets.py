@@ -245,7 +245,7 @@ def adopted(tmp_path: Path) -> Lake:
 def test_an_adopted_partition_is_split_by_its_first_merge(adopted: Lake) -> None:
     adopted.table.run(host="local")
     assert len(manifest(adopted).buckets) > 2
-    proofs = prove(adopted.opened, adopted.table.snapshots()[0])
+    proofs = prove(adopted.opened, adopted.table.snapshots()[0], LocalHost())
     assert [(p.rows_live, p.rows_superseded, p.difference, p.by_digest) for p in proofs] == [
         (ROWS, ROWS + 1, None, True)
     ]
@@ -436,7 +436,7 @@ def test_what_was_split_too_far_is_merged_as_it_is_and_joined_by_a_compaction(
     assert sum(b.counters.live for b in buckets) == 20
     assert sum(b.counters.tombstones for b in buckets) == 1
     assert versions_of(lake) == versions
-    assert all(p.by_digest and p.balanced for p in prove(lake.opened, lake.table.snapshots()[0]))
+    assert all(p.by_digest and p.balanced for p in prove(lake.opened, lake.table.snapshots()[0], LocalHost()))
     assert lake.rows(before) == lake.rows()
     lake.table.compact()
     assert manifest(lake).buckets == buckets, "nothing is left to join"
@@ -499,6 +499,6 @@ def test_random_nights_of_large_rows_come_to_the_same_with_one_bucket(
     assert len(bits_of(one)) == 1
     assert 2 ** max(bits_of(many)) <= 60
     for lake in (many, one):
-        assert all(p.balanced for p in prove(lake.opened, lake.table.snapshots()[0]))
+        assert all(p.balanced for p in prove(lake.opened, lake.table.snapshots()[0], LocalHost()))
     if seed == 2:
         assert versions_of(many) == versions_of(one)

@@ -1,5 +1,7 @@
 """Both phases on Spark's executors: `--host spark` with engine arrow."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
+from lakeupsert.errors import RefusedError
 from lakeupsert.testing.lake import Lake, row
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -49,6 +52,39 @@ def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: p
     assert {r.partition for r in results if r.status == "failed"} == {"d=2020-01-03"}
     assert sum(r.status == "merged" for r in results) == DAYS - 1
     assert damaged.name in lake.table.status().failed["d=2020-01-03"]
+
+
+def test_both_hosts_adopt_and_prove_the_same(tmp_path: Path) -> None:
+    """Counts, digests, and damage: a lost file, a file of other rows."""
+    lakes = {host: Lake(tmp_path / host) for host in ("local", "spark")}
+    found = {}
+    for host, lake in lakes.items():
+        for part in range(3):
+            lake.lay(f"part-{part}.parquet", [row(f"k{part}-{i}", day, 1, i) for day in range(DAYS) for i in range(9)])
+        adopted = lake.table.adopt(host=host)  # type: ignore[arg-type]
+        lake.land("1.jsonl", [row(f"k0-{i}", day, 2) for day in range(DAYS - 1) for i in range(0, 9, 2)])
+        lake.run()
+        folders = tmp_path / host / "processed"
+        next((folders / "d=2020-01-03").glob("base-*")).unlink()
+        (other,), (here,) = ((folders / f"d=2020-01-0{day}").glob("base-*") for day in (4, 5))
+        other.write_bytes(here.read_bytes()[:50])
+        proof = lake.table.reconcile(host=host).proof  # type: ignore[arg-type]
+        ids = re.compile(r"base-[^ ]*|/[^ ]*/")
+        told = [replace(p, difference=p.difference and ids.sub("FILE", p.difference)) for p in proof]
+        found[host] = replace(adopted, snapshot=None), told
+    assert found["local"] == found["spark"]
+    assert [p.partition for p in found["spark"][1] if not p.balanced] == ["d=2020-01-03", "d=2020-01-04"]
+
+
+def test_both_hosts_refuse_a_file_without_a_footer(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.lay("part-0.parquet", [row("k", day, 1) for day in range(DAYS)])
+    damaged = tmp_path / "processed/d=2020-01-03/part-0.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    for host in ("local", "spark"):
+        with pytest.raises(RefusedError, match="2020-01-03") as refused:
+            lake.table.adopt(host=host)  # type: ignore[arg-type]
+        assert refused.value.code == "unreadable-files"
 
 
 def test_workers_and_host_spark_exclude_each_other(tmp_path: Path) -> None:
