@@ -1,9 +1,8 @@
 """Nights and the adoption of the same lake by Iceberg's MERGE INTO and its procedures, on paper, by the same assumptions.
 
-Bytes are reckoned from how Iceberg writes (https://iceberg.apache.org/docs/latest/spark-writes/ and .../configuration/):
-copy-on-write rewrites every file that has a row of the night, and a night has rows in all of them; merge-on-read reads keys and
-ordering columns of all, and writes what arrived and deletion vectors. Seconds of processor are those that ours would take, times
-what `peers` measured.
+Copy-on-write rewrites every file that has a row of the night (https://iceberg.apache.org/docs/latest/spark-writes/), and a night
+has rows in all of them. Merge-on-read reads keys and ordering columns of all files, and writes what arrived and deletion vectors.
+Seconds of processor are those that ours would take, times what `peers` measured. Sizes are the defaults of Iceberg 1.12.0.
 """
 
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ def assumed(peers: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
         "its defaults.",
         "In Iceberg's favour: what Spark shuffles goes to local disks that take no time. It reads what arrives once, and "
         "copy-on-write reads the table once, without the pass before that looks for the files (runtime filters). Metadata, "
-        "retries after conflicts and memory cost nothing. Merge-on-read's vectors are as small as ours.",
+        "vectors, retries after conflicts and memory cost nothing.",
         f"Its compaction pays as our auto does: {2 / MOST_DEBT:.0f} times what arrived is read and written. By its default it "
         "would wait until 30 % of a file's rows are deleted (`delete-ratio-threshold`).",
         "`add_files` reads footers and rewrites nothing, as `adopt` does, and leaves two rows where a key came twice: a MERGE "

@@ -62,7 +62,7 @@ class Effort:
 def add(*requests: Mapping[Call, float]) -> Counter[Call]:
     total: Counter[Call] = Counter()
     for some in requests:
-        total.update(some)  # type: ignore[arg-type] # typeshed knows counts that are whole numbers only
+        total.update(some)
     return total
 
 
