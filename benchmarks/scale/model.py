@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from benchmarks.scale import iceberg
 from benchmarks.scale.lake import (
     ADOPTED_FILE_MB,
@@ -34,7 +36,7 @@ from lakeupsert.engine.runs import runs
 from lakeupsert.operations.prices import Prices
 from lakeupsert.pipeline.cuts import ALONE_BUCKETS, MOST_READS
 from lakeupsert.pipeline.strategy import MOST_DEBT, TOGETHER
-from lakeupsert.rows.datafiles import ROW_GROUP_ROWS
+from lakeupsert.rows.datafiles import ROW_GROUP_ROWS, decoded_width
 from lakeupsert.storage.base import Call
 
 Measured = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -44,6 +46,10 @@ Keys = Literal["clustered", "scattered"]
 BUCKET_MB = TableSettings(landing="", processed="", key=(), partition_by=()).bucket_bytes / 1e6
 BUCKETS = 2 ** math.ceil(math.log2(PARTITION_MB / BUCKET_MB))
 GROUP_MB = PARTITION_MB * ROW_GROUP_ROWS / PARTITION_ROWS
+_DECIDING = [pa.string(), pa.timestamp("us")]
+_OTHERS = [pa.int64(), pa.string(), *[pa.int32()] * 7]
+WIDTH_SHARE = sum(map(decoded_width, _DECIDING)) / sum(map(decoded_width, [*_DECIDING, *_OTHERS]))
+"""What the product takes for the share of key and ordering columns in a base (`units`), for the rows of `benchmarks.rows`."""
 SIZES = math.log(MOST_DEBT * PARTITION_MB / CAME_MB, TOGETHER)
 """Of deltas, in a bucket that is about to be rewritten."""
 DELTAS = (TOGETHER - 1) / 2 * SIZES
@@ -64,10 +70,12 @@ CASES: tuple[tuple[str, Keys], ...] = (
 ASSUMED = (
     "Seconds of processor per MB that append takes, and per MB that dedupe reads and writes, stay what they are in `rows`; of "
     "the adoption, in `adoption`.",
-    "So do the share of the stored bytes that dedupe reads, and what append and dedupe write for each MB that lands.",
+    "So do the share of the stored bytes that dedupe reads, and what append and dedupe write for each MB that lands. Keys are "
+    "numbers as text there, which compress well; of random keys a delta's merge reads more.",
     f"A partition has {BUCKETS} buckets, and a row group {ROW_GROUP_ROWS:,} rows, {GROUP_MB:.1f} MB. What arrives lies in "
     "pieces, and each bucket reads its own by one request.",
-    f"A unit of work is a run of buckets that read up to {BUCKET_MB:.0f} MB together. Whoever does it asks for 4 lists and a "
+    f"A unit of work is a run of buckets that read up to {BUCKET_MB:.0f} MB together; a delta's merge counts as "
+    f"{WIDTH_SHARE:.0%} of a base. Whoever does it asks for 4 lists and a "
     f"create, if files were cut 5 lists. A worker takes {ArrowEngine.partitions_per_call} units at a time, which share a "
     "manifest and the results of cuts. The last unit reads all results; publish lists and reads the manifest.",
     "A bucket's merge reads its base by a footer and row groups, of which a delta's merge gets key and ordering columns by a "
@@ -95,7 +103,7 @@ def night(strategy: str, keys: Keys, measured: Measured) -> Effort:
     groups = TABLE_MB / GROUP_MB * (2 * share / share_read(scattered) if is_delta else 1)
     of_merges: dict[Call, float] = {"get": groups + 2 * merges, "put": merges * puts(written / merges)}
     vectors_and_deltas: dict[Call, float] = {"get": merges * (1 + 3 * DELTAS), "put": PARTITIONS}
-    of_units = _of_units(units_of((CAME_MB + PARTITION_MB * min(share, 1)) / BUCKETS))
+    of_units = _of_units(units_of((CAME_MB + PARTITION_MB * (WIDTH_SHARE if is_delta else 1)) / BUCKETS))
     return Effort(
         m["append_processor"] * nights + _seconds_a_mb(m, "dedupe_") * (read + written),
         m["append_mb_read"] * nights + read,
@@ -185,8 +193,9 @@ def report(measured: Measured, prices: Prices) -> Iterator[str]:
     yield ""
     yield (
         f"By the rates of {_millions(measured['rows'])} million stored rows and {_millions(measured['adoption'])} million "
-        f"adopted ones, and prices of {prices.as_of}. If each of the {BUCKETS} merges of an adopted partition read all of it, as "
-        f"without a cut, the first merges would read {TABLE_MB * BUCKETS / 1e9:.1f} PB. Assumed:"
+        f"adopted ones, and prices of {prices.as_of}. A delta's merge of scattered keys reads {share:.1%} of the stored bytes. "
+        f"If each of the {BUCKETS} merges of an adopted partition read all of it, as without a cut, the first merges would read "
+        f"{TABLE_MB * BUCKETS / 1e9:.1f} PB. Assumed:"
     )
     yield ""
     yield from (f"- {text}" for text in assumed)
