@@ -25,9 +25,9 @@ def assumed(peers: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
         f"Iceberg's files have {FILE_MB:.0f} MB (`write.target-file-size-bytes`), row groups {GROUP_MB:.0f} MB "
         f"(`write.parquet.row-group-size-bytes`), parts of an upload {PART_MB:.0f} MB (`s3.multipart.part-size-bytes`): "
         "its defaults.",
-        "In Iceberg's favour: what Spark shuffles goes to local disks that take no time. It reads what arrives once, and "
-        "copy-on-write reads the table once, without the pass before that looks for the files (runtime filters). Metadata, "
-        "vectors, retries after conflicts and memory cost nothing.",
+        "In Iceberg's favour: a row group, or its key and ordering columns, come by one request. What Spark shuffles goes to "
+        "local disks that take no time. It reads what arrives once, and copy-on-write reads the table once, without the pass "
+        "before that looks for the files (runtime filters). Metadata, vectors, retries after conflicts and memory cost nothing.",
         f"Its compaction pays as our auto does: {2 / MOST_DEBT:.0f} times what arrived is read and written. By its default it "
         "would wait until 30 % of a file's rows are deleted (`delete-ratio-threshold`).",
         "`add_files` reads footers and rewrites nothing, as `adopt` does, and leaves two rows where a key came twice: a MERGE "
@@ -70,7 +70,7 @@ def efforts(
         delta.processor * ratio(peers, "mor"),
         TABLE_MB * share_of_deciding,
         NIGHT_MB,
-        {"get": files + 2 * groups, "put": PARTITIONS * (puts(CAME_MB, PART_MB) + 1)},
+        {"get": files + groups, "put": PARTITIONS * (puts(CAME_MB, PART_MB) + 1)},
     )
     footers = TABLE_MB / ADOPTED_FILE_MB
     return {

@@ -17,7 +17,9 @@ TABLE_MB = PARTITIONS * PARTITION_MB
 CAME_MB = NIGHT_MB / PARTITIONS
 WAIT_SECONDS = 0.03
 MB_A_SECOND = 80.0
-ADOPTED_FILE_MB, ADOPTED_REQUEST_MB = 256.0, 8.0
+ADOPTED_FILE_MB = 256.0
+REQUEST_MB = 33.6
+"""Arrow joins columns and row groups that lie together into requests of up to so many MB."""
 
 ASSUMED = (
     f"A request takes {1000 * WAIT_SECONDS:.0f} ms, and a worker has one under way at a time. It has many, so this is too slow.",
@@ -26,7 +28,7 @@ ASSUMED = (
     "partitions; it makes more of these as a table grows.",
     "A machine of the price list has two processors and so two workers. Queues, storage, starting machines and machines that "
     "wait cost nothing. Neither does EMR: the price list has no price for it.",
-    f"Adopted files have {ADOPTED_FILE_MB:.0f} MB each and are read by requests of {ADOPTED_REQUEST_MB:.0f} MB.",
+    f"Adopted files have {ADOPTED_FILE_MB:.0f} MB each.",
     "Seconds of processor grow with the bytes that are read and written.",
 )
 

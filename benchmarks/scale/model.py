@@ -17,12 +17,12 @@ import pyarrow as pa
 from benchmarks.scale import iceberg
 from benchmarks.scale.lake import (
     ADOPTED_FILE_MB,
-    ADOPTED_REQUEST_MB,
     CAME_MB,
     NIGHT_MB,
     PARTITION_MB,
     PARTITION_ROWS,
     PARTITIONS,
+    REQUEST_MB,
     TABLE_MB,
     Effort,
     add,
@@ -75,14 +75,14 @@ ASSUMED = (
     f"A partition has {BUCKETS} buckets, and a row group {ROW_GROUP_ROWS:,} rows, {GROUP_MB:.1f} MB. What arrives lies in "
     "pieces, and each bucket reads its own by one request.",
     f"A unit of work is a run of buckets that read up to {BUCKET_MB:.0f} MB together; a delta's merge counts as "
-    f"{WIDTH_SHARE:.0%} of a base. Whoever does it asks for 4 lists and a "
-    f"create, if files were cut 5 lists. A worker takes {ArrowEngine.partitions_per_call} units at a time, which share a "
-    "manifest and the results of cuts. The last unit reads all results; publish lists and reads the manifest.",
-    "A bucket's merge reads its base by a footer and row groups, of which a delta's merge gets key and ordering columns by a "
-    f"request each. It reads, on average, {DELTAS:.0f} deltas by two requests each, and a vector of each file, and writes one "
-    "file, larger ones in parts.",
+    f"{WIDTH_SHARE:.0%} of a base. Whoever does it asks for 4 lists and a create, if files were cut 5 lists. A worker takes "
+    f"{ArrowEngine.partitions_per_call} units at a time, which share a manifest and the results of cuts. The last unit reads all "
+    "results; publish lists and reads the manifest.",
+    f"A bucket's merge reads the footer of its base, then all by requests of {REQUEST_MB:.0f} MB, since Arrow joins what lies "
+    "together; a delta's merge gets key and ordering columns of each row group by one. It reads, on average, "
+    f"{DELTAS:.0f} deltas by two requests each, and a vector of each file, and writes one file, larger ones in parts.",
     f"The first merge of an adopted partition cuts its files first, since more than {MOST_READS} merges would read each. A unit "
-    f"cuts up to {BUCKET_MB:.0f} MB of files to {PACKS} packs, of which every bucket reads its piece.",
+    f"cuts up to {BUCKET_MB:.0f} MB of files, read by such requests, to {PACKS} packs, of which every bucket reads its piece.",
 )
 
 
@@ -92,7 +92,7 @@ def night(strategy: str, keys: Keys, measured: Measured) -> Effort:
     if strategy == "auto":
         anew = (SIZES + 2 / MOST_DEBT) * NIGHT_MB
         processor = _seconds_a_mb(_largest(rows, f"rewrite {keys}"), "dedupe_") * 2 * anew
-        paid: dict[Call, float] = {"get": anew / GROUP_MB, "put": anew / BUCKET_MB * puts(BUCKET_MB)}
+        paid: dict[Call, float] = {"get": anew / REQUEST_MB, "put": anew / BUCKET_MB * puts(BUCKET_MB)}
         return night("delta", keys, measured) + Effort(processor, anew, anew, paid)
     m, scattered = _largest(rows, f"{strategy} {keys}"), _largest(rows, f"{strategy} scattered")
     nights, share = NIGHT_MB / m["mb_landed"], share_read(m)
@@ -100,8 +100,8 @@ def night(strategy: str, keys: Keys, measured: Measured) -> Effort:
     read = TABLE_MB * share
     written = m["dedupe_mb_written"] * (nights if is_delta else TABLE_MB / m["mb_stored"])
     merges = PARTITIONS * BUCKETS
-    groups = TABLE_MB / GROUP_MB * (2 * share / share_read(scattered) if is_delta else 1)
-    of_merges: dict[Call, float] = {"get": groups + 2 * merges, "put": merges * puts(written / merges)}
+    reads = TABLE_MB / GROUP_MB * share / share_read(scattered) if is_delta else TABLE_MB / REQUEST_MB
+    of_merges: dict[Call, float] = {"get": reads + 2 * merges, "put": merges * puts(written / merges)}
     vectors_and_deltas: dict[Call, float] = {"get": merges * (1 + 3 * DELTAS), "put": PARTITIONS}
     of_units = _of_units(units_of((CAME_MB + PARTITION_MB * (WIDTH_SHARE if is_delta else 1)) / BUCKETS))
     return Effort(
@@ -118,7 +118,7 @@ def adoption(measured: Measured) -> Effort:
     read, written = (TABLE_MB * m[f"mb_{what}"] / m["mb_adopted"] for what in ("read", "written"))
     packs, bucket_mb = CUTS * PACKS, PARTITION_MB / BUCKETS
     of_a_partition: dict[Call, float] = {
-        "get": PARTITION_MB / ADOPTED_REQUEST_MB + ADOPTED_FILES + packs * BUCKETS,
+        "get": PARTITION_MB / REQUEST_MB + ADOPTED_FILES + packs * BUCKETS,
         "put": packs * puts(PARTITION_MB / packs) + BUCKETS * puts(bucket_mb),
     }
     of_all: dict[Call, float] = {call: PARTITIONS * n for call, n in of_a_partition.items()}
