@@ -7,9 +7,11 @@ Repeat    safe: measurements that are in scale.json already are kept (--again ma
     make bench-scale                                    # or with SCALE_ARGS="rows --millions 1 5 --strategy rewrite"
 
     rows      the same night over 1, 5, 20, 50 million stored rows (benchmarks/scale/rows.py)
+    adoption  the first merge of adopted partitions of many buckets (adoption.py)
     workers   1 to 64 of them, on a store that is far away and has S3's limits (workers.py)
-    driver    its memory, with 10 to 2,000 touched partitions (driver.py)
-    model     15 TB on paper, from what `rows` measured (model.py); without the others it measures nothing
+    driver    its memory, with 100 to 5,000 touched partitions (driver.py)
+    peers     what more stored rows cost Iceberg, and ours (peers.py); needs `make peers`
+    model     15 TB on paper, from what `rows`, `adoption` and `peers` measured (model.py); without the others it measures nothing
 
 A measurement takes under ten minutes; a call that was broken off goes on behind the last one that it finished.
 """
@@ -25,24 +27,28 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import commit, facts, sentence, versions
-from benchmarks.scale import driver, model, rows, workers
+from benchmarks.scale import adoption, driver, model, peers, rows, workers
 from lakeupsert.operations.prices import load_prices
 
 HOME = Path("build/scale")
 RESULTS = Path(__file__).parents[1] / "results"
-SHOWN = {"rows": rows.SHOWN, "workers": workers.SHOWN, "driver": driver.SHOWN}
+SHOWN = {
+    "rows": rows.SHOWN,
+    "adoption": adoption.SHOWN,
+    "workers": workers.SHOWN,
+    "driver": driver.SHOWN,
+    "peers": peers.SHOWN,
+}
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("parts", nargs="*", metavar="PART", help="rows, workers, driver, model (default: all)")
-    options.add_argument("--millions", type=int, nargs="+", default=[1, 5, 20, 50], help="rows: so many are stored")
+    options.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(SHOWN)}, model (default: all)")
+    options.add_argument("--millions", type=int, nargs="+", default=[1, 5, 20, 50], help="rows, adoption: stored")
     options.add_argument("--strategy", nargs="+", choices=["delta", "rewrite", "auto"], default=["delta", "rewrite"])
     options.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
     options.add_argument("--far", type=int, default=545, help="workers: so many partitions, of which a call takes 8")
-    options.add_argument(
-        "--partitions", type=int, nargs="+", default=[10, 100, 500, 2000], help="driver: that it touches"
-    )
+    options.add_argument("--partitions", type=int, nargs="+", default=[100, 1000, 5000], help="driver: that it touches")
     options.add_argument("--prices", help="model: a file as `lakeupsert plan` takes it")
     options.add_argument("--again", action="store_true")
     given = options.parse_args()
@@ -64,7 +70,7 @@ def main() -> int:
                 kept.write_text(json.dumps(found, indent=1))
             print(f"{part}: {_line(part, name, of_part[name])}", flush=True)
     shutil.rmtree(HOME, ignore_errors=True)
-    on_paper = list(model.report(found.get("rows", {}), load_prices(given.prices, local=False)))
+    on_paper = list(model.report(found, load_prices(given.prices, local=False)))
     print(*on_paper, sep="\n")
     lines = ["# Scale", "", sentence(facts()), ", ".join(versions("lakeupsert", "pyarrow", "pyspark")) + "."]
     for part, measured in found.items():
@@ -81,11 +87,14 @@ def _measurements(given: argparse.Namespace) -> Iterator[tuple[str, str, Callabl
         for strategy in given.strategy:
             for keys in ("clustered", "scattered"):
                 yield "rows", f"{millions} {strategy} {keys}", partial(rows.measured, HOME, millions, strategy, keys)
+        yield "adoption", f"{millions}", partial(adoption.measured, HOME, millions)
     for number in given.workers:
         yield "workers", f"{number}", partial(workers.measured, number, number, given.far)
     yield "workers", "1, stretched", partial(workers.measured, 1, 3, given.far)
     for number in given.partitions:
         yield "driver", f"{number}", partial(driver.measured, HOME, number)
+    for side in peers.SIDES:
+        yield "peers", side, partial(peers.measured, HOME, side)
 
 
 def _line(part: str, name: str, measured: dict[str, Any]) -> str:

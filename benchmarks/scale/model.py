@@ -1,129 +1,222 @@
-"""A night of the table that this was built for, on paper: 15 TB in 545 partitions of 27.5 GB, and 45 GB that touch all of them.
+"""Nights and the adoption of the lake of `lake`, on paper, and the same by Iceberg (`iceberg`).
 
-It multiplies what `rows` measured on its largest table; nothing of this size was run. `ASSUMED` is what it takes from
-elsewhere, and is printed with the result. *delta* is a night that pays nothing off, *rewrite* one that writes everything;
-*auto* is the average night: delta, and 2 / MOST_DEBT times the bytes that came read and written anew (ADR 0014).
+It multiplies what the other parts measured on their largest tables; nothing of this size was run. How often a file is read, and
+by how many units of work, follows from the product's own constants. `ASSUMED` is what it takes from elsewhere. All assumptions
+are printed with the result.
+
+*delta* is a night that pays nothing off, *rewrite* one that writes everything. *auto* is the average night: delta, and what
+arrived is folded once for each size of deltas, and read and written 2 / MOST_DEBT times more (ADR 0014).
 """
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import pyarrow as pa
+
+from benchmarks.scale import iceberg
+from benchmarks.scale.lake import (
+    ADOPTED_FILE_MB,
+    CAME_MB,
+    NIGHT_MB,
+    PARTITION_MB,
+    PARTITION_ROWS,
+    PARTITIONS,
+    REQUEST_MB,
+    TABLE_MB,
+    Effort,
+    add,
+    puts,
+)
+from benchmarks.scale.lake import ASSUMED as OF_BOTH
+from lakeupsert.config import TableSettings
+from lakeupsert.engine.arrow import RUN_EXPANSION, ArrowEngine
+from lakeupsert.engine.cut import HELD_BYTES
+from lakeupsert.engine.runs import runs
 from lakeupsert.operations.prices import Prices
-from lakeupsert.pipeline.strategy import MOST_DEBT
+from lakeupsert.pipeline.cuts import ALONE_BUCKETS, MOST_READS
+from lakeupsert.pipeline.strategy import MOST_DEBT, TOGETHER
+from lakeupsert.rows.datafiles import ROW_GROUP_ROWS, decoded_width
 from lakeupsert.storage.base import Call
 
-PARTITIONS, PARTITION_MB, NIGHT_MB = 545, 27_500.0, 45_000.0
-TABLE_MB = PARTITIONS * PARTITION_MB
-UNIT_MB, GROUP_MB = 256.0, 8.0
-WAIT_SECONDS = 0.03
-MB_A_SECOND = 80.0
-WORKERS = (1, 64, 256, 1024)
-CASES = (("delta", "clustered"), ("delta", "scattered"), ("auto", "scattered"), ("rewrite", "scattered"))
+Measured = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""What each part found, by its name and that of the measurement."""
+Keys = Literal["clustered", "scattered"]
+
+BUCKET_MB = TableSettings(landing="", processed="", key=(), partition_by=()).bucket_bytes / 1e6
+BUCKETS = 2 ** math.ceil(math.log2(PARTITION_MB / BUCKET_MB))
+GROUP_MB = PARTITION_MB * ROW_GROUP_ROWS / PARTITION_ROWS
+_DECIDING = [pa.string(), pa.timestamp("us")]
+_OTHERS = [pa.int64(), pa.string(), *[pa.int32()] * 7]
+WIDTH_SHARE = sum(map(decoded_width, _DECIDING)) / sum(map(decoded_width, [*_DECIDING, *_OTHERS]))
+"""What the product takes for the share of key and ordering columns in a base (`units`), for the rows of `benchmarks.rows`."""
+SIZES = math.log(MOST_DEBT * PARTITION_MB / CAME_MB, TOGETHER)
+"""Of deltas, in a bucket that is about to be rewritten."""
+DELTAS = (TOGETHER - 1) / 2 * SIZES
+"""Of a bucket, on average."""
+PACKS = math.ceil(RUN_EXPANSION * BUCKET_MB * 1e6 / HELD_BYTES)
+"""That a cut of one bucket's bytes writes."""
+ADOPTED_FILES = math.ceil(PARTITION_MB / ADOPTED_FILE_MB)
+CUTS = len(list(runs([ADOPTED_FILE_MB] * ADOPTED_FILES, lambda mb: mb, BUCKET_MB)))
+"""Units that cut an adopted partition."""
+WORKERS = (64, 256, 1024)
+CASES: tuple[tuple[str, Keys], ...] = (
+    ("delta", "clustered"),
+    ("delta", "scattered"),
+    ("auto", "scattered"),
+    ("rewrite", "scattered"),
+)
 
 ASSUMED = (
-    "Seconds of processor per MB that append takes, and per MB that dedupe reads and writes, stay what they are there.",
-    "So do the share of the stored bytes that dedupe reads, and what append and dedupe write for each MB that lands.",
-    f"A unit of work is {UNIT_MB:.0f} MB of a partition, and asks for what a small one does (tests/integration/test_s3.py): "
-    "2 lists, 4 gets (its manifest twice, what came, a footer), a put (delta: 2, with its vectors), a create; then row groups.",
-    f"A row group has {GROUP_MB:.0f} MB compressed. A delta's merge gets its key and its ordering columns by a request each.",
-    f"A request takes {1000 * WAIT_SECONDS:.0f} ms, and a worker has one under way at a time: it has many, so this is too slow.",
-    f"A worker has one processor and reads and writes {MB_A_SECOND:.0f} MB a second, during which it does not compute.",
-    "Work is shared out evenly, also that of append (host spark), and no other limit is met: see requests a second, of which S3 "
-    "takes 5,500 reads for each of its partitions, and makes more of these as a table grows.",
-    "A machine of the price list has two processors and so two workers. SQS, what is stored, and starting machines cost nothing.",
+    "Seconds of processor per MB that append takes, and per MB that dedupe reads and writes, stay what they are in `rows`; of "
+    "the adoption, in `adoption`.",
+    "So do the share of the stored bytes that dedupe reads, and what append and dedupe write for each MB that lands. Keys are "
+    "numbers as text there, which compress well; of random keys a delta's merge reads more.",
+    f"A partition has {BUCKETS} buckets, and a row group {ROW_GROUP_ROWS:,} rows, {GROUP_MB:.1f} MB. What arrives lies in "
+    "pieces, and each bucket reads its own by one request.",
+    f"A unit of work is a run of buckets that read up to {BUCKET_MB:.0f} MB together; a delta's merge counts as "
+    f"{WIDTH_SHARE:.0%} of a base. Whoever does it asks for 4 lists and a create, if files were cut 5 lists. A worker takes "
+    f"{ArrowEngine.partitions_per_call} units at a time, which share a manifest and the results of cuts. The last unit reads all "
+    "results; publish lists and reads the manifest.",
+    f"A bucket's merge reads the footer of its base, then all by requests of {REQUEST_MB:.0f} MB, since Arrow joins what lies "
+    "together; a delta's merge gets key and ordering columns of each row group by one. It reads, on average, "
+    f"{DELTAS:.0f} deltas by two requests each, and a vector of each file, and writes one file, larger ones in parts.",
+    f"The first merge of an adopted partition cuts its files first, since more than {MOST_READS} merges would read each. A unit "
+    f"cuts up to {BUCKET_MB:.0f} MB of files, read by such requests, to {PACKS} packs, of which every bucket reads its piece.",
 )
 
 
-@dataclass(frozen=True)
-class Night:
-    """Seconds of processors, MB read and written by append and dedupe, and requests."""
-
-    processor: float
-    mb_read: float
-    mb_written: float
-    requests: Mapping[Call, int]
-
-    @property
-    def worker_seconds(self) -> float:
-        waiting = sum(self.requests.values()) * WAIT_SECONDS
-        return self.processor + waiting + (self.mb_read + self.mb_written) / MB_A_SECOND
-
-    def cost(self, prices: Prices) -> float:
-        of_bytes = prices.of_bytes(round(self.mb_read * 1e6), round(self.mb_written * 1e6))
-        return prices.of_requests(self.requests) + of_bytes + self.worker_seconds / 2 * prices.compute_second
-
-
-def night(strategy: str, keys: str, measured: Mapping[str, Mapping[str, Any]]) -> Night:
-    """``measured``: what `rows` found, by its names. Raises KeyError where no such table was measured."""
-    kind = "rewrite" if strategy == "rewrite" else "delta"
-    m, scattered = _largest(measured, kind, keys), _largest(measured, kind, "scattered")
-    nights = NIGHT_MB / m["mb_landed"]
-    read = TABLE_MB * _share_read(m)
-    written = m["dedupe_mb_written"] * (TABLE_MB / m["mb_stored"] if kind == "rewrite" else nights)
-    gets = TABLE_MB / GROUP_MB * (1 if kind == "rewrite" else 2 * _share_read(m) / _share_read(scattered))
-    processor = m["append"] * nights + _seconds_a_mb(m) * (read + written)
+def night(strategy: str, keys: Keys, measured: Measured) -> Effort:
+    """A night. Raises KeyError or ValueError if `rows` measured no such table."""
+    rows = measured["rows"]
     if strategy == "auto":
-        anew = 2 / MOST_DEBT * NIGHT_MB
-        processor += _seconds_a_mb(_largest(measured, "rewrite", keys)) * 2 * anew
-        read, written, gets = read + anew, written + anew, gets + anew / GROUP_MB
-    units = PARTITIONS * math.ceil(PARTITION_MB / UNIT_MB)
-    return Night(
-        processor,
+        anew = (SIZES + 2 / MOST_DEBT) * NIGHT_MB
+        processor = _seconds_a_mb(_largest(rows, f"rewrite {keys}"), "dedupe_") * 2 * anew
+        paid: dict[Call, float] = {"get": anew / REQUEST_MB, "put": anew / BUCKET_MB * puts(BUCKET_MB)}
+        return night("delta", keys, measured) + Effort(processor, anew, anew, paid)
+    m, scattered = _largest(rows, f"{strategy} {keys}"), _largest(rows, f"{strategy} scattered")
+    nights, share = NIGHT_MB / m["mb_landed"], share_read(m)
+    is_delta = strategy == "delta"
+    read = TABLE_MB * share
+    written = m["dedupe_mb_written"] * (nights if is_delta else TABLE_MB / m["mb_stored"])
+    merges = PARTITIONS * BUCKETS
+    reads = TABLE_MB / GROUP_MB * share / share_read(scattered) if is_delta else TABLE_MB / REQUEST_MB
+    of_merges: dict[Call, float] = {"get": reads + 2 * merges, "put": merges * puts(written / merges)}
+    vectors_and_deltas: dict[Call, float] = {"get": merges * (1 + 3 * DELTAS), "put": PARTITIONS}
+    of_units = _of_units(units_of((CAME_MB + PARTITION_MB * (WIDTH_SHARE if is_delta else 1)) / BUCKETS))
+    return Effort(
+        m["append_processor"] * nights + _seconds_a_mb(m, "dedupe_") * (read + written),
         m["append_mb_read"] * nights + read,
         m["append_mb_written"] * nights + written,
-        {
-            "get": round(gets) + 4 * units,
-            "list": 2 * units,
-            "put": units * (1 if kind == "rewrite" else 2),
-            "create": units,
-        },
+        add(of_merges, vectors_and_deltas if is_delta else {}, of_units),
     )
 
 
-def report(measured: Mapping[str, Mapping[str, Any]], prices: Prices) -> Iterator[str]:
+def adoption(measured: Measured) -> Effort:
+    """The first merge of every adopted partition, without what arrives with it. Raises KeyError or ValueError as `night`."""
+    m = _largest(measured["adoption"], "")
+    read, written = (TABLE_MB * m[f"mb_{what}"] / m["mb_adopted"] for what in ("read", "written"))
+    packs, bucket_mb = CUTS * PACKS, PARTITION_MB / BUCKETS
+    of_a_partition: dict[Call, float] = {
+        "get": PARTITION_MB / REQUEST_MB + ADOPTED_FILES + packs * BUCKETS,
+        "put": packs * puts(PARTITION_MB / packs) + BUCKETS * puts(bucket_mb),
+    }
+    of_all: dict[Call, float] = {call: PARTITIONS * n for call, n in of_a_partition.items()}
+    requests = add(of_all, _of_units(units_of(bucket_mb), CUTS))
+    return Effort(_seconds_a_mb(m) * (read + written), read, written, requests)
+
+
+def adopt() -> Effort:
+    """The command: it reads footers, and writes manifests."""
+    files = PARTITIONS * ADOPTED_FILES
+    requests: dict[Call, float] = {
+        "list": files / 1000 + 2 * PARTITIONS,
+        "get": files + PARTITIONS,
+        "create": PARTITIONS,
+    }
+    return Effort(0.0, 0.0, 0.0, requests)
+
+
+def units_of(mb: float) -> int:
+    """In how many units a partition is merged, each of whose buckets reads so many MB."""
+    if mb * BUCKETS <= ALONE_BUCKETS * BUCKET_MB:
+        return 1
+    return len(list(runs([mb] * BUCKETS, lambda size: size, BUCKET_MB)))
+
+
+def _of_units(merges: int, cuts: int = 0) -> dict[Call, float]:
+    """Requests of all partitions beside those for data files."""
+    units = merges + cuts
+    workers = math.ceil(units / ArrowEngine.partitions_per_call)
+    manifests = 2 + workers  # also of the worker that finds the units, and of publish
+    return {
+        "list": PARTITIONS * (3 + (5 if cuts else 4) * units),
+        "get": PARTITIONS * (manifests + merges + workers * cuts),
+        "create": PARTITIONS * (units + 1),
+    }
+
+
+def report(measured: Measured, prices: Prices) -> Iterator[str]:
     """Markdown."""
     try:
-        nights = {f"{strategy}, {keys}": night(strategy, keys, measured) for strategy, keys in CASES}
+        efforts = {f"night, {strategy}, keys {keys}": night(strategy, keys, measured) for strategy, keys in CASES}
+        efforts |= {"adopt the lake": adopt(), "first merge of all that was adopted": adoption(measured)}
+        rewrite, delta = (night(strategy, "scattered", measured) for strategy in ("rewrite", "delta"))
+        share = share_read(_largest(measured["rows"], "delta scattered"))
     except (KeyError, ValueError):
-        yield "Not reckoned: `rows` has not measured its largest table with strategies delta and rewrite."
+        yield "Not reckoned: `rows` and `adoption` have not measured their largest tables, with strategies delta and rewrite."
         return
+    assumed = [*OF_BOTH, *ASSUMED]
+    try:
+        efforts |= iceberg.efforts(rewrite, delta, share, measured["peers"])
+        assumed += iceberg.assumed(measured["peers"])
+    except KeyError:
+        assumed.append("Iceberg is not reckoned: `peers` has not measured it.")
     yield (
-        f"| strategy, keys | GB read | GB written | million requests | {prices.currency} | "
+        f"| | GB read | GB written | million requests | worker hours | {prices.currency} | "
         + " | ".join(f"{n:,} workers" for n in WORKERS)
         + " | requests a second with most |"
     )
-    yield "|---|" + "---:|" * (5 + len(WORKERS))
-    for name, n in nights.items():
-        requests = sum(n.requests.values())
+    yield "|---|" + "---:|" * (6 + len(WORKERS))
+    for name, effort in efforts.items():
+        requests, seconds = sum(effort.requests.values()), effort.worker_seconds
         cells = [
             name,
-            *(f"{x:,.1f}" for x in (n.mb_read / 1000, n.mb_written / 1000, requests / 1e6, n.cost(prices))),
-            *(_time(n.worker_seconds / workers) for workers in WORKERS),
-            f"{requests * max(WORKERS) / n.worker_seconds:,.0f}",
+            *(f"{x:,.0f}" for x in (effort.mb_read / 1000, effort.mb_written / 1000)),
+            f"{requests / 1e6:,.1f}",
+            f"{seconds / 3600:,.0f}",
+            f"{effort.cost(prices):,.2f}",
+            *(_time(seconds / workers) for workers in WORKERS),
+            f"{requests * max(WORKERS) / seconds:,.0f}",
         ]
         yield "| " + " | ".join(cells) + " |"
     yield ""
-    millions = max(int(name.split()[0]) for name in measured)
-    yield f"By the rates of the table of {millions} million rows, and prices of {prices.as_of}. Assumed:"
+    yield (
+        f"By the rates of {_millions(measured['rows'])} million stored rows and {_millions(measured['adoption'])} million "
+        f"adopted ones, and prices of {prices.as_of}. A delta's merge of scattered keys reads {share:.1%} of the stored bytes. "
+        f"If each of the {BUCKETS} merges of an adopted partition read all of it, as without a cut, the first merges would read "
+        f"{TABLE_MB * BUCKETS / 1e9:.1f} PB. Assumed:"
+    )
     yield ""
-    yield from (f"- {text}" for text in ASSUMED)
+    yield from (f"- {text}" for text in assumed)
 
 
-def _largest(measured: Mapping[str, Mapping[str, Any]], strategy: str, keys: str) -> Mapping[str, Any]:
-    millions = max(int(name.split()[0]) for name in measured)
-    return measured[f"{millions} {strategy} {keys}"]
-
-
-def _share_read(m: Mapping[str, Any]) -> float:
+def share_read(m: Mapping[str, Any]) -> float:
     """Of the stored bytes, by dedupe."""
     return float(m["dedupe_mb_read"] / m["mb_stored"])
 
 
-def _seconds_a_mb(m: Mapping[str, Any]) -> float:
-    """Of dedupe, for what it reads and writes."""
-    return float(m["dedupe"] / (m["dedupe_mb_read"] + m["dedupe_mb_written"]))
+def _millions(of_part: Mapping[str, Mapping[str, Any]]) -> int:
+    return max(int(name.split()[0]) for name in of_part)
+
+
+def _largest(of_part: Mapping[str, Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
+    return of_part[f"{_millions(of_part)} {kind}".strip()]
+
+
+def _seconds_a_mb(m: Mapping[str, Any], of: str = "") -> float:
+    """Of processor, for what is read and written."""
+    return float(m[f"{of}processor"] / (m[f"{of}mb_read"] + m[f"{of}mb_written"]))
 
 
 def _time(seconds: float) -> str:

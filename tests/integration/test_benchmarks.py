@@ -10,15 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import amplification, key_index
 from benchmarks.peers.__main__ import place
-from benchmarks.scale import model, workers
+from benchmarks.rows import settings
+from benchmarks.scale import iceberg, lake, model, workers
 from benchmarks.workload import TPCHGEN, WORKLOADS, Size, Workload, make
+from lakeupsert.engine.merge import MergeTask
 from lakeupsert.operations.prices import Prices
+from lakeupsert.pipeline.cuts import cuts_of
+from lakeupsert.pipeline.declared import Declaration
+from lakeupsert.pipeline.steps import Step
 from lakeupsert.table.ledger import LedgerEntry
+from lakeupsert.table.manifest import DataFile, Manifest
 
 ROOT = Path(__file__).parents[2]
 SIDES = ["plain", "ours-delta"]
@@ -175,27 +182,74 @@ def test_far_store_holds_calls_beyond_a_second_of_its_limit(monkeypatch: pytest.
     assert far.held == 2
 
 
-def test_model_multiplies_what_was_measured() -> None:
-    each = {"mb_stored": 1000.0, "mb_landed": 10.0, "append": 1.0, "append_mb_read": 20.0, "append_mb_written": 10.0}
-    delta = {**each, "dedupe": 4.0, "dedupe_mb_read": 190.0, "dedupe_mb_written": 10.0}
-    measured = {
-        "5 delta scattered": delta,
-        "5 delta clustered": {**delta, "dedupe_mb_read": 19.0},
-        "5 rewrite scattered": {**each, "dedupe": 20.0, "dedupe_mb_read": 1000.0, "dedupe_mb_written": 1000.0},
-        "1 delta scattered": {},
+@pytest.fixture
+def measured() -> dict[str, dict[str, dict[str, float]]]:
+    """What the parts of `benchmarks.scale` that the model needs may have found."""
+    append = {"append_processor": 1.0, "append_mb_read": 20.0, "append_mb_written": 10.0}
+    each = {"mb_stored": 1000.0, "mb_landed": 10.0, **append}
+    delta = {**each, "dedupe_processor": 4.0, "dedupe_mb_read": 190.0, "dedupe_mb_written": 10.0}
+    rewrite = {**each, "dedupe_processor": 20.0, "dedupe_mb_read": 1000.0, "dedupe_mb_written": 1000.0}
+    return {
+        "rows": {
+            "5 delta scattered": delta,
+            "5 delta clustered": {**delta, "dedupe_mb_read": 19.0},
+            "5 rewrite scattered": rewrite,
+            "1 delta scattered": {},
+        },
+        "adoption": {"5": {"processor": 8.2, "mb_adopted": 100.0, "mb_read": 200.0, "mb_written": 210.0}},
+        "peers": {
+            "iceberg-cow": {"small": 10.0, "large": 40.0},
+            "iceberg-mor": {"small": 10.0, "large": 12.0},
+            "ours-rewrite": {"small": 1.0, "large": 11.0},
+            "ours-delta": {"small": 1.0, "large": 2.0},
+        },
     }
+
+
+def test_model_multiplies_what_was_measured(measured: Any) -> None:
     scattered, clustered = (model.night("delta", keys, measured) for keys in ("scattered", "clustered"))
-    assert scattered.mb_read == pytest.approx(0.19 * model.TABLE_MB + 2 * model.NIGHT_MB)
-    assert scattered.mb_written == clustered.mb_written == pytest.approx(2 * model.NIGHT_MB)
+    assert scattered.mb_read == pytest.approx(0.19 * lake.TABLE_MB + 2 * lake.NIGHT_MB)
+    assert scattered.mb_written == clustered.mb_written == pytest.approx(2 * lake.NIGHT_MB)
     assert scattered.requests["get"] > clustered.requests["get"]
     rewrite = model.night("rewrite", "scattered", measured)
-    assert rewrite.mb_written == pytest.approx(model.TABLE_MB + model.NIGHT_MB)
-    assert rewrite.processor == pytest.approx(0.1 * model.NIGHT_MB + 0.01 * 2 * model.TABLE_MB)
+    assert rewrite.mb_written == pytest.approx(lake.TABLE_MB + lake.NIGHT_MB)
+    assert rewrite.processor == pytest.approx(0.1 * lake.NIGHT_MB + 0.01 * 2 * lake.TABLE_MB)
     auto = model.night("auto", "scattered", measured)
-    assert auto.mb_written - scattered.mb_written == pytest.approx(4 * model.NIGHT_MB)
+    assert auto.mb_written - scattered.mb_written == pytest.approx((4 + model.SIZES) * lake.NIGHT_MB)
     prices = Prices(as_of="today", thousand_requests={"put": 1.0}, compute_second=2.0)
-    assert rewrite.cost(prices) == pytest.approx(rewrite.requests["put"] / 1000 + rewrite.worker_seconds)
+    assert rewrite.cost(prices) == pytest.approx(round(rewrite.requests["put"]) / 1000 + rewrite.worker_seconds)
     assert "Not reckoned" in next(model.report({}, prices))
+
+
+def test_model_cuts_what_is_adopted_as_a_merge_does(measured: Any, tmp_path: Path) -> None:
+    columns = pa.schema({"k": pa.string(), "ts": pa.timestamp("us"), "amount": pa.int64(), "d": pa.date32()})
+    spec = Declaration("t", settings(tmp_path, "auto"), {}).new_spec(columns)
+    size = int(lake.ADOPTED_FILE_MB * 1e6)
+    base = tuple(DataFile(name=str(n), rows=10**7, bytes=size) for n in range(model.ADOPTED_FILES))
+    buckets = range(model.BUCKETS)
+    merge = MergeTask("d=2026-01-01", base, (), (), 1, 1, settled=False, bits=len(buckets).bit_length() - 1)
+    manifest = Manifest(partition=merge.partition, merged=0, spec_version=0)
+    step = Step(None, manifest, (), frozenset(), 1, tuple(replace(merge, bucket=n) for n in buckets))
+    cuts = cuts_of(step, spec, int(model.BUCKET_MB * 1e6))
+    assert len(cuts) == model.CUTS
+    assert sum(cut.task.bytes for cut in cuts) == pytest.approx(lake.PARTITION_MB * 1e6, rel=0.01)
+    first = model.adoption(measured)
+    assert (first.mb_read, first.mb_written) == pytest.approx((2 * lake.TABLE_MB, 2.1 * lake.TABLE_MB))
+    assert first.requests["get"] > lake.PARTITIONS * len(cuts) * model.BUCKETS
+
+
+def test_model_reckons_iceberg_by_what_its_nights_took(measured: Any) -> None:
+    rewrite, delta = (model.night(strategy, "scattered", measured) for strategy in ("rewrite", "delta"))
+    found = iceberg.efforts(rewrite, delta, 0.19, measured["peers"])
+    assert found["Iceberg: night, copy-on-write"].processor == pytest.approx(3 * rewrite.processor)
+    assert found["Iceberg: night, copy-on-write"].mb_written == lake.TABLE_MB
+    assert found["Iceberg: night, merge-on-read"].processor == pytest.approx(2 * delta.processor)
+    assert found["Iceberg: night, merge-on-read"].mb_written == lake.NIGHT_MB
+    assert found["Iceberg: add_files"].mb_read == 0
+    lines = list(model.report(measured, Prices(as_of="today")))
+    assert sum(line.startswith("| Iceberg") for line in lines) == len(found)
+    lines = list(model.report({**measured, "peers": {}}, Prices(as_of="today")))
+    assert not any(line.startswith("| Iceberg") for line in lines)
 
 
 def test_keys_that_move_are_counted_by_their_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
