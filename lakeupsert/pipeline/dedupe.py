@@ -23,6 +23,7 @@ from typing import Literal
 from lakeupsert import clock, events
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
+from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.pipeline.cuts import cut_alone, packs_of
 from lakeupsert.pipeline.next_version import version_after
@@ -37,6 +38,10 @@ from lakeupsert.table.manifest import NO_CHANGES, BucketEntry, Changes, Manifest
 from lakeupsert.table.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
+
+MOST_TASKS = 8192
+"""One call of the engine gets up to so many tasks, then its merges are committed. More: a driver keeps more outputs. Fewer: the
+tasks of a cluster wait more often for the longest."""
 
 
 @dataclass(frozen=True)
@@ -139,31 +144,26 @@ def dedupe_partitions(
                 case Large():
                     del todo[partition]
                     results[partition] = replace(result, status="large")
-        merged = _merge(table, engine, steps)
-        seconds = (clock.elapsed() - begun) / max(1, len(steps))
-        merges = []
-        unanswered: TryAgainError | None = None
-        for step, outputs in merged:
-            if isinstance(outputs, TryAgainError):
-                unanswered = unanswered or outputs
-            elif isinstance(outputs, Exception):
-                log.debug("partition failed: %s", step.partition, exc_info=outputs)
-                del todo[step.partition]
-                results[step.partition] = failed(step.partition, engine, outputs)
-            else:
-                merges.append(_Merge(step, outputs, engine.name, seconds))
         heads = {}
-        for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
-            partition = merge.step.partition
-            if link is None:
-                lost_races[partition] += 1
-                if lost_races[partition] > ATTEMPTS:
-                    raise races_exhausted(table.store.uri(partition), ATTEMPTS)
-            else:
-                heads[partition] = link
-                results[partition] = _add(results[partition], merge, link)
-        if unanswered is not None:  # what was merged is committed
-            raise unanswered
+        for run in runs(steps, lambda step: len(step.tasks), MOST_TASKS):
+            merges, failures = _merge(table, engine, run, begun)
+            for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
+                partition = merge.step.partition
+                if link is None:
+                    lost_races[partition] += 1
+                    if lost_races[partition] > ATTEMPTS:
+                        raise races_exhausted(table.store.uri(partition), ATTEMPTS)
+                else:
+                    heads[partition] = link
+                    results[partition] = _add(results[partition], merge, link)
+            for failure in failures.values():
+                if isinstance(failure, TryAgainError):  # what was merged is committed
+                    raise failure
+            for partition, failure in failures.items():
+                log.debug("partition failed: %s", partition, exc_info=failure)
+                del todo[partition]
+                results[partition] = failed(partition, engine, failure)
+            begun = clock.elapsed()
     return list(results.values())
 
 
@@ -277,17 +277,20 @@ def find_steps(
     return found
 
 
-def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tuple[Step, list[MergeOutput] | Exception]]:
-    """Each step as it was merged, and the outputs of its tasks, or the error of one. Steps with the same spec share a call of the
-    engine."""
+def _merge(
+    table: OpenTable, engine: Engine, steps: Sequence[Step], begun: float
+) -> tuple[list[_Merge], dict[str, Exception]]:
+    """The steps that were merged, since ``begun``, and the error of each other partition. Steps with the same spec share a call
+    of the engine."""
     by_spec: dict[int, list[Step]] = {}
     for step in steps:
         by_spec.setdefault(step.spec_version, []).append(step)
-    found: dict[str, tuple[Step, list[MergeOutput] | Exception]] = {}
+    found: list[tuple[Step, list[MergeOutput]]] = []
+    failures: dict[str, Exception] = {}
     for version, of_spec in by_spec.items():
         spec = table.spec(version)
         after = cut_alone(engine, table.store, spec, of_spec, table.settings.bucket_bytes, table.discard)
-        found |= {s.partition: (s, e) for s, e in zip(of_spec, after, strict=True) if isinstance(e, Exception)}
+        failures |= {s.partition: e for s, e in zip(of_spec, after, strict=True) if isinstance(e, Exception)}
         cut = [step for step in after if not isinstance(step, Exception)]
         try:
             tasks = [task for step in cut for task in step.tasks]
@@ -298,10 +301,13 @@ def _merge(table: OpenTable, engine: Engine, steps: Sequence[Step]) -> list[tupl
             of_step = [next(outputs) for _ in step.tasks]
             failure = next((output for output in of_step if isinstance(output, Exception)), None)
             merged = [output for output in of_step if not isinstance(output, Exception)]
-            found[step.partition] = step, failure or merged
             if failure:
+                failures[step.partition] = failure
                 table.discard({name for output in merged for name in output.objects} - _stored_objects(step))
-    return [found[step.partition] for step in steps]
+            else:
+                found.append((step, merged))
+    seconds = (clock.elapsed() - begun) / max(1, len(steps))
+    return [_Merge(step, outputs, engine.name, seconds) for step, outputs in found], failures
 
 
 def _is_large(table: OpenTable, engine: Engine, step: Step, tasks: Sequence[MergeTask]) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
+from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.errors import RefusedError
-from lakeupsert.testing.lake import Lake, row
+from lakeupsert.pipeline import dedupe
+from lakeupsert.testing.lake import DAY, Lake, row
 
 pytestmark = pytest.mark.usefixtures("spark")
 DAYS = 12
@@ -33,7 +36,6 @@ def test_nights_equal_the_model(tmp_path: Path, chosen: str) -> None:
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])
 def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
-    from lakeupsert.engine.hosted import HostedEngine
     from lakeupsert.engine.spark_window import SparkEngine
 
     kind = {"arrow": HostedEngine, "spark": SparkEngine}[engine]
@@ -52,6 +54,27 @@ def test_a_damaged_file_fails_its_partition_alone(tmp_path: Path, monkeypatch: p
     assert {r.partition for r in results if r.status == "failed"} == {"d=2020-01-03"}
     assert sum(r.status == "merged" for r in results) == DAYS - 1
     assert damaged.name in lake.table.status().failed["d=2020-01-03"]
+
+
+def test_a_call_has_so_many_tasks_at_most_and_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path / "lake")
+    lake.land("0.jsonl", [row(f"k{i}", day, 1) for day in range(DAYS) for i in range(3)])
+    lake.table.append(host="local")
+    monkeypatch.setattr(dedupe, "MOST_TASKS", 5)
+    merge, calls = HostedEngine.merge, []
+
+    def counted(self: HostedEngine, *given: Any) -> Any:
+        committed = sum(
+            lake.opened.objects.partition(f"d={DAY + timedelta(day)}").head() is not None for day in range(DAYS)
+        )
+        calls.append((len(given[3]), committed))
+        return merge(self, *given)
+
+    monkeypatch.setattr(HostedEngine, "merge", counted)
+    lake.table.dedupe(host="spark")
+    assert calls == [(5, 0), (5, 5), (2, 10)]
+    lake.table.publish()
+    lake.check()
 
 
 def test_both_hosts_adopt_and_prove_the_same(tmp_path: Path) -> None:
