@@ -69,6 +69,7 @@ _GRANTS = {
     "delete_objects": "s3:DeleteObject",
     "abort_multipart_upload": "s3:AbortMultipartUpload",
 }  # all others: s3:PutObject
+_NO_CREDENTIALS = (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError)
 _CREDENTIALS = {
     "ExpiredToken",
     "ExpiredTokenException",
@@ -275,7 +276,7 @@ class S3Store:
             raise self._failure(e, operation, name or "") from e
         except (BotoCoreError, ValueError) as e:
             raise ConfigurationError(
-                "s3-settings",
+                "bad-credentials" if isinstance(e, _NO_CREDENTIALS) else "s3-settings",
                 f"{self.uri(name or '')}: {operation} could not be sent: {e}. {UNTOUCHED}",
                 next="correct the credentials or settings of boto3 (environment, ~/.aws, the machine's role)",
             ) from e
