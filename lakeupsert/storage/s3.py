@@ -69,7 +69,6 @@ _GRANTS = {
     "delete_objects": "s3:DeleteObject",
     "abort_multipart_upload": "s3:AbortMultipartUpload",
 }  # all others: s3:PutObject
-_NO_CREDENTIALS = (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError)
 _CREDENTIALS = {
     "ExpiredToken",
     "ExpiredTokenException",
@@ -274,9 +273,15 @@ class S3Store:
             raise unreachable(self.uri(name or ""), f"{operation} got no answer from S3: {e}") from e
         except ClientError as e:
             raise self._failure(e, operation, name or "") from e
+        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as e:
+            raise ConfigurationError(
+                "bad-credentials",
+                f"{self.uri(name or '')}: {operation} could not be sent: {e}. {UNTOUCHED}",
+                next="give the machine a role or a profile (AWS_PROFILE), or log in",
+            ) from e
         except (BotoCoreError, ValueError) as e:
             raise ConfigurationError(
-                "bad-credentials" if isinstance(e, _NO_CREDENTIALS) else "s3-settings",
+                "s3-settings",
                 f"{self.uri(name or '')}: {operation} could not be sent: {e}. {UNTOUCHED}",
                 next="correct the credentials or settings of boto3 (environment, ~/.aws, the machine's role)",
             ) from e
