@@ -97,7 +97,12 @@ dist: setup ## dist/ with a wheel, and an environment for Spark's executors (spa
 	@build/dist/pack/bin/venv-pack --quiet --prefix build/dist/environment --output dist/environment.tar.gz
 	@chmod +r dist/environment.tar.gz
 
-test-spark-cluster: dist ## nights on a cluster of processes, with workers killed, and with the archive of `make dist`; some minutes
+# An older pyarrow than lakeupsert takes.
+build/old-pyarrow: | $(STAMP)
+	@rm -rf $@.part && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part "pyarrow==20.*"
+	@mv $@.part $@
+
+test-spark-cluster: dist build/old-pyarrow ## nights on a cluster of processes, with workers killed, with the archive of `make dist`, and with bad executors; some minutes
 	@$(BIN)/pytest tests/integration/test_spark_cluster.py
 
 lint: setup ## style, types, and the direction of imports

@@ -85,6 +85,10 @@ class ConfigurationError(LakeupsertError):
     exit_code = 2
 
 
+class ExecutorError(ConfigurationError):
+    """Change the machines or the settings of Spark's executors. No partition is at fault, so none is marked failed."""
+
+
 class RefusedError(LakeupsertError):
     """Data were refused or held back: look at them, then decide."""
 

@@ -12,6 +12,7 @@ from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import MergeOutput, MergeTask
 from lakeupsert.engine.runs import runs
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.spec import TableSpec
 
@@ -67,4 +68,7 @@ def _merge(
     """The outputs, and how often each kind of request was sent to the store."""
     before = store.requests.as_dict()
     outputs = ArrowEngine(memory_limit).merge(store, spec, spec_version, run)
+    for output in outputs:
+        if isinstance(output, MemoryError | ConfigurationError):  # the machine's, and the host explains it
+            raise output
     return outputs, {call: count - before[call] for call, count in store.requests.as_dict().items()}

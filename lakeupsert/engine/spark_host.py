@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from lakeupsert.config import Reading
-from lakeupsert.engine.attempts import Found, Item, attempt
+from lakeupsert.engine.attempts import Found, Item
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
@@ -22,11 +22,14 @@ from lakeupsert.engine.spark_session import (
     explain_spark_failures,
     forget_zip_importers,
     ids,
+    is_local,
     memory_beside_jvm,
     parallelism,
     session,
+    task_memory,
     tasks_per_executor,
 )
+from lakeupsert.engine.spark_tasks import TaskDiedError, attempt_in_task, not_all_unfit, ship
 from lakeupsert.landing.files import TYPED, Survey, format_of, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
@@ -60,23 +63,21 @@ class SparkHost:
     def map(
         self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
     ) -> list[Found | Exception]:
-        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for number in ids(batches):
-                for place in packs[number]:
-                    found = pickle.dumps(attempt(function, items[place]))
-                    yield pa.record_batch({"place": [place], "found": [found]})
-
         with explain_spark_failures(), small_batches() as spark:
             packs = pack(sizes, TASKS_PER_CORE * parallelism(spark))
-            rows = spark.range(0, len(packs), 1, len(packs)).mapInArrow(run, "place bigint, found binary").collect()
-        return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
+            found = _run_packs(spark, function, items, packs)
+            shared = itertools.chain.from_iterable(places for places in packs if len(places) > 1)
+            again = [[place] for place in shared if isinstance(found[place], TaskDiedError)]
+            if again:  # one of a pack may have taken the others with it
+                found |= _run_packs(spark, function, items, again)
+        return [*not_all_unfit([found[place] for place in range(len(items))])]
 
     @staticmethod
     def memory_of_a_task(of_machine: int) -> int:
         """Bytes for the Python process of one task: of what an executor has beside its JVM, or of this machine."""
         with explain_spark_failures():
             spark = session()
-            if spark.conf.get("spark.master", "").startswith("local["):
+            if is_local(spark):
                 return of_machine // parallelism(spark) - PYTHON_BYTES
             return memory_beside_jvm(spark) // tasks_per_executor(spark) - PYTHON_BYTES
 
@@ -97,7 +98,8 @@ class SparkHost:
                 yield pa.record_batch({"place": [place], "found": [pickle.dumps(found)]})
 
         with explain_spark_failures(), small_batches() as spark:
-            rows = spark.range(0, len(inputs), 1, len(inputs)).mapInArrow(run, "place bigint, found binary").collect()
+            tasks = spark.range(0, len(inputs), 1, len(inputs))
+            rows = tasks.mapInArrow(ship(run), "place bigint, found binary").collect()
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
     def run(self, job: AppendJob) -> list[Report]:
@@ -118,10 +120,10 @@ class SparkHost:
             numbers = spread(small + sum(1 << bits for bits in job.bits.values()), parts)
             rows = (
                 spark.range(0, len(tasks), 1, len(tasks))
-                .mapInArrow(read, "number int, rows binary, reports binary")
+                .mapInArrow(ship(read), "number int, rows binary, reports binary")
                 .repartition(parts, "number")
                 .sortWithinPartitions("number")
-                .mapInArrow(write, "reports binary")
+                .mapInArrow(ship(write), "reports binary")
                 .collect()
             )
         reports: list[Report] = [report for row in rows for report in pickle.loads(row.reports)]
@@ -129,6 +131,22 @@ class SparkHost:
         names |= {r.file.name for r in reports if isinstance(r, Refused)}
         job.store.requests.add({"put": len(names)})  # the tasks' stores counted for themselves
         return reports
+
+
+def _run_packs(
+    spark: SparkSession, function: Callable[[Item], Found], items: Sequence[Item], packs: Sequence[Sequence[int]]
+) -> dict[int, Found | Exception]:
+    """What came of each item that a pack names, by its place. Each pack is a task."""
+    memory = task_memory(spark)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in ids(batches):
+            for place in packs[number]:
+                found = pickle.dumps(attempt_in_task(function, items[place], memory))
+                yield pa.record_batch({"place": [place], "found": [found]})
+
+    rows = spark.range(0, len(packs), 1, len(packs)).mapInArrow(ship(run), "place bigint, found binary").collect()
+    return {row.place: pickle.loads(row.found) for row in rows}
 
 
 def pack(sizes: Sequence[float], tasks: int) -> list[list[int]]:

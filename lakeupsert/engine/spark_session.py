@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from types import FrameType
 
 import pyarrow as pa
-from pyspark.errors import PythonException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lakeupsert import sparkenv
+from lakeupsert.engine.spark_tasks import UNFIT, TaskMemory, passed_error
 from lakeupsert.engine.spark_versions import connect_session, retry_lost_calls
-from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
-from lakeupsert.storage import StoreUnavailableError
+from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, TryAgainError
 
 SPARK_ERRORS = (
     "Py4JError",
@@ -35,11 +35,17 @@ break of the network. Fewer: a command whose server is gone ends sooner. It make
 
 
 _UNFIT = re.compile(
-    r"No module named '[\w.]+'|[^\n]*PYTHON_VERSION_MISMATCH[^\n]*|[^\n]*PACKAGE_NOT_INSTALLED[^\n]*"
-    r"|[^\n]*UNSUPPORTED_PACKAGE_VERSION[^\n]*|Python in worker has different version[^\n]*|PyArrow >= [^\n]*"
-    r"|Cannot run program \"[^\"]+\"[^\n]*"
+    rf"(?<={UNFIT})[^\n]*|No module named '[\w.]+'|ImportError: [^\n]*|Cannot run program \"[^\"]+\"[^\n]*"
+    r"|(Python in worker has different version|PyArrow >= |Pandas >= )[^\n]*"
+    r"|Error from python worker:(?s:.*?)\n  (?!Traceback)(?P<start>\S[^\n]*)"
 )
 """What Spark says if an executor's Python lacks a package, or has another version, or is not there."""
+_DIED = re.compile(
+    r"Python worker exited unexpectedly \(crashed\)|[^\n]*exceeding (physical |virtual )?memory limits[^\n]*"
+    r"|[^\n]*(exit code|exitCode|exit status)[: ]*137[^\n]*|(\w+\.)*(Arrow)?MemoryError[^\n]*|Cannot allocate memory[^\n]*"
+    r"|can't start new thread"
+)
+"""What Spark says if a task's Python needed more memory than it may have, or was killed."""
 
 
 def session() -> SparkSession:
@@ -98,39 +104,56 @@ def _delay_interrupts() -> Iterator[None]:
 
 @contextmanager
 def explain_spark_failures() -> Iterator[None]:
-    """Raise TryAgainError if Spark or its task processes end; errors of our own code in a task pass through."""
+    """Raise an error of ours for what Spark raises: the one that a task raised, or one that says why no task could run."""
     try:
         with _stop_retries_on_sigterm():
             yield
     except LakeupsertError:
         raise
     except Exception as e:
-        text = str(e)
-        outage = isinstance(e, PythonException) and StoreUnavailableError.__name__ in text
-        if not outage and type(e).__name__ not in SPARK_ERRORS and not _UNFIT.search(text):
-            raise
-        if unfit := _UNFIT.search(text):
-            raise ConfigurationError(
-                "executors-unfit",
-                f"Spark's executors can't run lakeupsert: {unfit[0].strip('. ')}. Nothing that their tasks wrote is named by a "
-                "commit, so no reader sees it.",
-                next="ship an environment with the job: build it with `make dist` on a machine like the executors, with their "
-                "version of Python, and set spark.archives (docs/SPARK.md)",
-            ) from e
-        lost = "StatusCode.UNAVAILABLE" in text or type(e).__name__ == "RetriesExceeded"  # the latter in 4.0
-        if lost and (server := sparkenv.connect_server()):
-            _stop_retries()
-            raise TryAgainError(
-                "spark-unreachable",
-                f"The Spark Connect server {server} does not answer, or stopped while it worked. What it had written is named "
-                "by no commit, so no reader sees it.",
-                next="start it, or correct SPARK_REMOTE, then run the same command again",
-            ) from e
-        raise TryAgainError(
-            "spark-failed",
-            f"Spark did not finish the job: {_first_lines(e)}",
-            next="read Spark's log for the reason, which is often too little memory for a task; then run the same command again",
-        ) from e
+        if isinstance(e, PySparkException) or type(e).__name__ in SPARK_ERRORS:
+            explained = _explain(e)
+            if explained is not None:
+                raise explained from e
+        raise
+
+
+def _explain(e: Exception) -> LakeupsertError | None:
+    """None: a task raised what is not an error of ours, so it is a bug."""
+    text = str(e)
+    if (passed := passed_error(text)) is not None:
+        return passed
+    died = _DIED.search(text)
+    if "failed to map segment" in text and session().conf.get(
+        _PYSPARK_MEMORY, None
+    ):  # without that limit: a noexec mount
+        died = re.search(r"[^\n]*failed to map segment[^\n]*", text)
+    if died is not None:
+        return task_memory(session()).died(died[0].strip(". "), then=", then run the same command again")
+    if unfit := _UNFIT.search(text):
+        return ExecutorError(
+            "executors-unfit",
+            f"Spark's executors can't run lakeupsert: {(unfit['start'] or unfit[0]).strip('. ')}. Nothing that their tasks wrote "
+            "is named by a commit, so no reader sees it.",
+            next="ship an environment with the job: build it with `make dist` on a machine like the executors, with their "
+            "version of Python, and set spark.archives; or name a Python there with spark.pyspark.python (docs/SPARK.md)",
+        )
+    lost = "StatusCode.UNAVAILABLE" in text or type(e).__name__ == "RetriesExceeded"  # the latter in 4.0
+    if lost and (server := sparkenv.connect_server()):
+        _stop_retries()
+        return TryAgainError(
+            "spark-unreachable",
+            f"The Spark Connect server {server} does not answer, or stopped while it worked. What it had written is named "
+            "by no commit, so no reader sees it.",
+            next="start it, or correct SPARK_REMOTE, then run the same command again",
+        )
+    if type(e).__name__ not in SPARK_ERRORS:
+        return None
+    return TryAgainError(
+        "spark-failed",
+        f"Spark did not finish the job: {_first_lines(e)}",
+        next="read Spark's log for the reason, which is often too little memory for a task; then run the same command again",
+    )
 
 
 @contextmanager
@@ -206,9 +229,27 @@ def tasks_per_executor(spark: SparkSession) -> int:
     return max(1, cores // int(spark.conf.get("spark.task.cpus", "1")))
 
 
+def task_memory(spark: SparkSession) -> TaskMemory:
+    if is_local(spark):
+        return TaskMemory(
+            f"{parallelism(spark)} tasks at a time share the memory of this machine.",
+            "give this machine more memory, or start Spark with fewer cores",
+        )
+    given, tasks = memory_beside_jvm(spark), tasks_per_executor(spark)
+    setting = _PYSPARK_MEMORY if spark.conf.get(_PYSPARK_MEMORY, None) else "spark.executor.memoryOverhead"
+    return TaskMemory(
+        f"An executor has {given / 1e6:,.0f} MB ({setting}) for the Python of {tasks} {'task' if tasks == 1 else 'tasks'}.",
+        f"raise {setting}" + (" or lower spark.executor.cores" if tasks > 1 else ""),
+    )
+
+
+def is_local(spark: SparkSession) -> bool:
+    return bool(spark.conf.get("spark.master", "").startswith("local["))
+
+
 def memory_beside_jvm(spark: SparkSession) -> int:
     """Bytes that an executor has for Python. If `spark.executor.pyspark.memory` is not set, it is the overhead."""
-    own = spark.conf.get("spark.executor.pyspark.memory", None)
+    own = spark.conf.get(_PYSPARK_MEMORY, None)
     if own:
         return _bytes(own)
     given = spark.conf.get("spark.executor.memoryOverhead", None)
@@ -218,6 +259,7 @@ def memory_beside_jvm(spark: SparkSession) -> int:
     return max(_LEAST_OVERHEAD, int(factor * _bytes(spark.conf.get("spark.executor.memory", "1g"))))
 
 
+_PYSPARK_MEMORY = "spark.executor.pyspark.memory"
 _LEAST_OVERHEAD = 384 << 20
 _UNITS = {"k": 10, "m": 20, "g": 30, "t": 40}
 

@@ -14,16 +14,31 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.engine.attempts import attempt
 from lakeupsert.engine.cut import LEAST_HELD, PEAK, CutOutput, CutTask, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
 from lakeupsert.engine.spark_host import TASKS_PER_CORE, SparkHost, pack, spread
-from lakeupsert.engine.spark_session import explain_spark_failures, forget_zip_importers, ids, parallelism, session
+from lakeupsert.engine.spark_session import (
+    explain_spark_failures,
+    forget_zip_importers,
+    ids,
+    parallelism,
+    session,
+    task_memory,
+)
+from lakeupsert.engine.spark_tasks import (
+    TaskDiedError,
+    TaskMemory,
+    attempt_in_task,
+    explain_death,
+    not_all_unfit,
+    require_a_try,
+    ship,
+)
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.adopted import ADOPTED_RANK, read_adopted
 from lakeupsert.rows.arrays import Column as ArrowColumn
@@ -87,60 +102,79 @@ class SparkEngine:
     def merge(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[MergeTask]
     ) -> list[MergeOutput | Exception]:
-        has_full = any(task.full for task in tasks)
-
-        def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for number in ids(batches):
-                for source in (flat[place] for place in packs[number]):
-                    yield from _deciding_rows_or_error(store, spec, by_unit[source.unit], source, has_full=has_full)
-
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for unit, rows in _by_unit(batches):
-                gather = partial(_gather, store, spec, spec_version, by_unit[unit], sources[unit])
-                output = pickle.dumps(attempt(gather, rows))
-                yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [output]})
-
-        schema = _deciding_ddl(spec, has_full=has_full)
         with explain_spark_failures():
             spark = session()
             most = TASKS_PER_CORE * parallelism(spark)
-            parts = max(1, min(len(tasks), most))
-            units = spread(len(tasks), parts)
-            by_unit = dict(zip(units, map(_in_pieces, tasks), strict=True))
-            sources = {unit: _sources(unit, task) for unit, task in by_unit.items()}
-            flat = list(itertools.chain.from_iterable(sources.values()))
-            packs = pack([float(source.file.bytes) for source in flat], most)
-            rows = (
-                spark.range(0, len(packs), 1, max(1, len(packs)))
-                .mapInArrow(read, schema)
-                .transform(_rank, spec, tasks)
-                .repartition(parts, "unit")
-                .sortWithinPartitions("unit", *_key_names(spec), "nth", *_ARRIVAL)
-                .select(
-                    "unit",
-                    "source",
-                    "row",
-                    "deleted",
-                    "hash",
-                    "error",
-                    "nth",
-                    "begins",
-                    "known",
-                    "killed_by",
-                    "version",
-                    *_ARRIVAL,
-                )
-                .mapInArrow(write, "unit int, output binary")
-                .collect()
-            )
-        outputs = {row.unit: pickle.loads(row.output) for row in rows}
-        return [outputs.get(unit) or _gather(store, spec, spec_version, task, [], []) for unit, task in by_unit.items()]
+            outputs = _run_window(spark, store, spec, spec_version, tasks, most)
+            died = [n for n, output in enumerate(outputs) if isinstance(output, TaskDiedError)]
+            if died and len(tasks) > 1:  # one may have taken others with it
+                again = _run_window(spark, store, spec, spec_version, [tasks[n] for n in died], None)
+                for n, output in zip(died, again, strict=True):
+                    outputs[n] = output
+        return [*not_all_unfit(outputs)]
 
     def cut(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
     ) -> list[CutOutput | Exception]:
         sizes = [float(task.bytes) for task in tasks]
         return SparkHost().map(partial(cut, store, spec, spec_version, LEAST_HELD * PEAK), tasks, sizes)
+
+
+def _run_window(
+    spark: SparkSession,
+    store: ObjectStore,
+    spec: TableSpec,
+    spec_version: int,
+    tasks: Sequence[MergeTask],
+    most: int | None,
+) -> list[MergeOutput | Exception]:
+    """One job for all ``tasks``. ``most``: of Spark's tasks in each of its halves; None: one for each file and for each unit."""
+    has_full = any(task.full for task in tasks)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in ids(batches):
+            for source in (flat[place] for place in packs[number]):
+                task = by_unit[source.unit]
+                yield from _deciding_rows_or_error(store, spec, task, source, memory, has_full=has_full)
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for unit, rows in _by_unit(batches):
+            gather = partial(_gather, store, spec, spec_version, by_unit[unit], sources[unit])
+            output = pickle.dumps(attempt_in_task(gather, rows, memory))
+            yield pa.record_batch({"unit": pa.array([unit], pa.int32()), "output": [output]})
+
+    memory, schema = task_memory(spark), _deciding_ddl(spec, has_full=has_full)
+    parts = max(1, min(len(tasks), most or len(tasks)))
+    units = spread(len(tasks), parts)
+    by_unit = dict(zip(units, map(_in_pieces, tasks), strict=True))
+    sources = {unit: _sources(unit, task) for unit, task in by_unit.items()}
+    flat = list(itertools.chain.from_iterable(sources.values()))
+    packs = pack([float(source.file.bytes) for source in flat], most) if most else [[n] for n in range(len(flat))]
+    rows = (
+        spark.range(0, len(packs), 1, max(1, len(packs)))
+        .mapInArrow(ship(read), schema)
+        .transform(_rank, spec, tasks)
+        .repartition(parts, "unit")
+        .sortWithinPartitions("unit", *_key_names(spec), "nth", *_ARRIVAL)
+        .select(
+            "unit",
+            "source",
+            "row",
+            "deleted",
+            "hash",
+            "error",
+            "nth",
+            "begins",
+            "known",
+            "killed_by",
+            "version",
+            *_ARRIVAL,
+        )
+        .mapInArrow(ship(write), "unit int, output binary")
+        .collect()
+    )
+    outputs = {row.unit: pickle.loads(row.output) for row in rows}
+    return [outputs.get(unit) or _gather(store, spec, spec_version, task, [], []) for unit, task in by_unit.items()]
 
 
 # ---------------------------------------------------------------- the window
@@ -239,16 +273,19 @@ def _deciding_ddl(spec: TableSpec, *, has_full: bool) -> str:
 
 
 def _deciding_rows_or_error(
-    store: ObjectStore, spec: TableSpec, task: MergeTask, source: _Source, *, has_full: bool
+    store: ObjectStore, spec: TableSpec, task: MergeTask, source: _Source, memory: TaskMemory, *, has_full: bool
 ) -> Iterator[pa.RecordBatch]:
     """The same, and a row with the error if the file can't be read: the unit fails, and the others of the call do not."""
     try:
+        require_a_try(memory)
         yield from _deciding_rows(store, spec, task, source, has_full=has_full)
     except Exception as e:
         nothing = _read_schema(spec, task, source).empty_table()
         schema = pa.table(_deciding_columns(spec, task, source, nothing, has_full=has_full)).schema
         row = {"unit": source.unit, "source": source.number, "row": -1, "age": 0, "deleted": False, "hash": 0}
-        yield from pa.Table.from_pylist([{**row, "error": pickle.dumps(e)}], schema=schema).to_batches()
+        yield from pa.Table.from_pylist(
+            [{**row, "error": pickle.dumps(explain_death(e, memory))}], schema=schema
+        ).to_batches()
 
 
 def _deciding_rows(

@@ -23,7 +23,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.engine.merge import Engine
-from lakeupsert.errors import LakeupsertError, TryAgainError, split_text
+from lakeupsert.errors import ExecutorError, LakeupsertError, TryAgainError, split_text
 from lakeupsert.events import Failure
 from lakeupsert.pipeline.dedupe import PartitionResult, dedupe_partitions, dedupe_unit, failed
 from lakeupsert.pipeline.messages import pending_messages
@@ -373,14 +373,14 @@ def _merge_partitions(
     try:
         yield from merge(table, engine, wanted, work)
         return
-    except TryAgainError:
+    except (TryAgainError, ExecutorError):
         raise
     except Exception as e:
         log.debug("a shared call failed, trying each partition alone: %r", e)
     for partition, batch in wanted.items():
         try:
             yield from merge(table, engine, {partition: batch}, work)
-        except TryAgainError:
+        except (TryAgainError, ExecutorError):
             raise
         except Exception as e:
             log.debug("partition failed: %s", partition, exc_info=True)

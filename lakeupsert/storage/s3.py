@@ -273,6 +273,12 @@ class S3Store:
             raise unreachable(self.uri(name or ""), f"{operation} got no answer from S3: {e}") from e
         except ClientError as e:
             raise self._failure(e, operation, name or "") from e
+        except (errors.NoCredentialsError, errors.PartialCredentialsError, errors.CredentialRetrievalError) as e:
+            raise ConfigurationError(
+                "bad-credentials",
+                f"{self.uri(name or '')}: {operation} could not be sent: {e}. {UNTOUCHED}",
+                next="give the machine a role or a profile (AWS_PROFILE), or log in",
+            ) from e
         except (BotoCoreError, ValueError) as e:
             raise ConfigurationError(
                 "s3-settings",

@@ -259,3 +259,19 @@ def test_wrong_credentials_are_named(
     assert "credentials" in found["error"]["next"]
     assert not found["error"]["data_changed"]
     lake.finish_and_check()
+
+
+def test_missing_credentials_are_named(
+    versitygw: Server, new_place: NewPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = new_place(versitygw)
+    lake = Lake(tmp_path, landing=f"{place}/l", processed=f"{place}/p", queue=str(tmp_path / "queue.sqlite"))
+    lake.land("0.jsonl", NIGHTS[0])
+    with monkeypatch.context() as without:
+        for name in CREDENTIALS:
+            without.delenv(name)
+        result = CliRunner().invoke(main, ["run", "--host", "local", "--config", str(lake.configure()), "--json"])
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["code"]) == (2, "bad-credentials")
+    assert f"{place}/" in error["message"]
+    lake.finish_and_check()

@@ -1,17 +1,21 @@
 """Both phases on Spark's executors: `--host spark` with engine arrow."""
 
+import os
 import re
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.engine.hosted import HostedEngine
-from lakeupsert.errors import RefusedError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError
 from lakeupsert.pipeline import dedupe
 from lakeupsert.testing.lake import DAY, Lake, row
 
@@ -128,3 +132,60 @@ def test_longest_tasks_begin_first_and_small_ones_share(tmp_path: Path) -> None:
     assert packs[:2] == [[41], [0]]
     assert len(packs) <= 8
     assert all(sum(sizes[place] for place in places) <= max(LEAST_TASK, sum(sizes) / 8) for places in packs[2:])
+
+
+def test_errors_of_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all of them lack is theirs; what one item raises belongs to the item."""
+    from lakeupsert.engine import spark_tasks
+    from lakeupsert.engine.spark_host import SparkHost
+
+    def refuse(item: int) -> int:
+        if item:
+            raise ConfigurationError("bad-credentials", f"item {item}.", next="log in")
+        return item
+
+    found = SparkHost().map(refuse, [0, 1], [1.0, 1.0])
+    assert found[0] == 0
+    assert isinstance(found[1], ConfigurationError)
+    assert not isinstance(found[1], ExecutorError)
+    with pytest.raises(ExecutorError, match="item 1") as raised:
+        SparkHost().map(refuse, [1, 2], [1.0, 1.0])
+    assert raised.value.code == "bad-credentials"
+    monkeypatch.setattr(spark_tasks, "OLDEST_PYARROW", 999)
+    with pytest.raises(ExecutorError, match=f"pyarrow {pa.__version__}.*999") as raised:
+        SparkHost().map(refuse, [0], [1.0])
+    assert raised.value.code == "executors-unfit"
+
+
+def test_an_error_of_phase_one_reaches_the_driver() -> None:
+    from lakeupsert.engine.spark_session import explain_spark_failures, session
+    from lakeupsert.engine.spark_tasks import ship
+
+    def refuse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        raise DamagedTableError("damaged-object", "it is gone", next="restore it", partition="d=2020-01-01")
+
+    with pytest.raises(DamagedTableError, match="it is gone") as raised, explain_spark_failures():
+        session().range(1).mapInArrow(ship(refuse), "id bigint").collect()
+    assert (raised.value.code, raised.value.partition) == ("damaged-object", "d=2020-01-01")
+
+
+def test_a_task_that_runs_out_of_memory_or_is_killed() -> None:
+    """A local master starts no task again."""
+    from lakeupsert.engine.spark_host import SparkHost
+    from lakeupsert.engine.spark_tasks import TaskDiedError
+
+    def need_more(item: int) -> int:
+        if item == 1:
+            raise MemoryError("malloc of size 99 failed")
+        if item == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    found = SparkHost().map(need_more, [0, 1, 3], [1.0, 1.0, 1.0])
+    assert (found[0], found[2]) == (0, 3)
+    assert isinstance(found[1], TaskDiedError)
+    assert "99" in found[1].message
+    with pytest.raises(TaskDiedError) as raised:
+        SparkHost().map(need_more, [0, 2], [1.0, 1.0])
+    assert raised.value.code == "task-died"

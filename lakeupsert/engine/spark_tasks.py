@@ -1,0 +1,119 @@
+"""What a Spark task does beside its work: check what its executor has, pass errors on, and give up what kills its process.
+
+Nobody has looked at an executor before a task runs there. It may have another pyarrow or lakeupsert, or no credentials, and the
+memory of a task is known only once the task has died.
+"""
+
+import base64
+import pickle
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+from pyspark import TaskContext, cloudpickle
+
+import lakeupsert
+from lakeupsert.engine.attempts import Found, Item
+from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, RefusedError
+
+Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What `mapInArrow` runs."""
+OLDEST_PYARROW = 21
+TRIES = 2
+"""Spark starts a task again whose process or executor died, and fails the job at the fourth time. After so many tries a task
+gives its items up instead, so the other tasks of the job are not lost. More: a partition that needs too much memory takes
+longer to fail. Fewer: a lost machine fails its tasks. Greater than 3: Spark fails the job."""
+UNFIT = "unfit for lakeupsert: "
+_ERROR = "error of lakeupsert: "
+
+
+class TaskDiedError(RefusedError):
+    """The process of a task was killed again and again, or ran out of memory."""
+
+
+@dataclass(frozen=True)
+class TaskMemory:
+    """What the Python process of a task may use, and how to give it more; both are sentences."""
+
+    amount: str
+    more: str
+
+    def died(self, reason: str, *, then: str = "") -> TaskDiedError:
+        """``then``: what to run with more memory, if nobody else says it."""
+        return TaskDiedError(
+            "task-died",
+            f"The Python process of a Spark task was killed in every try, or ran out of memory ({reason}). {self.amount} "
+            "Nothing that the task wrote is named by a commit, so no reader sees it.",
+            next=self.more + then,
+        )
+
+
+def ship(function: Task) -> Task:
+    """The function for executors: it first checks their lakeupsert and pyarrow, and an error of ours in it reaches the driver."""
+    body, version, oldest = cloudpickle.dumps(partial(_pass_errors, function)), lakeupsert.__version__, OLDEST_PYARROW
+
+    # Pickled by value. Names no module but these, so that it also begins where the others can't be imported.
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if lakeupsert.__version__ != version:
+            raise RuntimeError(f"{UNFIT}they have lakeupsert {lakeupsert.__version__}, and the driver has {version}")
+        if int(pa.__version__.partition(".")[0]) < oldest:
+            raise RuntimeError(f"{UNFIT}they have pyarrow {pa.__version__}, and lakeupsert needs {oldest} or newer")
+        yield from pickle.loads(body)(batches)
+
+    return run
+
+
+def _pass_errors(function: Task, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from function(batches)
+    except LakeupsertError as e:
+        raise RuntimeError(_ERROR + base64.b64encode(pickle.dumps(e)).decode()) from e
+
+
+def passed_error(text: str) -> LakeupsertError | None:
+    """The error that a task raised, from Spark's text; None if it is not one of ours."""
+    found = re.search(_ERROR + r"([\w+/]+=*)", text)
+    if found is None:
+        return None
+    error: LakeupsertError = pickle.loads(base64.b64decode(found[1]))
+    return on_executors(error) if isinstance(error, ConfigurationError) else error
+
+
+def attempt_in_task(function: Callable[[Item], Found], item: Item, memory: TaskMemory) -> Found | Exception:
+    """As `attempt`, and a TaskDiedError if memory is too small, or if the task's process died in every try before."""
+    try:
+        require_a_try(memory)
+        return function(item)
+    except Exception as e:
+        return explain_death(e, memory)
+
+
+def require_a_try(memory: TaskMemory) -> None:
+    """Raises TaskDiedError if the task's process died in every try before."""
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() >= TRIES:
+        raise memory.died(f"{TRIES} tries ended before it did")
+
+
+def explain_death(error: Exception, memory: TaskMemory) -> Exception:
+    return memory.died(str(error) or "MemoryError") if isinstance(error, MemoryError) else error
+
+
+def not_all_unfit(found: Sequence[Found | Exception]) -> Sequence[Found | Exception]:
+    """The same. Raises ExecutorError if each is a ConfigurationError, since then it is no fault of the items."""
+    first = next(iter(found), None)
+    if isinstance(first, ConfigurationError) and all(isinstance(one, ConfigurationError) for one in found):
+        raise on_executors(first) from first
+    return found
+
+
+def on_executors(error: ConfigurationError) -> ExecutorError:
+    """The error with the place where it was raised: the driver has what the executors lack."""
+    return ExecutorError(
+        error.code,
+        f"On Spark's executors, and not on the driver: {error.message} Nothing that their tasks wrote is named by a commit, so "
+        "no reader sees it.",
+        next=f"on the executors, {error.next}; their environment is set with spark.executorEnv.NAME (docs/SPARK.md)",
+    )
