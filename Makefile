@@ -42,10 +42,10 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 	@$(BIN)/python -m lakeupsert.testing.servers azure $(BIN)/lakeupsert demo --output build/demo-azure \
 	    --lake az://lake/demo --queue azqueue://devstoreaccount1/lake $(DEMO_ARGS)
 
-test: setup $(if $(CI),servers) ## all tests but those of `make test-crash` and `make test-big`
+test: setup $(if $(CI),servers) ## all tests but those of `make test-crash`, `make test-big` and `make test-spark-cluster`
 	@$(MAKE) --jobs 5 --no-print-directory test-integration test-spark test-others test-aws test-azure
 
-test-spark: TESTS := -m "not crash and not big and spark"
+test-spark: TESTS := -m "not crash and not big and not cluster and spark"
 test-aws: TESTS := -m "not crash and not big and cloud and not azure"
 test-azure: TESTS := -m "not crash and not big and azure"
 test-integration: TESTS := -m "not crash and not big and not spark and not cloud" tests/integration
@@ -55,7 +55,7 @@ test-spark test-aws test-azure test-integration test-others:
 
 # The locked version is that of `make test`. An environment has everything of .venv except pyspark, which it has of its own.
 SPARK_VERSIONS := 3.5.9 4.0.5 4.2.1 4.3.0
-SPARK_TESTS := -m "spark and not crash and not big"
+SPARK_TESTS := -m "spark and not crash and not big and not cluster"
 test-spark-versions: setup $(SPARK_VERSIONS:%=build/spark/%/.installed) ## the tests that need Spark with four other versions of it; an hour; SPARK_VERSIONS="3.5.9 4.3.0"
 	@for version in $(SPARK_VERSIONS); do \
 	    echo "pyspark $$version" >&2; \

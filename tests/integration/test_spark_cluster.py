@@ -17,7 +17,7 @@ from lakeupsert.testing import servers
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.processes import wait_until
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.cluster
 DAYS = 24
 ROWS = 1500
 PROJECT = Path(__file__).parents[2]
