@@ -1,9 +1,15 @@
-"""Our sides: `append --host spark`, `dedupe` with two worker processes, `publish`, all durable; read by `to_spark`."""
+"""Our sides: `append --host spark`, `dedupe`, `publish`, all durable; read by `to_spark`.
 
+By default two worker processes merge, beside Spark in the same two cores. Others merge in Spark's tasks: by engine arrow, by
+engine spark, or by engine arrow on a cluster of processes, where two workers have a core each and do both phases.
+"""
+
+import atexit
 import os
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +20,33 @@ from benchmarks.peers.spark import session, timed
 from benchmarks.workload import Workload
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
+from lakeupsert.testing import servers
 
 WORKERS = 2
+MERGES: dict[str, dict[str, Any]] = {
+    "processes": {"workers": WORKERS},
+    "executors": {"host": "spark"},
+    "window": {"engine": "spark"},
+}
+"""Arguments of `Table.dedupe`."""
 
 
 class Ours:
-    def __init__(self, workload: Workload, work: Path, jars: Sequence[Path], strategy: str) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        work: Path,
+        jars: Sequence[Path],
+        strategy: str,
+        merges: str = "processes",
+        *,
+        cluster: bool = False,
+    ) -> None:
         self.workload = workload
         self.work = work
         self.settings = settings(workload, work, strategy)
-        self.spark = session(work)
+        self._merges = MERGES[merges]
+        self.spark = session(work, conf=_start_cluster(work) if cluster else None)
         self._requests: Counter[str] = Counter()
 
     def load(self, base: Path) -> None:
@@ -41,7 +64,7 @@ class Ours:
         table = Table("t", self.settings)  # a new process would know nothing either
         steps = {
             "append": lambda: table.append(host="spark"),
-            "dedupe": lambda: table.dedupe(workers=WORKERS),
+            "dedupe": lambda: table.dedupe(**self._merges),
             "publish": table.publish,
         }
         seconds = timed(steps)
@@ -98,6 +121,18 @@ def settings(workload: Workload, work: Path, strategy: str) -> TableSettings:
     if workload.delete:
         given["delete"] = {"column": workload.delete[0], "values": workload.delete[1:]}
     return msgspec.convert(given, TableSettings)
+
+
+def _start_cluster(work: Path) -> dict[str, str]:
+    """The settings of a session on a cluster, which runs until this process ends."""
+    folder = work / "cluster"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    running = ExitStack()
+    cluster = running.enter_context(servers.spark_cluster(folder, WORKERS))
+    atexit.register(running.close)
+    # Memory is what a worker offers, and Python's is beside it.
+    return {"spark.master": cluster.url, "spark.executor.memory": "900m", "spark.executor.memoryOverhead": "4g"}
 
 
 def _copy(file: Path, to: Path) -> None:
