@@ -17,14 +17,15 @@ def host_by_name(name: HostName) -> Host:
     return SparkHost()
 
 
-def spark_engine() -> Engine:
+def spark_engine(of_machine: int) -> Engine:
+    """``of_machine``: bytes that all tasks together may take if Spark runs on this machine alone."""
     from lakeupsert.engine.spark_window import SparkEngine
 
-    return SparkEngine()
+    return SparkEngine(of_machine)
 
 
 def arrow_on_spark(of_machine: int) -> Engine:
-    """Engine arrow in Spark tasks. ``of_machine``: bytes that all tasks together may take if Spark runs on this machine alone."""
+    """Engine arrow in Spark tasks. ``of_machine``: as above."""
     from lakeupsert.engine.hosted import HostedEngine
     from lakeupsert.engine.spark_host import SparkHost
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812 - the name that all of Spark's documentation uses
 
-from lakeupsert.engine.cut import LEAST_HELD, PEAK, CutOutput, CutTask, cut
+from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.merge import AGE, MergeOutput, MergeTask
 from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
@@ -89,12 +89,15 @@ def _in_pieces(task: MergeTask) -> MergeTask:
 
 
 class SparkEngine:
-    """See `lakeupsert.engine.merge.Engine`."""
+    """See `lakeupsert.engine.merge.Engine`. ``of_machine``: as in `by_name.spark_engine`, for what cuts files; None: no limit."""
 
     name = "spark"
     partitions_per_call = 512
     memory_limit: int | None = None
     shares_units = False
+
+    def __init__(self, of_machine: int | None = None) -> None:
+        self._of_machine = of_machine
 
     def memory_of(self, spec: TableSpec, task: MergeTask) -> int:
         return 0  # Spark spills
@@ -116,8 +119,9 @@ class SparkEngine:
     def cut(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
     ) -> list[CutOutput | Exception]:
+        limit = None if self._of_machine is None else SparkHost.memory_of_a_task(self._of_machine)
         sizes = [float(task.bytes) for task in tasks]
-        return SparkHost().map(partial(cut, store, spec, spec_version, LEAST_HELD * PEAK), tasks, sizes)
+        return SparkHost().map(partial(cut, store, spec, spec_version, limit), tasks, sizes)
 
 
 def _run_window(

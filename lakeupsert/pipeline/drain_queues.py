@@ -85,7 +85,7 @@ def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[Par
     large = table.at_large_queue() if table.large_queue is not None else None
     watch = _Watch(collect)
     if (options.engine or table.settings.engine) == "spark":
-        _drain_by(spark_engine(), table if both or large is None else large, options, watch)
+        _drain_by(spark_engine(limit_bytes()), table if both or large is None else large, options, watch)
     elif options.host == "spark":
         _drain_by(arrow_on_spark(limit_bytes()), table, options, watch)
     else:
@@ -101,7 +101,7 @@ def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[Par
         )
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
     if both and large is not None and (watch.left_to_spark or large.queue.stats().visible):
-        _drain_by(spark_engine(), large, options, collect)
+        _drain_by(spark_engine(limit_bytes()), large, options, collect)
 
 
 def _drain_by(
