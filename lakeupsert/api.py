@@ -523,13 +523,16 @@ class Table:
         where: str | None = None,
         overwrite: bool = False,
         history: bool = False,
+        host: HostName = "local",
     ) -> int:
         """Write the rows to a file (.parquet, .csv, .jsonl), or a Hive folder if ``output`` ends in `/`; returns their number.
 
-        With ``history``, write all versions of the rows (see `to_arrow`).
+        With ``history``, write all versions of the rows (see `to_arrow`). An address of a store becomes a Hive folder too, and
+        ``host`` is where it is written.
         """
         view = self.view(snapshot) if history else self._view(snapshot, where)
-        return export(view, str(output), where=where, overwrite=overwrite, history=history)
+        elsewhere = None if host == "local" else host_by_name(host)
+        return export(view, str(output), where=where, overwrite=overwrite, history=history, host=elsewhere)
 
     def doctor(self) -> list[Finding]:
         """Check the table and this machine; see `lakeupsert.operations.doctor`."""

@@ -1,11 +1,16 @@
 """`lakeupsert export`: write rows to a file or folder."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
-from lakeupsert.cli.options import snapshot_option, where_option
+from lakeupsert.cli.options import prepare_spark, read_host_option, snapshot_option, where_option
 from lakeupsert.cli.program import main
+
+if TYPE_CHECKING:
+    from lakeupsert.engine.by_name import HostName
 
 
 @main.command()
@@ -14,18 +19,22 @@ from lakeupsert.cli.program import main
     "target",
     required=True,
     metavar="X",
-    help="A file (.parquet, .csv or .jsonl), or a path ending in / for a Hive folder.",
+    help="A file (.parquet, .csv or .jsonl), or a path or an address of a store ending in / for a Hive folder.",
 )
 @snapshot_option
 @where_option
 @click.option("--history", is_flag=True, help="Write all versions of the rows, with valid_from and valid_to.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file or folder.")
+@read_host_option
 @common
 @click.pass_obj
-def export(call: Call, target: str, snapshot: str, where: str | None, history: bool, overwrite: bool) -> Answer:
+def export(
+    call: Call, target: str, snapshot: str, where: str | None, history: bool, overwrite: bool, host: "HostName"
+) -> Answer:
     """Write the rows of a snapshot to a file or folder.
 
-    Rows are ordered by partition and key. The file appears only when it is complete.
+    Rows are ordered by partition and key. The file appears only when it is complete. A folder in a store is complete once it
+    has `_common_metadata`; --host spark writes such a folder in Spark tasks.
 
     \b
     Example:
@@ -33,6 +42,7 @@ def export(call: Call, target: str, snapshot: str, where: str | None, history: b
     """
     with call.open_table() as table, call.progress(table.name) as progress:
         chosen = snapshot if snapshot == "latest" else table.view(snapshot).number
+        prepare_spark(table, host=host)
         progress(f"writing {target}")
         rows = table.export(
             target,
@@ -40,6 +50,7 @@ def export(call: Call, target: str, snapshot: str, where: str | None, history: b
             where=where,
             overwrite=overwrite,
             history=history,
+            host=host,
         )
         source = "there is no snapshot yet" if chosen is None else f"snapshot {chosen}"
         text = f"{output.count(rows, 'row')} to {target} ({source})"

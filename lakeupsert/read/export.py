@@ -3,7 +3,7 @@
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -13,27 +13,49 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from lakeupsert import clock
+from lakeupsert.engine.attempts import all_or_raise
+from lakeupsert.engine.hosts import Host, LocalHost
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
+from lakeupsert.storage import ObjectStore, open_store
+from lakeupsert.storage.base import Sink
+from lakeupsert.table.layout import partition_texts
 
 _SCHEMA = "_common_metadata"
 """File without rows in a Hive folder. It keeps the schema, which Spark looks for there, and marks the folder as an export."""
+_PART = "part-0.parquet"
+"""The file of a partition's rows."""
 
 _JSON_ROWS = 10_000
 """Rows that are Python objects at a time. They take many times the memory of Arrow rows."""
 
 
-def export(view: View, output: str, *, where: str | None, overwrite: bool, history: bool = False) -> int:
+def export(
+    view: View, output: str, *, where: str | None, overwrite: bool, history: bool = False, host: Host | None = None
+) -> int:
     """Write the view's rows, or with ``history`` all versions, ordered by partition and key. Returns how many.
 
     A path that ends in `/` becomes a Hive folder of Parquet files; otherwise the suffix of the file selects the format. An
     existing export is replaced only when the new one is complete. Zero rows keep the schema. In text formats, timestamps with a
     zone include it. JSON lines has binary values as base64, and decimals, NaN and infinity as text. CSV refuses binary values.
+
+    An address of a store that ends in `/` becomes a Hive folder too. It is complete once it has `_common_metadata`. ``host``
+    writes its partitions; None: this process does.
     """
+    read = history_to_arrow if history else to_arrow
+    if "://" in output:
+        _check_address(view, output, overwrite=overwrite, elsewhere=host is not None)
+        return _hive_at_address(partial(read, view, where), view, output, where, host or LocalHost())
+    if host is not None:
+        raise ConfigurationError(
+            "unfit-for-host",
+            f"--host spark would write --output {output!r} on the machine of each executor.",
+            next="give the address of a folder in a store that ends in /, or use --host local",
+        )
     folder, target = output.endswith("/"), Path(output).expanduser().resolve()
     writers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
     if not folder and target.suffix not in writers:
@@ -42,13 +64,12 @@ def export(view: View, output: str, *, where: str | None, overwrite: bool, histo
             f"--output {output!r} ends in {target.suffix or 'nothing'!r}.",
             next=f"end it in {', '.join(writers)}, or in / for a Hive folder",
         )
-    if "://" in output or not target.parent.is_dir():
+    if not target.parent.is_dir():
         raise ConfigurationError(
             "no-folder", f"{target.parent} is not a folder on this machine.", next="create it, or correct --output"
         )
     if target.exists():
         _check_replaceable(target, folder=folder, overwrite=overwrite)
-    read = history_to_arrow if history else to_arrow
     with _replace_when_complete(target) as path:
         if folder:
             return _hive(partial(read, view, where), view, path, where)
@@ -77,7 +98,7 @@ def _parquet(reader: pa.RecordBatchReader, path: Path) -> int:
     return _write_parquet(reader, reader.schema, path)
 
 
-def _write_parquet(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: Path) -> int:
+def _write_parquet(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: Path | Sink) -> int:
     rows, held, held_bytes = 0, [], 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for batch in batches:
@@ -131,20 +152,82 @@ def _jsonl(reader: pa.RecordBatchReader, path: Path) -> int:
 
 def _hive(read: Callable[..., pa.RecordBatchReader], view: View, path: Path, where: str | None) -> int:
     """Write a folder for each partition. Its name has the partition columns; the file in it does not."""
-    rows = 0
     path.mkdir()
     schema = read().schema
     pq.write_metadata(schema, path / _SCHEMA)
-    for partition in view.partitions(where, schema):
-        with read(partition) as reader:
-            batches = (batch for batch in reader if batch.num_rows)
-            first = next(batches, None)
-            if first is not None:
-                names = [name for name in reader.schema.names if name not in view.spec.partition_by]
-                (path / partition).mkdir(parents=True)
-                stored = (batch.select(names) for batch in itertools.chain([first], batches))
-                schema = pa.schema([reader.schema.field(name) for name in names])
-                rows += _write_parquet(stored, schema, path / partition / "part-0.parquet")
+
+    def open_file(name: str) -> AbstractContextManager[Path]:
+        (path / name).parent.mkdir(parents=True)
+        return nullcontext(path / name)
+
+    write = partial(_write_partition, read, open_file)
+    return sum(map(write, view.partitions(where, schema)))
+
+
+def _write_partition(
+    read: Callable[..., pa.RecordBatchReader],
+    open_file: Callable[[str], AbstractContextManager[Path | Sink]],
+    partition: str,
+) -> int:
+    """Write the rows of a partition, if it has any, to the file that ``open_file`` opens."""
+    with read(partition) as reader:
+        batches = (batch for batch in reader if batch.num_rows)
+        first = next(batches, None)
+        if first is None:
+            return 0
+        own = partition_texts(partition)
+        names = [name for name in reader.schema.names if name not in own]
+        stored = (batch.select(names) for batch in itertools.chain([first], batches))
+        schema = pa.schema([reader.schema.field(name) for name in names])
+        with open_file(f"{partition}/{_PART}") as file:
+            return _write_parquet(stored, schema, file)
+
+
+def _replace_object(target: ObjectStore, name: str) -> AbstractContextManager[Sink]:
+    """A sink for an object that an earlier try of this task may have written."""
+    target.delete([name])
+    return target.write(name)
+
+
+def _check_address(view: View, output: str, *, overwrite: bool, elsewhere: bool) -> None:
+    if not output.endswith("/"):
+        raise ConfigurationError(
+            "no-folder",
+            f"--output {output!r} is in a store, where an export is a Hive folder of Parquet files.",
+            next="end it in /, or export to a file on this machine and copy it",
+        )
+    if overwrite:
+        raise ConfigurationError(
+            "unfit-for-store",
+            f"--overwrite can't replace {output} at once, so its readers would see a part of each export. Nothing was written.",
+            next="use another --output, and delete the old export when nobody reads it any more",
+        )
+    if elsewhere and view.number is None:
+        raise ConfigurationError(
+            "unfit-for-host",
+            "`latest` is merged into temporary files of this machine, which executors can't read.",
+            next="export `published`, or use --host local",
+        )
+    if next(iter(open_store(output).list("", limit=1)), None) is not None:
+        raise ConfigurationError("output-exists", f"{output} exists. Nothing was written.", next="use another --output")
+
+
+def _hive_at_address(
+    read: Callable[..., pa.RecordBatchReader], view: View, output: str, where: str | None, host: Host
+) -> int:
+    """As `_hive`. `_SCHEMA` comes last; if a partition can't be written, all others are deleted."""
+    target, schema = open_store(output), read().schema
+    partitions = list(view.partitions(where, schema))
+    sizes = [float(view.snapshot.partitions[partition].bytes) for partition in partitions]
+    try:
+        rows = sum(
+            all_or_raise(host.map(partial(_write_partition, read, partial(_replace_object, target)), partitions, sizes))
+        )
+        with target.write(_SCHEMA) as sink:
+            pq.write_metadata(schema, sink)
+    except BaseException:
+        target.delete(f"{partition}/{_PART}" for partition in partitions)
+        raise
     return rows
 
 

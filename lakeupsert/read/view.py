@@ -18,6 +18,7 @@ from pyarrow.fs import LocalFileSystem
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import BucketEntry, DataFile
@@ -74,6 +75,10 @@ class View:
     number: int | None
     pinned: Mapping[str, Sequence[BucketEntry]] = field(default_factory=dict)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """For tasks elsewhere: the same view, which opens the table's chains anew."""
+        return _reopen, (self.objects.store, self.spec, self.snapshot, self.number, dict(self.pinned))
+
     @classmethod
     def open(cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | date = "published") -> "View":
         """See `choose`."""
@@ -117,6 +122,16 @@ class View:
             lost = self.snapshot.lost(partition, chain.head())
             raise self.objects.missing(partition, shown.version, named_by, lost=lost)
         return manifest.body.buckets
+
+
+def _reopen(
+    store: ObjectStore,
+    spec: TableSpec,
+    snapshot: Snapshot,
+    number: int | None,
+    pinned: Mapping[str, Sequence[BucketEntry]],
+) -> View:
+    return View(TableObjects(store), spec, snapshot, number, pinned)
 
 
 def partitions_of(

@@ -361,3 +361,51 @@ def test_csv_of_a_moment_without_text_names_the_column(tmp_path: Path) -> None:
         table.export(tmp_path / "x.csv")
     assert not (tmp_path / "x.csv").exists()
     assert table.export(tmp_path / "x.csv", where="k < 5") == 5
+
+
+# ---------------------------------------------------------------- to a store
+
+
+@pytest.mark.parametrize("host", ["local", "spark"])
+def test_folder_in_a_store_is_the_folder_of_this_machine(host: Any, tmp_path: Path, request: Any) -> None:
+    if host == "spark":
+        request.getfixturevalue("spark")
+    table = lake(tmp_path)
+    assert table.export(f"{(tmp_path / 'x').as_uri()}/", host=host) == 6
+    assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
+    assert table.export(f"{(tmp_path / 'y').as_uri()}/", where="k = 1", host=host) == 1
+    assert read(tmp_path / "y") == expected(1)
+    assert pq.read_schema(tmp_path / "x" / "_common_metadata").names == ["v", "d", "k", "ts"]
+    with pytest.raises(ConfigurationError) as refused:
+        table.export(f"{(tmp_path / 'x').as_uri()}/", host=host)
+    assert refused.value.code == "output-exists"
+
+
+@pytest.mark.parametrize("host", ["local", "spark"])
+def test_folder_in_a_store_that_fails_half_way_is_gone(host: Any, tmp_path: Path, request: Any) -> None:
+    if host == "spark":
+        request.getfixturevalue("spark")
+    table = lake(tmp_path)
+    for damaged in (tmp_path / "processed" / "d=2020-01-02").glob("base-*"):
+        damaged.write_bytes(damaged.read_bytes()[:100])
+    with pytest.raises(DamagedTableError):
+        table.export(f"{(tmp_path / 'x').as_uri()}/", host=host)
+    assert not [path for path in (tmp_path / "x").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("output", "arguments", "code"),
+    [
+        ("x/", {"host": "spark"}, "unfit-for-host"),
+        ("file:///X/", {"overwrite": True}, "unfit-for-store"),
+        ("file:///X/", {"host": "spark", "snapshot": "latest"}, "unfit-for-host"),
+    ],
+)
+def test_what_a_store_or_executors_can_not_do_is_refused(
+    output: str, arguments: Any, code: str, tmp_path: Path
+) -> None:
+    table = lake(tmp_path)
+    with pytest.raises(ConfigurationError) as refused:
+        table.export(output.replace("/X", str(tmp_path / "x")), **arguments)
+    assert refused.value.code == code
+    assert not (tmp_path / "x").exists()
