@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 SIDES = ("iceberg-cow", "iceberg-mor", "ours-rewrite", "ours-delta")
-ROWS = {"small": 50_000, "large": 500_000}
+ROWS = {"small": 50_000, "large": 250_000}
 """Stored rows of each of the 24 partitions."""
 SHOWN = {
     "small": f"processor, s, {ROWS['small']:,} rows a partition",
