@@ -10,7 +10,7 @@ Repeat    safe: measurements that are in scale.json already are kept (--again ma
     adoption  the first merge of adopted partitions of many buckets (adoption.py)
     workers   1 to 64 of them, on a store that is far away and has S3's limits (workers.py)
     driver    its memory, with 100 to 5,000 touched partitions (driver.py)
-    peers     what more stored rows cost Iceberg, and ours (peers.py); needs `make peers`
+    peers     what a stored row costs a night of Iceberg (peers.py); needs `make peers`
     model     15 TB on paper, from what `rows`, `adoption` and `peers` measured (model.py); without the others it measures nothing
 
 A measurement takes under ten minutes; a call that was broken off goes on behind the last one that it finished.
@@ -93,7 +93,7 @@ def _measurements(given: argparse.Namespace) -> Iterator[tuple[str, str, Callabl
     yield "workers", "1, stretched", partial(workers.measured, 1, 3, given.far)
     for number in given.partitions:
         yield "driver", f"{number}", partial(driver.measured, HOME, number)
-    for side in peers.SIDES:
+    for side in peers.ROWS:
         yield "peers", side, partial(peers.measured, HOME, side)
 
 

@@ -161,14 +161,13 @@ def report(measured: Measured, prices: Prices) -> Iterator[str]:
     try:
         efforts = {f"night, {strategy}, keys {keys}": night(strategy, keys, measured) for strategy, keys in CASES}
         efforts |= {"adopt the lake": adopt(), "first merge of all that was adopted": adoption(measured)}
-        rewrite, delta = (night(strategy, "scattered", measured) for strategy in ("rewrite", "delta"))
         share = share_read(_largest(measured["rows"], "delta scattered"))
     except (KeyError, ValueError):
         yield "Not reckoned: `rows` and `adoption` have not measured their largest tables, with strategies delta and rewrite."
         return
     assumed = [*OF_BOTH, *ASSUMED]
     try:
-        efforts |= iceberg.efforts(rewrite, delta, share, measured["peers"])
+        efforts |= iceberg.efforts(share, measured["peers"])
         assumed += iceberg.assumed(measured["peers"])
     except KeyError:
         assumed.append("Iceberg is not reckoned: `peers` has not measured it.")

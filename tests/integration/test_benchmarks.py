@@ -198,10 +198,8 @@ def measured() -> dict[str, dict[str, dict[str, float]]]:
         },
         "adoption": {"5": {"processor": 8.2, "mb_adopted": 100.0, "mb_read": 200.0, "mb_written": 210.0}},
         "peers": {
-            "iceberg-cow": {"small": 10.0, "large": 40.0},
-            "iceberg-mor": {"small": 10.0, "large": 12.0},
-            "ours-rewrite": {"small": 1.0, "large": 11.0},
-            "ours-delta": {"small": 1.0, "large": 2.0},
+            "iceberg-cow": {"small": 10.0, "large": 40.0, "more_rows": 10_000_000},
+            "iceberg-mor": {"small": 10.0, "large": 12.0, "more_rows": 10_000_000},
         },
     }
 
@@ -239,11 +237,11 @@ def test_model_cuts_what_is_adopted_as_a_merge_does(measured: Any, tmp_path: Pat
 
 
 def test_model_reckons_iceberg_by_what_its_nights_took(measured: Any) -> None:
-    rewrite, delta = (model.night(strategy, "scattered", measured) for strategy in ("rewrite", "delta"))
-    found = iceberg.efforts(rewrite, delta, 0.19, measured["peers"])
-    assert found["Iceberg: night, copy-on-write"].processor == pytest.approx(3 * rewrite.processor)
+    found = iceberg.efforts(0.19, measured["peers"])
+    rows = lake.PARTITIONS * lake.PARTITION_ROWS
+    assert found["Iceberg: night, copy-on-write"].processor == pytest.approx(3e-6 * rows)
     assert found["Iceberg: night, copy-on-write"].mb_written == lake.TABLE_MB
-    assert found["Iceberg: night, merge-on-read"].processor == pytest.approx(2 * delta.processor)
+    assert found["Iceberg: night, merge-on-read"].processor == pytest.approx(2e-7 * rows)
     assert found["Iceberg: night, merge-on-read"].mb_written == lake.NIGHT_MB
     assert found["Iceberg: add_files"].mb_read == 0
     lines = list(model.report(measured, Prices(as_of="today")))
