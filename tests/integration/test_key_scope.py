@@ -74,10 +74,11 @@ def test_feed_of_moving_keys_is_exact_and_recomputed(tmp_path: Path, host: str, 
     lake = Lake(tmp_path, key_scope="table", superseded_retention="0s", keep_snapshots=1)
     rng = random.Random(7)
     for number in range(3 if host == "spark" else 8):
-        rows = [
-            row(f"k{rng.randrange(40)}", rng.randrange(4), rng.randrange(12), rng.randrange(99), op=rng.choice("UUD"))
-            for _ in range(60)
-        ]
+        rows = []
+        for _ in range(60):
+            op = rng.choice("UUD")
+            ts = None if op == "U" and rng.random() < 0.2 else rng.randrange(12)  # a delete without one is refused
+            rows.append(row(f"k{rng.randrange(40)}", rng.randrange(4), ts, rng.randrange(99), op=op))
         lake.land(f"{number}.jsonl", rows)
         lake.table.run(host=host, engine=host.replace("local", "arrow"))
         lake.check()
