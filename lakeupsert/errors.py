@@ -95,6 +95,10 @@ class RefusedError(LakeupsertError):
     exit_code = 1
 
 
+class TaskDiedError(RefusedError):
+    """The process of a Spark task was killed in every try, or ran out of memory."""
+
+
 class TryAgainError(LakeupsertError):
     """Nothing is wrong with the data or the settings: run the same command again later."""
 

@@ -29,7 +29,8 @@ from lakeupsert.engine.spark_session import (
     task_memory,
     tasks_per_executor,
 )
-from lakeupsert.engine.spark_tasks import TaskDiedError, attempt_in_task, not_all_unfit, ship
+from lakeupsert.engine.spark_tasks import attempt_in_task, not_all_unfit, ship
+from lakeupsert.errors import TaskDiedError
 from lakeupsert.landing.files import TYPED, Survey, format_of, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows

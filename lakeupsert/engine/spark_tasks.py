@@ -16,7 +16,7 @@ from pyspark import TaskContext, cloudpickle
 
 import lakeupsert
 from lakeupsert.engine.attempts import Found, Item
-from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, RefusedError
+from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, TaskDiedError
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What `mapInArrow` runs."""
@@ -27,10 +27,6 @@ gives its items up instead, so the other tasks of the job are not lost. More: a 
 longer to fail. Fewer: a lost machine fails its tasks. Greater than 3: Spark fails the job."""
 UNFIT = "unfit for lakeupsert: "
 _ERROR = "error of lakeupsert: "
-
-
-class TaskDiedError(RefusedError):
-    """The process of a task was killed again and again, or ran out of memory."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from lakeupsert.engine.spark_session import (
     task_memory,
 )
 from lakeupsert.engine.spark_tasks import (
-    TaskDiedError,
     TaskMemory,
     attempt_in_task,
     explain_death,
@@ -39,7 +38,7 @@ from lakeupsert.engine.spark_tasks import (
     require_a_try,
     ship,
 )
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, TaskDiedError
 from lakeupsert.landing.adopted import ADOPTED_RANK, read_adopted
 from lakeupsert.rows.arrays import Column as ArrowColumn
 from lakeupsert.rows.arrays import Indices, Mask, Rows

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from lakeupsert.cli import main
 from lakeupsert.engine.hosted import HostedEngine
-from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError, TaskDiedError
 from lakeupsert.pipeline import dedupe
 from lakeupsert.testing.lake import DAY, Lake, row
 
@@ -79,6 +79,28 @@ def test_a_call_has_so_many_tasks_at_most_and_is_committed(tmp_path: Path, monke
     assert calls == [(5, 0), (5, 5), (2, 10)]
     lake.table.publish()
     lake.check()
+
+
+def test_a_partition_whose_task_died_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark has tried it several times already."""
+    lake = Lake(tmp_path / "lake")
+    lake.land("0.jsonl", [row(f"k{i}", day, 1) for day in range(DAYS) for i in range(3)])
+    lake.table.append(host="local")
+    merge, calls = HostedEngine.merge, []
+
+    def with_a_death(self: HostedEngine, *given: Any) -> Any:
+        calls.append(len(given[3]))
+        died = TaskDiedError("task-died", "Killed.", next="give it more")
+        tasks = zip(given[3], merge(self, *given), strict=True)
+        return [died if task.partition == "d=2020-01-03" else output for task, output in tasks]
+
+    monkeypatch.setattr(HostedEngine, "merge", with_a_death)
+    results = lake.table.dedupe(host="spark")
+    assert calls == [DAYS]
+    assert [r.partition for r in results if r.status == "failed"] == ["d=2020-01-03"]
+    assert list(lake.table.status().failed) == ["d=2020-01-03"]
+    monkeypatch.undo()
+    lake.finish_and_check()
 
 
 def test_both_hosts_adopt_and_prove_the_same(tmp_path: Path) -> None:
@@ -173,7 +195,6 @@ def test_an_error_of_phase_one_reaches_the_driver() -> None:
 def test_a_task_that_runs_out_of_memory_or_is_killed() -> None:
     """A local master starts no task again."""
     from lakeupsert.engine.spark_host import SparkHost
-    from lakeupsert.engine.spark_tasks import TaskDiedError
 
     def need_more(item: int) -> int:
         if item == 1:
