@@ -183,10 +183,14 @@ def _write_partition(
             return _write_parquet(stored, schema, file)
 
 
-def _replace_object(target: ObjectStore, name: str) -> AbstractContextManager[Sink]:
-    """A sink for an object that an earlier try of this task may have written."""
-    target.delete([name])
-    return target.write(name)
+def _write_partition_once(read: Callable[..., pa.RecordBatchReader], target: ObjectStore, partition: str) -> int:
+    """As `_write_partition`. What another try of this task wrote is whole and has the same rows, so it stays: that try may be the
+    one that counts."""
+    name = f"{partition}/{_PART}"
+    if target.head(name) is not None:
+        with target.open(name) as source:
+            return int(pq.read_metadata(source).num_rows)
+    return _write_partition(read, target.write, partition)
 
 
 def _check_address(view: View, output: str, *, overwrite: bool, elsewhere: bool) -> None:
@@ -220,9 +224,7 @@ def _hive_at_address(
     partitions = list(view.partitions(where, schema))
     sizes = [float(view.snapshot.partitions[partition].bytes) for partition in partitions]
     try:
-        rows = sum(
-            all_or_raise(host.map(partial(_write_partition, read, partial(_replace_object, target)), partitions, sizes))
-        )
+        rows = sum(all_or_raise(host.map(partial(_write_partition_once, read, target), partitions, sizes)))
         with target.write(_SCHEMA) as sink:
             pq.write_metadata(schema, sink)
     except BaseException:

@@ -1,5 +1,6 @@
 """Exports: one file or a Hive folder, whole or not at all, with what other programs need to read the same rows back."""
 
+import contextlib
 import csv
 import json
 import math
@@ -15,9 +16,12 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from lakeupsert import api
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
+from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.storage import LocalStore
 from lakeupsert.testing.spark import collect
 
 DAY = date(2020, 1, 1)
@@ -391,6 +395,46 @@ def test_folder_in_a_store_that_fails_half_way_is_gone(host: Any, tmp_path: Path
     with pytest.raises(DamagedTableError):
         table.export(f"{(tmp_path / 'x').as_uri()}/", host=host)
     assert not [path for path in (tmp_path / "x").rglob("*") if path.is_file()]
+
+
+def test_second_try_of_a_task_that_is_killed_takes_nothing_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Spark's speculation does, or an executor that is taken for lost: a host may do an item twice, one of them in part."""
+
+    class Killed(BaseException):
+        pass
+
+    class TwiceHost(LocalHost):
+        def map(self, function: Any, items: Any, sizes: Any) -> Any:
+            for item in items:
+                yield function(item)
+                with monkeypatch.context() as killing, contextlib.suppress(Killed):
+                    killing.setattr(LocalStore, "write", be_killed)
+                    function(item)
+
+    def be_killed(store: LocalStore, name: str) -> None:
+        raise Killed
+
+    table = lake(tmp_path)
+    monkeypatch.setattr(api, "host_by_name", lambda name: TwiceHost())
+    assert table.export(f"{(tmp_path / 'x').as_uri()}/", host="spark") == 6
+    assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
+
+
+def test_next_try_of_a_task_whose_answer_was_lost_counts_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateHost(LocalHost):
+        def map(self, function: Any, items: Any, sizes: Any) -> Any:
+            for item in items:
+                function(item)
+                yield function(item)
+
+    table = lake(tmp_path)
+    monkeypatch.setattr(api, "host_by_name", lambda name: LateHost())
+    assert table.export(f"{(tmp_path / 'x').as_uri()}/", host="spark") == 6
+    assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
 
 
 @pytest.mark.parametrize(
