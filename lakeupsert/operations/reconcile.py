@@ -19,6 +19,7 @@ from functools import partial
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.count import StoredRows, count_rows, total
 from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.runs import runs
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.recompute import Comparison, Recomputation, recompute
 from lakeupsert.operations.recompute_sql import import_duckdb
@@ -34,8 +35,11 @@ from lakeupsert.table.manifest import GONE, BucketEntry, Counters, Manifest, add
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
-PARTITIONS_A_CALL = 256
-"""So many partitions are counted in one call of the host: their manifests are in memory meanwhile."""
+PARTITIONS_TOGETHER = 256
+"""The manifests of so many partitions are in memory at a time."""
+BUCKETS_A_CALL = 4096
+"""Buckets that one call of the host counts, at most. More: each task of a cluster unpickles the files of more buckets, 1 kB each.
+Fewer: its cores wait more often for the longest."""
 
 
 @dataclass(frozen=True)
@@ -163,23 +167,25 @@ def prove(
     active: dict[int, set[int]] = {}
     partitions = sorted({*batches, *versions})
     proofs: list[Proof] = []
-    for at in range(0, len(partitions), PARTITIONS_A_CALL):
-        manifests: dict[str, Manifest] = {}
-        unreadable: dict[str, str] = {}
-        for partition in partitions[at : at + PARTITIONS_A_CALL]:
-            try:
-                manifests[partition] = table.version(partition, versions.get(partition, -1))
-            except DamagedTableError as e:
-                unreadable[partition] = e.message.rstrip(".")
-        counts = _count(table, snapshot, host, list(manifests.values()))
-        for number, partition in enumerate(partitions[at : at + PARTITIONS_A_CALL], at + 1):
+
+    def read(partition: str) -> Manifest | DamagedTableError:
+        try:
+            return table.version(partition, versions.get(partition, -1))
+        except DamagedTableError as e:
+            return e
+
+    for at in range(0, len(partitions), PARTITIONS_TOGETHER):
+        together = partitions[at : at + PARTITIONS_TOGETHER]
+        manifests = table.map_concurrently(read, together)
+        counts = _count(table, snapshot, host, [m for m in manifests if isinstance(m, Manifest)])
+        for number, (partition, manifest) in enumerate(zip(together, manifests, strict=True), at + 1):
             progress(f"counting the rows of {partition}, {number:,} of {len(partitions):,} partitions")
             due = batches.get(partition, [])
-            if partition in unreadable:
+            if isinstance(manifest, DamagedTableError):
                 appended = sum(link.body.touched[partition].rows for link in due)
-                proofs.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, unreadable[partition], by_digest=False))
+                message = manifest.message.rstrip(".")
+                proofs.append(Proof(partition, appended, 0, 0, 0, 0, 0, 0, message, by_digest=False))
                 continue
-            manifest = manifests[partition]
             if manifest.merged not in active:
                 active[manifest.merged] = active_batches(
                     (link.number, link.body) for link in entries[: manifest.merged + 1]
@@ -237,15 +243,16 @@ def _count(
     table: OpenTable, snapshot: Link[Snapshot], host: Host, manifests: Sequence[Manifest]
 ) -> Iterator[StoredRows]:
     """What is stored of each partition. Raises what keeps it from being read, except damage, which is a finding."""
-    items = [
-        (table.spec(max(snapshot.body.spec_version, manifest.spec_version)), bucket)
-        for manifest in manifests
-        for bucket in manifest.buckets
-    ]
-    sizes = [float(sum(file.bytes for file in bucket.data)) for _, bucket in items]
-    found = iter(host.map(partial(_count_bucket, table.store), items, sizes))
-    for manifest in manifests:
-        yield total(all_or_raise(itertools.islice(found, len(manifest.buckets))))
+    for run in runs(manifests, lambda manifest: len(manifest.buckets), BUCKETS_A_CALL):
+        items = [
+            (table.spec(max(snapshot.body.spec_version, manifest.spec_version)), bucket)
+            for manifest in run
+            for bucket in manifest.buckets
+        ]
+        sizes = [float(sum(file.bytes for file in bucket.data)) for _, bucket in items]
+        found = iter(host.map(partial(_count_bucket, table.store), items, sizes))
+        for manifest in run:
+            yield total(all_or_raise(itertools.islice(found, len(manifest.buckets))))
 
 
 def _count_bucket(store: ObjectStore, item: tuple[TableSpec, BucketEntry]) -> StoredRows:

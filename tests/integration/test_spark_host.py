@@ -1,6 +1,7 @@
 """Both phases on Spark's executors: `--host spark` with engine arrow."""
 
 import os
+import random
 import re
 import signal
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from lakeupsert.cli import main
 from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError, TaskDiedError
+from lakeupsert.operations import reconcile
 from lakeupsert.pipeline import dedupe
 from lakeupsert.testing.lake import DAY, Lake, row
 
@@ -123,6 +125,37 @@ def test_both_hosts_adopt_and_prove_the_same(tmp_path: Path) -> None:
         found[host] = replace(adopted, snapshot=None), told
     assert found["local"] == found["spark"]
     assert [p.partition for p in found["spark"][1] if not p.balanced] == ["d=2020-01-03", "d=2020-01-04"]
+
+
+def test_buckets_are_counted_so_many_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lakeupsert.engine.spark_host import SparkHost
+
+    lake = Lake(tmp_path, bucket="2KiB")
+    chance = random.Random(0)
+    rows = [row(chance.randbytes(20).hex(), day, 1, chance.randrange(1 << 60)) for day in (0, 1, 3) for _ in range(400)]
+    lake.land("0.jsonl", [*rows, *(row(f"k{day}", day, 1) for day in range(4, DAYS))])
+    lake.run()
+    manifests = [lake.opened.objects.partition(f"d={DAY + timedelta(day)}").head() for day in (0, 1, 3)]
+    buckets = [len(manifest.body.buckets) for manifest in manifests if manifest]
+    assert min(buckets) > 1
+    calls = []
+    real = SparkHost.map
+    monkeypatch.setattr(SparkHost, "map", lambda self, *given: (calls.append(len(given[1])), real(self, *given))[1])
+    monkeypatch.setattr(reconcile, "BUCKETS_A_CALL", max(buckets))
+    proof = lake.table.reconcile(host="spark").proof
+    assert all(p.balanced and p.by_digest for p in proof)
+    assert len(proof) == DAYS - 1
+    assert sum(calls) == sum(buckets) + DAYS - 4
+    assert max(calls) <= max(buckets)
+
+
+def test_no_items_are_no_work(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "lake")
+    lake.land("0.jsonl", [row("k", 0, 1)])
+    lake.run()
+    assert lake.table.export(f"{(tmp_path / 'x').as_uri()}/", where="d = '2019-01-01'", host="spark") == 0
+    assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["_common_metadata"]
+    assert not lake.table.reconcile(host="spark", selected=lambda partition: False).proof
 
 
 def test_both_hosts_refuse_a_file_without_a_footer(tmp_path: Path) -> None:
