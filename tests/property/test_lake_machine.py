@@ -1,5 +1,6 @@
 """Append, dedupe, publish, crash, lose and double messages in any order: every snapshot equals a dict."""
 
+import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -188,11 +189,14 @@ class LakeMachine(RuleBasedStateMachine):
 
 
 def examples(number: int) -> settings:
-    return settings(max_examples=number, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+    times = int(os.environ.get("MACHINES_TIMES", "1"))
+    return settings(
+        max_examples=times * number, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    )
 
 
 def test_lake_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(LakeMachine, settings=examples(190))
+    run_state_machine_as_test(LakeMachine, settings=examples(75))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
@@ -201,7 +205,7 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
     class OneRowAKey(LakeMachine):
         key_scope = "table"
 
-    run_state_machine_as_test(OneRowAKey, settings=examples(120))
+    run_state_machine_as_test(OneRowAKey, settings=examples(50))
 
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:

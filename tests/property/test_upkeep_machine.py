@@ -1,5 +1,6 @@
 """Nights, and between them everything an operator does to a table, in any order and struck at any call: it equals a dict."""
 
+import os
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -372,13 +373,15 @@ class UpkeepMachine(RuleBasedStateMachine):
                 assert to_arrow(reader.view).read_all().to_pylist() == reader.rows, "a reader lost its snapshot"
 
 
-def test_lake_under_upkeep_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(
-        UpkeepMachine,
-        settings=settings(
-            max_examples=150, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+def examples(number: int) -> settings:
+    times = int(os.environ.get("MACHINES_TIMES", "1"))
+    return settings(
+        max_examples=times * number, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
     )
+
+
+def test_lake_under_upkeep_equals_a_dict_after_every_step() -> None:
+    run_state_machine_as_test(UpkeepMachine, settings=examples(60))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
@@ -387,9 +390,4 @@ def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
     class OneRowAKey(UpkeepMachine):
         key_scope = "table"
 
-    run_state_machine_as_test(
-        OneRowAKey,
-        settings=settings(
-            max_examples=100, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
-    )
+    run_state_machine_as_test(OneRowAKey, settings=examples(40))
