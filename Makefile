@@ -135,7 +135,7 @@ test-crash: setup ## kills real processes at every step; many minutes
 test-damage: setup ## every object of six small tables missing, empty, cut, and with 64 single bits changed; half an hour
 	@DAMAGE_FLIPS=64 $(BIN)/pytest -s tests/fault/test_damage.py
 
-test-feeds: setup ## 20,000 generated change feeds in any order, where `make test` takes 2,000; half an hour
+test-feeds: setup ## 20,000 generated change feeds in any order, where `make test` takes 1,200; half an hour
 	@FEEDS_ROUNDS=400 $(BIN)/pytest tests/property/test_feeds.py
 
 test-machines: setup ## the state machines of a lake with ten times the examples of `make test`; an hour

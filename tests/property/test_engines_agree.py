@@ -194,16 +194,17 @@ def test_engines_agree_on_generated_tables(
 
 
 def agreed(store: LocalStore, spec: TableSpec, tasks: list[MergeTask]) -> list[MergeOutput]:
-    """What both engines make of the tasks, engine arrow also in parts and in Spark's tasks."""
+    """What both engines make of the tasks, and of each third task engine arrow in parts, and in Spark's tasks."""
     from lakeupsert.engine.hosted import HostedEngine
     from lakeupsert.engine.spark_host import SparkHost
     from lakeupsert.engine.spark_window import SparkEngine
 
     one = ArrowEngine().merge(store, spec, 0, tasks)
     other = SparkEngine().merge(store, spec, 0, tasks)
-    in_parts = ArrowEngine(memory_limit=0).merge(store, spec, 0, tasks)
-    in_tasks = HostedEngine(SparkHost(), None).merge(store, spec, 0, tasks)
-    for task, a, *others in zip(tasks, one, in_parts, in_tasks, strict=True):
+    some = tasks[::3]
+    in_parts = ArrowEngine(memory_limit=0).merge(store, spec, 0, some)
+    in_tasks = HostedEngine(SparkHost(), None).merge(store, spec, 0, some)
+    for task, a, *others in zip(some, one[::3], in_parts, in_tasks, strict=True):
         for c in others:
             assert rows(store, a.written, spec.stored_schema) == rows(store, c.written, spec.stored_schema), task
             assert rows(store, a.tombstones, spec.tombstone_schema) == rows(store, c.tombstones, spec.tombstone_schema)

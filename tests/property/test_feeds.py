@@ -40,7 +40,7 @@ from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
 from lakeupsert.testing.spark import collect
 
-ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "40"))
+ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "24"))
 """Of all tests of many feeds together."""
 FEEDS = 50
 MEMORY = Path("/dev/shm")
