@@ -37,6 +37,7 @@ SIDES = {
     "ours-delta": Side("ours:Ours", {"strategy": "delta"}, versions=OURS),
     "ours-auto": Side("ours:Ours", {"strategy": "auto"}, versions=OURS),
     "ours-executors": Side("ours:Ours", {"strategy": "rewrite", "merges": "executors"}, versions=OURS),
+    "ours-executors-delta": Side("ours:Ours", {"strategy": "delta", "merges": "executors"}, versions=OURS),
     "ours-window": Side("ours:Ours", {"strategy": "rewrite", "merges": "window"}, versions=OURS),
     "ours-cluster": Side("ours:Ours", {"strategy": "rewrite", "merges": "executors", "cluster": True}, versions=OURS),
     "floor-rewrite": Side("ours:Floor", {"strategy": "rewrite"}, versions=OURS),
