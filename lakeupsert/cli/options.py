@@ -22,30 +22,15 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-host_option = click.option(
-    "--host",
-    type=click.Choice(["spark", "local"]),
-    default="spark",
-    show_default=True,
-    help="Where rows are read, split and merged: in Spark tasks, or on this machine.",
-)
+def _host_option(default: str, what: str) -> Callable[[Function], Function]:
+    choice = click.Choice(["spark", "local"])
+    return click.option("--host", type=choice, default=default, show_default=True, help=what)
 
 
-read_host_option = click.option(
-    "--host",
-    type=click.Choice(["spark", "local"]),
-    default="local",
-    show_default=True,
-    help="Where data files are read: in Spark tasks, or in this process.",
-)
-
-
-merge_host_option = click.option(
-    "--host",
-    type=click.Choice(["spark", "local"]),
-    default="local",
-    show_default=True,
-    help="Where partitions are merged: in Spark tasks, or in processes of this machine.",
+host_option = _host_option("spark", "Where rows are read, split and merged: in Spark tasks, or on this machine.")
+read_host_option = _host_option("local", "Where data files are read: in Spark tasks, or in this process.")
+merge_host_option = _host_option(
+    "local", "Where partitions are merged: in Spark tasks, or in processes of this machine."
 )
 
 

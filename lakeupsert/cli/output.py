@@ -61,11 +61,8 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
 def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, object]:
     def shape(result: "PartitionResult") -> dict[str, object]:
         fields = dataclasses.asdict(result)
-        del (
-            fields["error"],
-            fields["units"],
-            fields["is_final"],
-        )  # `error` is part of the error object; the others are internal
+        for name in ("error", "units", "is_final"):  # the first is part of the error object, the others are internal
+            del fields[name]
         return {**fields, "changes": changes_result(result.changes), "seconds": round(result.seconds, 3)}
 
     return {"partitions": [shape(r) for r in results]}

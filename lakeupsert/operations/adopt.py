@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.hosts import Host
+from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
 from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
 from lakeupsert.landing.formats.blocks import UnreadableFileError
@@ -227,10 +228,10 @@ def _is_partition(folder: str, columns: Sequence[str]) -> bool:
 
 
 def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list[FileFooter]:
-    runs = [files[at : at + FILES_AN_ITEM] for at in range(0, len(files), FILES_AN_ITEM)]
-    sizes = [float(len(run) * FOOTER_BYTES) for run in runs]
-    found = host.map(partial(_read_footers, table.store, table.settings.key), runs, sizes)
-    results = [result for of_run in all_or_raise(found) for result in of_run]
+    items = list(runs(files, lambda file: 1, FILES_AN_ITEM))
+    sizes = [float(len(item) * FOOTER_BYTES) for item in items]
+    found = host.map(partial(_read_footers, table.store, table.settings.key), items, sizes)
+    results = [result for of_item in all_or_raise(found) for result in of_item]
     bad = [r for r in results if isinstance(r, str)]
     if bad:
         raise RefusedError(
