@@ -96,7 +96,7 @@ class RefusedError(LakeupsertError):
 
 
 class TaskDiedError(RefusedError):
-    """The process of a Spark task was killed in every try, or ran out of memory."""
+    """The process of a Spark task was killed, or ran out of memory."""
 
 
 class TryAgainError(LakeupsertError):

@@ -61,7 +61,7 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
 def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, object]:
     def shape(result: "PartitionResult") -> dict[str, object]:
         fields = dataclasses.asdict(result)
-        for name in ("error", "units", "is_final"):  # the first is part of the error object, the others are internal
+        for name in ("error", "units"):  # part of the error object; internal
             del fields[name]
         return {**fields, "changes": changes_result(result.changes), "seconds": round(result.seconds, 3)}
 

@@ -19,6 +19,7 @@ from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
 from lakeupsert.engine.reports import Refused, Report, Written, total_by_partition
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
 from lakeupsert.engine.spark_session import (
+    collect,
     explain_spark_failures,
     forget_zip_importers,
     ids,
@@ -29,7 +30,7 @@ from lakeupsert.engine.spark_session import (
     task_memory,
     tasks_per_executor,
 )
-from lakeupsert.engine.spark_tasks import attempt_in_task, not_all_unfit, ship
+from lakeupsert.engine.spark_tasks import attempt_in_task, require_fit, ship
 from lakeupsert.errors import TaskDiedError
 from lakeupsert.landing.files import TYPED, Survey, format_of, survey
 from lakeupsert.landing.formats.blocks import LandingInput
@@ -71,7 +72,7 @@ class SparkHost:
             again = [[place] for place in shared if isinstance(found[place], TaskDiedError)]
             if again:  # one of a pack may have taken the others with it
                 found |= _run_packs(spark, function, items, again)
-        return [*not_all_unfit([found[place] for place in range(len(items))])]
+        return require_fit([found[place] for place in range(len(items))])
 
     @staticmethod
     def memory_of_a_task(of_machine: int) -> int:
@@ -100,7 +101,7 @@ class SparkHost:
 
         with explain_spark_failures(), small_batches() as spark:
             tasks = spark.range(0, len(inputs), 1, len(inputs))
-            rows = tasks.mapInArrow(ship(run), "place bigint, found binary").collect()
+            rows = collect(tasks.mapInArrow(ship(run), "place bigint, found binary"))
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
     def run(self, job: AppendJob) -> list[Report]:
@@ -119,13 +120,12 @@ class SparkHost:
             parts = max(parallelism(spark), landed // TASK_BYTES)
             small = max(parts, landed // GROUP_BYTES)
             numbers = spread(small + sum(1 << bits for bits in job.bits.values()), parts)
-            rows = (
+            rows = collect(
                 spark.range(0, len(tasks), 1, len(tasks))
                 .mapInArrow(ship(read), "number int, rows binary, reports binary")
                 .repartition(parts, "number")
                 .sortWithinPartitions("number")
                 .mapInArrow(ship(write), "reports binary")
-                .collect()
             )
         reports: list[Report] = [report for row in rows for report in pickle.loads(row.reports)]
         names = {f.name for r in reports if isinstance(r, Written) for f in r.files}
@@ -146,7 +146,8 @@ def _run_packs(
                 found = pickle.dumps(attempt_in_task(function, items[place], memory))
                 yield pa.record_batch({"place": [place], "found": [found]})
 
-    rows = spark.range(0, len(packs), 1, len(packs)).mapInArrow(ship(run), "place bigint, found binary").collect()
+    tasks = spark.range(0, len(packs), 1, len(packs))
+    rows = collect(tasks.mapInArrow(ship(run), "place bigint, found binary"))
     return {row.place: pickle.loads(row.found) for row in rows}
 
 

@@ -7,12 +7,14 @@ import sys
 import threading
 import zipimport
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import FrameType
 
 import pyarrow as pa
+from pyspark import InheritableThread
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from lakeupsert import sparkenv
 from lakeupsert.engine.spark_tasks import UNFIT, TaskMemory, passed_error
@@ -174,6 +176,36 @@ def _stop_retries_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def collect(frame: DataFrame) -> list[Row]:
+    """The rows. A signal that ends this call cancels the session's jobs, whose tasks would write on for nobody.
+
+    The job runs in a thread of its own: a signal would break off this thread's call to the JVM, and the answer to that call
+    would be taken for the answer to the next one.
+    """
+    rows: Future[list[Row]] = Future()
+
+    def run() -> None:
+        try:
+            rows.set_result(frame.collect())
+        except Exception as e:
+            rows.set_exception(e)
+
+    on_server = sparkenv.connect_server() is not None
+    (threading.Thread if on_server else InheritableThread)(target=run).start()
+    try:
+        return rows.result()
+    except Exception:
+        raise
+    except BaseException:
+        while not rows.done():  # again: the job may not have begun
+            if on_server:
+                frame.sparkSession.interruptAll()
+            else:
+                frame.sparkSession.sparkContext.cancelAllJobs()
+            wait([rows], timeout=1)
+        raise
 
 
 def _stop_retries() -> None:

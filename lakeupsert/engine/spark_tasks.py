@@ -25,6 +25,8 @@ TRIES = 2
 """Spark starts a task again whose process or executor died, and fails the job at the fourth time. After so many tries a task
 gives its items up instead, so the other tasks of the job are not lost. More: a partition that needs too much memory takes
 longer to fail. Fewer: a lost machine fails its tasks. Greater than 3: Spark fails the job."""
+OF_THE_MACHINE = ("bad-credentials", "extra-missing", "s3-settings")
+"""Codes of errors that are no fault of an item: where they come up, every item of that machine fails."""
 UNFIT = "unfit for lakeupsert: "
 _ERROR = "error of lakeupsert: "
 
@@ -40,7 +42,7 @@ class TaskMemory:
         """``then``: what to run with more memory, if nobody else says it."""
         return TaskDiedError(
             "task-died",
-            f"The Python process of a Spark task was killed in every try, or ran out of memory ({reason}). {self.amount} "
+            f"The Python process of a Spark task was killed, or ran out of memory ({reason}). {self.amount} "
             "Nothing that the task wrote is named by a commit, so no reader sees it.",
             next=self.more + then,
         )
@@ -74,11 +76,11 @@ def passed_error(text: str) -> LakeupsertError | None:
     if found is None:
         return None
     error: LakeupsertError = pickle.loads(base64.b64decode(found[1]))
-    return on_executors(error) if isinstance(error, ConfigurationError) else error
+    return error if (unfit := as_unfit(error)) is None else unfit
 
 
 def attempt_in_task(function: Callable[[Item], Found], item: Item, memory: TaskMemory) -> Found | Exception:
-    """As `attempt`, and a TaskDiedError if memory is too small, or if the task's process died in every try before."""
+    """As `attempt`, and a TaskDiedError if memory is too small or the last `TRIES` of the task ended without an answer."""
     try:
         require_a_try(memory)
         return function(item)
@@ -87,29 +89,33 @@ def attempt_in_task(function: Callable[[Item], Found], item: Item, memory: TaskM
 
 
 def require_a_try(memory: TaskMemory) -> None:
-    """Raises TaskDiedError if the task's process died in every try before."""
+    """Raises TaskDiedError if `TRIES` of this task ended without an answer: probably their processes were killed.
+
+    Spark does not tell why they ended. Lost executors and speculative copies count too, so the item may still be good.
+    """
     context = TaskContext.get()
     if context is not None and context.attemptNumber() >= TRIES:
-        raise memory.died(f"{TRIES} tries ended before it did")
+        raise memory.died(f"{TRIES} tries before this one gave no answer")
 
 
 def explain_death(error: Exception, memory: TaskMemory) -> Exception:
     return memory.died(str(error) or "MemoryError") if isinstance(error, MemoryError) else error
 
 
-def not_all_unfit(found: Sequence[Found | Exception]) -> Sequence[Found | Exception]:
-    """The same. Raises ExecutorError if each is a ConfigurationError, since then it is no fault of the items."""
-    first = next(iter(found), None)
-    if isinstance(first, ConfigurationError) and all(isinstance(one, ConfigurationError) for one in found):
-        raise on_executors(first) from first
-    return found
+def require_fit(found: Sequence[Found | Exception]) -> list[Found | Exception]:
+    """The same. Raises ExecutorError if one is an error of the machine that it ran on."""
+    for one in found:
+        if (unfit := as_unfit(one)) is not None:
+            raise unfit
+    return [*found]
 
 
-def on_executors(error: ConfigurationError) -> ExecutorError:
-    """The error with the place where it was raised: the driver has what the executors lack."""
+def as_unfit(found: object) -> ExecutorError | None:
+    """The error as one of Spark's executors, if it is one of the machine where it was raised."""
+    if not isinstance(found, ConfigurationError) or found.code not in OF_THE_MACHINE:
+        return None
     return ExecutorError(
-        error.code,
-        f"On Spark's executors, and not on the driver: {error.message} Nothing that their tasks wrote is named by a commit, so "
-        "no reader sees it.",
-        next=f"on the executors, {error.next}; their environment is set with spark.executorEnv.NAME (docs/SPARK.md)",
+        found.code,
+        f"On Spark's executors: {found.message} Nothing that their tasks wrote is named by a commit, so no reader sees it.",
+        next=f"on the executors, {found.next}; their environment is set with spark.executorEnv.NAME (docs/SPARK.md)",
     )

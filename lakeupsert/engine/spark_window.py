@@ -23,6 +23,7 @@ from lakeupsert.engine.merge_writer import MergeWriter
 from lakeupsert.engine.resolve import KNOWN, Resolved, Rules
 from lakeupsert.engine.spark_host import TASKS_PER_CORE, SparkHost, pack, spread
 from lakeupsert.engine.spark_session import (
+    collect,
     explain_spark_failures,
     forget_zip_importers,
     ids,
@@ -34,8 +35,8 @@ from lakeupsert.engine.spark_tasks import (
     TaskMemory,
     attempt_in_task,
     explain_death,
-    not_all_unfit,
     require_a_try,
+    require_fit,
     ship,
 )
 from lakeupsert.errors import ConfigurationError, TaskDiedError
@@ -113,7 +114,7 @@ class SparkEngine:
                 again = _run_window(spark, store, spec, spec_version, [tasks[n] for n in died], None)
                 for n, output in zip(died, again, strict=True):
                     outputs[n] = output
-        return [*not_all_unfit(outputs)]
+        return require_fit(outputs)
 
     def cut(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
@@ -153,7 +154,7 @@ def _run_window(
     sources = {unit: _sources(unit, task) for unit, task in by_unit.items()}
     flat = list(itertools.chain.from_iterable(sources.values()))
     packs = pack([float(source.file.bytes) for source in flat], most) if most else [[n] for n in range(len(flat))]
-    rows = (
+    rows = collect(
         spark.range(0, len(packs), 1, max(1, len(packs)))
         .mapInArrow(ship(read), schema)
         .transform(_rank, spec, tasks)
@@ -174,7 +175,6 @@ def _run_window(
             *_ARRIVAL,
         )
         .mapInArrow(ship(write), "unit int, output binary")
-        .collect()
     )
     outputs = {row.unit: pickle.loads(row.output) for row in rows}
     return [outputs.get(unit) or _gather(store, spec, spec_version, task, [], []) for unit, task in by_unit.items()]

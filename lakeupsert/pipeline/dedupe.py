@@ -24,7 +24,7 @@ from lakeupsert import clock, events
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.merge import Engine, MergeOutput, MergeTask
 from lakeupsert.engine.runs import runs
-from lakeupsert.errors import DamagedTableError, RefusedError, TaskDiedError, TryAgainError
+from lakeupsert.errors import DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.pipeline.cuts import cut_alone, packs_of
 from lakeupsert.pipeline.next_version import version_after
 from lakeupsert.pipeline.opened import OpenTable
@@ -79,7 +79,6 @@ class PartitionResult:
         status: ``clean``: nothing was committed. ``large``, ``shared``: the next step is left to the workers of large
             partitions, or to all workers in ``units``; smaller batches before it may be merged already. ``outdated``: another
             writer committed while a unit was merged, or the last file was cut, so the step has to be found again.
-        is_final: it failed in several tries already, so its message is not received again for more.
     """
 
     partition: str
@@ -99,7 +98,6 @@ class PartitionResult:
     status: Literal["merged", "clean", "failed", "large", "shared", "outdated"] = "clean"
     error: str | None = None
     units: tuple[int, ...] = ()
-    is_final: bool = False
 
 
 @dataclass(frozen=True)
@@ -372,13 +370,7 @@ def _stored_objects(step: Step) -> set[str]:
 
 def failed(partition: str, engine: Engine, error: Exception) -> PartitionResult:
     """The result of a partition that can't be merged."""
-    return PartitionResult(
-        partition,
-        status="failed",
-        error=str(error) or repr(error),
-        engine=engine.name,
-        is_final=isinstance(error, TaskDiedError),
-    )
+    return PartitionResult(partition, status="failed", error=str(error) or repr(error), engine=engine.name)
 
 
 def _buckets(link: Link[Manifest] | None) -> tuple[BucketEntry, ...]:

@@ -318,7 +318,7 @@ class _Delivery:
                 self.unconfirmed.add(message)
             elif result.status not in ("shared", "outdated"):
                 self.collect(result)
-        elif receives < queue.max_receives and not result.is_final:
+        elif receives < queue.max_receives:
             # What to do about it is reported once, by whoever finds the partition failed for good.
             log.warning(
                 "partition failed, will be tried again: %s: %s",

@@ -21,7 +21,7 @@ from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.convert import convert, to_json_values
 from lakeupsert.rows.datafiles import ROW_GROUP_BYTES
-from lakeupsert.storage import ObjectStore, open_store
+from lakeupsert.storage import ObjectStore, UnknownOutcomeError, open_store
 from lakeupsert.storage.base import Sink
 from lakeupsert.table.layout import partition_texts
 
@@ -29,6 +29,8 @@ _SCHEMA = "_common_metadata"
 """File without rows in a Hive folder. It keeps the schema, which Spark looks for there, and marks the folder as an export."""
 _PART = "part-0.parquet"
 """The file of a partition's rows."""
+_CLAIM = "_lakeupsert_export"
+"""Object in a folder of a store while an export writes it. Only one export creates it."""
 
 _JSON_ROWS = 10_000
 """Rows that are Python objects at a time. They take many times the memory of Arrow rows."""
@@ -187,10 +189,13 @@ def _write_partition_once(read: Callable[..., pa.RecordBatchReader], target: Obj
     """As `_write_partition`. What another try of this task wrote is whole and has the same rows, so it stays: that try may be the
     one that counts."""
     name = f"{partition}/{_PART}"
-    if target.head(name) is not None:
-        with target.open(name) as source:
-            return int(pq.read_metadata(source).num_rows)
-    return _write_partition(read, target.write, partition)
+    try:
+        if target.head(name) is None:
+            return _write_partition(read, target.write, partition)
+    except FileExistsError:  # the other try was faster
+        pass
+    with target.open(name) as source:
+        return int(pq.read_metadata(source).num_rows)
 
 
 def _check_address(view: View, output: str, *, overwrite: bool, elsewhere: bool) -> None:
@@ -212,24 +217,57 @@ def _check_address(view: View, output: str, *, overwrite: bool, elsewhere: bool)
             "`latest` is merged into temporary files of this machine, which executors can't read.",
             next="export `published`, or use --host local",
         )
-    if next(iter(open_store(output).list("", limit=1)), None) is not None:
-        raise ConfigurationError("output-exists", f"{output} exists. Nothing was written.", next="use another --output")
+    target = open_store(output)
+    if next(iter(target.list("", limit=1)), None) is not None:
+        raise _in_use(target, output)
+
+
+def _in_use(target: ObjectStore, output: str) -> ConfigurationError:
+    if target.head(_SCHEMA) is not None:
+        return ConfigurationError(
+            "output-exists", f"{output} exists. Nothing was written.", next="use another --output"
+        )
+    return ConfigurationError(
+        "output-exists",
+        f"{output} has objects but no {_SCHEMA}, so it is no complete export. Another export writes it now, or one was killed, "
+        "or the objects are of another program. This export wrote nothing.",
+        next="use another --output; or delete that folder, if nobody writes it",
+    )
+
+
+@contextmanager
+def _claim(target: ObjectStore, output: str) -> Iterator[None]:
+    """Let no other export write the folder meanwhile. Raises ConfigurationError if another one does, or has done so."""
+    mine = clock.new_id().encode()
+    try:
+        is_mine = target.create(_CLAIM, mine)
+    except UnknownOutcomeError:
+        is_mine = target.get(_CLAIM) == mine
+    if not is_mine:
+        raise _in_use(target, output)
+    try:
+        if any(info.name != _CLAIM for info in target.list("", limit=2)):  # written since the check
+            raise _in_use(target, output)
+        yield
+    finally:
+        target.delete([_CLAIM])
 
 
 def _hive_at_address(
     read: Callable[..., pa.RecordBatchReader], view: View, output: str, where: str | None, host: Host
 ) -> int:
-    """As `_hive`. `_SCHEMA` comes last; if a partition can't be written, all others are deleted."""
+    """As `_hive`. `_SCHEMA` comes last. If a partition can't be written, all others are deleted."""
     target, schema = open_store(output), read().schema
     partitions = list(view.partitions(where, schema))
     sizes = [float(view.snapshot.partitions[partition].bytes) for partition in partitions]
-    try:
-        rows = sum(all_or_raise(host.map(partial(_write_partition_once, read, target), partitions, sizes)))
-        with target.write(_SCHEMA) as sink:
-            pq.write_metadata(schema, sink)
-    except BaseException:
-        target.delete(f"{partition}/{_PART}" for partition in partitions)
-        raise
+    with _claim(target, output):
+        try:
+            rows = sum(all_or_raise(host.map(partial(_write_partition_once, read, target), partitions, sizes)))
+            with target.write(_SCHEMA) as sink:
+                pq.write_metadata(schema, sink)
+        except BaseException:
+            target.delete(f"{partition}/{_PART}" for partition in partitions)
+            raise
     return rows
 
 

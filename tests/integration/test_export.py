@@ -19,8 +19,10 @@ import pytest
 from lakeupsert import api
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
+from lakeupsert.engine.attempts import attempt
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.read import export as export_module
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.spark import collect
 
@@ -435,6 +437,73 @@ def test_next_try_of_a_task_whose_answer_was_lost_counts_its_rows(
     monkeypatch.setattr(api, "host_by_name", lambda name: LateHost())
     assert table.export(f"{(tmp_path / 'x').as_uri()}/", host="spark") == 6
     assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
+
+
+def test_try_that_loses_the_race_for_its_file_counts_the_rows_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AtOnceHost(LocalHost):
+        def map(self, function: Any, items: Any, sizes: Any) -> Any:
+            for item in items:
+                function(item)
+                with monkeypatch.context() as blind:
+                    blind.setattr(LocalStore, "head", lambda store, name: None)
+                    yield attempt(function, item)
+
+    table = lake(tmp_path)
+    monkeypatch.setattr(api, "host_by_name", lambda name: AtOnceHost())
+    assert table.export(f"{(tmp_path / 'x').as_uri()}/", host="spark") == 6
+    assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
+
+
+@pytest.mark.parametrize("writes_first", [True, False])
+def test_of_two_exports_to_an_address_one_is_refused(
+    writes_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one starts after this one has begun to write, or ends after this one has checked the folder."""
+    table, address = lake(tmp_path), f"{(tmp_path / 'x').as_uri()}/"
+    refused = []
+
+    def export_other() -> None:
+        monkeypatch.undo()
+        try:
+            assert table.export(address, where="k = 1") == 1
+        except ConfigurationError as e:
+            refused.append(e.code)
+
+    class MeanwhileHost(LocalHost):
+        def map(self, function: Any, items: Any, sizes: Any) -> Any:
+            export_other()
+            return super().map(function, items, sizes)
+
+    check = export_module._check_address
+    if writes_first:
+        monkeypatch.setattr(export_module, "LocalHost", MeanwhileHost)
+    else:
+        monkeypatch.setattr(export_module, "_check_address", lambda *a, **b: (check(*a, **b), export_other()))
+    if writes_first:
+        assert table.export(address) == 6
+        assert refused == ["output-exists"]
+        assert read(tmp_path / "x") == expected(0, 2, 4, 1, 3, 5)
+    else:
+        with pytest.raises(ConfigurationError) as raised:
+            table.export(address)
+        assert (raised.value.code, refused) == ("output-exists", [])
+        assert read(tmp_path / "x") == expected(1)
+    assert [path.name for path in (tmp_path / "x").iterdir() if path.is_file()] == ["_common_metadata"]
+
+
+def test_folder_of_a_killed_export_is_told_from_a_whole_one(tmp_path: Path) -> None:
+    table, address = lake(tmp_path), f"{(tmp_path / 'x').as_uri()}/"
+    table.export(address)
+    with pytest.raises(ConfigurationError) as whole:
+        table.export(address)
+    (tmp_path / "x" / "_common_metadata").rename(tmp_path / "x" / "_lakeupsert_export")
+    with pytest.raises(ConfigurationError) as killed:
+        table.export(address)
+    assert whole.value.code == killed.value.code == "output-exists"
+    assert "delete that folder" in killed.value.next
+    assert "delete that folder" not in whole.value.next
 
 
 @pytest.mark.parametrize(

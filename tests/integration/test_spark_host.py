@@ -4,10 +4,12 @@ import os
 import random
 import re
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +17,13 @@ import pytest
 from click.testing import CliRunner
 
 from lakeupsert.cli import main
+from lakeupsert.cli.frame import Terminated
 from lakeupsert.engine.hosted import HostedEngine
 from lakeupsert.errors import ConfigurationError, DamagedTableError, ExecutorError, RefusedError, TaskDiedError
 from lakeupsert.operations import reconcile
 from lakeupsert.pipeline import dedupe
 from lakeupsert.testing.lake import DAY, Lake, row
+from lakeupsert.testing.processes import wait_until
 
 pytestmark = pytest.mark.usefixtures("spark")
 DAYS = 12
@@ -83,8 +87,8 @@ def test_a_call_has_so_many_tasks_at_most_and_is_committed(tmp_path: Path, monke
     lake.check()
 
 
-def test_a_partition_whose_task_died_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark has tried it several times already."""
+def test_a_partition_whose_task_died_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its executors may be lost, and nothing be wrong with it."""
     lake = Lake(tmp_path / "lake")
     lake.land("0.jsonl", [row(f"k{i}", day, 1) for day in range(DAYS) for i in range(3)])
     lake.table.append(host="local")
@@ -94,13 +98,14 @@ def test_a_partition_whose_task_died_is_not_tried_again(tmp_path: Path, monkeypa
         calls.append(len(given[3]))
         died = TaskDiedError("task-died", "Killed.", next="give it more")
         tasks = zip(given[3], merge(self, *given), strict=True)
-        return [died if task.partition == "d=2020-01-03" else output for task, output in tasks]
+        ill = {"d=2020-01-03"} if len(calls) == 1 else set()
+        return [died if task.partition in ill | {"d=2020-01-04"} else output for task, output in tasks]
 
     monkeypatch.setattr(HostedEngine, "merge", with_a_death)
     results = lake.table.dedupe(host="spark")
-    assert calls == [DAYS]
-    assert [r.partition for r in results if r.status == "failed"] == ["d=2020-01-03"]
-    assert list(lake.table.status().failed) == ["d=2020-01-03"]
+    assert calls == [DAYS, 2, 1, 1, 1]
+    assert [r.partition for r in results if r.status == "failed"] == ["d=2020-01-04"]
+    assert list(lake.table.status().failed) == ["d=2020-01-04"]
     monkeypatch.undo()
     lake.finish_and_check()
 
@@ -196,15 +201,16 @@ def test_errors_of_executors(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def refuse(item: int) -> int:
         if item:
-            raise ConfigurationError("bad-credentials", f"item {item}.", next="log in")
+            code = "bad-credentials" if item == 1 else "not-permitted"
+            raise ConfigurationError(code, f"item {item}.", next="log in")
         return item
 
-    found = SparkHost().map(refuse, [0, 1], [1.0, 1.0])
-    assert found[0] == 0
-    assert isinstance(found[1], ConfigurationError)
-    assert not isinstance(found[1], ExecutorError)
+    found = SparkHost().map(refuse, [2, 0], [1.0, 1.0])
+    assert found[1] == 0
+    assert isinstance(found[0], ConfigurationError)
+    assert not isinstance(found[0], ExecutorError), "that of an item, not of a machine"
     with pytest.raises(ExecutorError, match="item 1") as raised:
-        SparkHost().map(refuse, [1, 2], [1.0, 1.0])
+        SparkHost().map(refuse, [2, 0, 1], [1.0, 1.0, 1.0])
     assert raised.value.code == "bad-credentials"
     monkeypatch.setattr(spark_tasks, "OLDEST_PYARROW", 999)
     with pytest.raises(ExecutorError, match=f"pyarrow {pa.__version__}.*999") as raised:
@@ -223,6 +229,39 @@ def test_an_error_of_phase_one_reaches_the_driver() -> None:
     with pytest.raises(DamagedTableError, match="it is gone") as raised, explain_spark_failures():
         session().range(1).mapInArrow(ship(refuse), "id bigint").collect()
     assert (raised.value.code, raised.value.partition) == ("damaged-object", "d=2020-01-01")
+
+
+def test_a_stopped_command_takes_its_tasks_with_it(tmp_path: Path) -> None:
+    from lakeupsert.engine.spark_host import SparkHost
+    from lakeupsert.engine.spark_session import session
+
+    begun, over = tmp_path / "begun", tmp_path / "over"
+
+    def work_on(item: int) -> None:
+        begun.touch()
+        wait_until(over.exists, "the test is over")
+
+    def stop() -> None:
+        wait_until(begun.exists, "the task has begun")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    try:
+        with pytest.raises(Terminated):
+            SparkHost().map(work_on, [0], [1.0])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        stopper.join()
+    tracker = session().sparkContext.statusTracker()
+    try:
+        wait_until(lambda: not tracker.getActiveJobsIds(), "Spark has cancelled the job")
+    finally:
+        over.touch()
 
 
 def test_a_task_that_runs_out_of_memory_or_is_killed() -> None:
