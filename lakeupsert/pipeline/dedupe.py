@@ -12,10 +12,11 @@ The caller only says where to look. What is left to merge is the ledger's entrie
 repeated message changes when a partition is merged, never what it becomes.
 """
 
+import itertools
 import logging
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -145,7 +146,7 @@ def dedupe_partitions(
                     del todo[partition]
                     results[partition] = replace(result, status="large")
         heads = {}
-        for run in runs(steps, lambda step: len(step.tasks), MOST_TASKS):
+        for run in _calls(steps):
             merges, failures = _merge(table, engine, run, begun)
             for merge, link in zip(merges, table.map_concurrently(partial(_commit, table), merges), strict=True):
                 partition = merge.step.partition
@@ -165,6 +166,16 @@ def dedupe_partitions(
                 results[partition] = failed(partition, engine, failure)
             begun = clock.elapsed()
     return list(results.values())
+
+
+def _calls(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """Steps that a call of the engine merges together: they have one spec version."""
+
+    def version(step: Step) -> int:
+        return step.spec_version
+
+    for _, of_spec in itertools.groupby(sorted(steps, key=version), version):
+        yield from runs(of_spec, lambda step: len(step.tasks), MOST_TASKS)
 
 
 def choose_route(table: OpenTable, engine: Engine, step: Step) -> Route:
@@ -280,32 +291,27 @@ def find_steps(
 def _merge(
     table: OpenTable, engine: Engine, steps: Sequence[Step], begun: float
 ) -> tuple[list[_Merge], dict[str, Exception]]:
-    """The steps that were merged, since ``begun``, and the error of each other partition. Steps with the same spec share a call
-    of the engine."""
-    by_spec: dict[int, list[Step]] = {}
-    for step in steps:
-        by_spec.setdefault(step.spec_version, []).append(step)
+    """The steps that were merged, since ``begun``, and the error of each other partition. All have one spec version."""
+    version = steps[0].spec_version
+    spec = table.spec(version)
+    after = cut_alone(engine, table.store, spec, steps, table.settings.bucket_bytes, table.discard)
+    failures = {s.partition: e for s, e in zip(steps, after, strict=True) if isinstance(e, Exception)}
+    cut = [step for step in after if not isinstance(step, Exception)]
+    try:
+        tasks = [task for step in cut for task in step.tasks]
+        outputs = iter(engine.merge(table.store, spec, version, tasks) if tasks else ())
+    finally:
+        table.discard({name for step in cut for name in packs_of(step)})
     found: list[tuple[Step, list[MergeOutput]]] = []
-    failures: dict[str, Exception] = {}
-    for version, of_spec in by_spec.items():
-        spec = table.spec(version)
-        after = cut_alone(engine, table.store, spec, of_spec, table.settings.bucket_bytes, table.discard)
-        failures |= {s.partition: e for s, e in zip(of_spec, after, strict=True) if isinstance(e, Exception)}
-        cut = [step for step in after if not isinstance(step, Exception)]
-        try:
-            tasks = [task for step in cut for task in step.tasks]
-            outputs = iter(engine.merge(table.store, spec, version, tasks) if tasks else ())
-        finally:
-            table.discard({name for step in cut for name in packs_of(step)})
-        for step in cut:
-            of_step = [next(outputs) for _ in step.tasks]
-            failure = next((output for output in of_step if isinstance(output, Exception)), None)
-            merged = [output for output in of_step if not isinstance(output, Exception)]
-            if failure:
-                failures[step.partition] = failure
-                table.discard({name for output in merged for name in output.objects} - _stored_objects(step))
-            else:
-                found.append((step, merged))
+    for step in cut:
+        of_step = [next(outputs) for _ in step.tasks]
+        failure = next((output for output in of_step if isinstance(output, Exception)), None)
+        merged = [output for output in of_step if not isinstance(output, Exception)]
+        if failure:
+            failures[step.partition] = failure
+            table.discard({name for output in merged for name in output.objects} - _stored_objects(step))
+        else:
+            found.append((step, merged))
     seconds = (clock.elapsed() - begun) / max(1, len(steps))
     return [_Merge(step, outputs, engine.name, seconds) for step, outputs in found], failures
 
