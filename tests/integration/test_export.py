@@ -448,7 +448,8 @@ def test_try_that_loses_the_race_for_its_file_counts_the_rows_of_the_other(
                 function(item)
                 with monkeypatch.context() as blind:
                     blind.setattr(LocalStore, "head", lambda store, name: None)
-                    yield attempt(function, item)
+                    found = attempt(function, item)
+                yield found
 
     table = lake(tmp_path)
     monkeypatch.setattr(api, "host_by_name", lambda name: AtOnceHost())
