@@ -29,6 +29,7 @@ ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+PublisherName = Literal["delta"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
 
@@ -141,6 +142,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     superseded_retention: str = "24h"
     tombstone_retention: str | None = None
     """How long deleted keys are known. A row that arrives even later goes to quarantine (`below_floor`). Not set: for ever."""
+    publishers: tuple[PublisherName, ...] = ()
+    """Formats in which other engines read the table: after each publish, these are brought up to its snapshot."""
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
