@@ -5,14 +5,11 @@ Writes    what the publishers write
 Repeat    safe: a publisher goes on from what it has written
 """
 
-import logging
 from dataclasses import dataclass
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers.delta import DeltaPublisher
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ def publisher(table: OpenTable, name: str) -> DeltaPublisher:
 
 
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
-    """Bring each publisher up to the newest snapshot. What stops one is in its standing, and a warning in the log."""
+    """Bring each publisher up to the newest snapshot. What stops one is in its standing."""
     newest = table.last_snapshot() if table.settings.publishers else None
     found: dict[str, PublisherStanding] = {}
     for name in table.settings.publishers if newest else ():

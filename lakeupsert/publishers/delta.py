@@ -42,6 +42,7 @@ from lakeupsert.publishers.delta_log import (
 )
 from lakeupsert.publishers.delta_types import has_naive_times, schema_string
 from lakeupsert.rows.vectors import vector_bytes
+from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_texts
 from lakeupsert.table.manifest import DataFile, Manifest
@@ -63,11 +64,11 @@ _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
 _ENABLED = "delta.inCommitTimestampEnablement"
-_Z85 = bytes.maketrans(
-    b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~",
-    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#",
-)
-"""From the digits of Python's base 85 to those of ZeroMQ's, which Delta uses."""
+_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+"""Those of Python's base 85."""
+_Z85_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+"""Those of ZeroMQ's base 85, which Delta uses."""
+_TO_Z85, _FROM_Z85 = bytes.maketrans(_DIGITS, _Z85_DIGITS), bytes.maketrans(_Z85_DIGITS, _DIGITS)
 
 
 class Concurrently(Interface):
@@ -106,6 +107,22 @@ class DeltaPublisher:
             self.objects.store.delete([commit_name(version), checkpoint_name(version)])
         self.objects.store.delete(info.name for info in self.objects.store.list(f"{LOG}/"))
 
+    def garbage(self, oldest: int) -> list[ObjectInfo]:
+        """Objects that no version from ``oldest`` on needs. The log must show the newest snapshot, or none.
+
+        Raises DamagedTableError (``foreign-delta-commit``).
+        """
+        listing = list_log(self.objects.store)
+        begin = max((v for v in listing.checkpoints if v <= oldest), default=None)
+        if listing.head is None or begin is None:
+            return []
+        found = [info for kind in (listing.commits, listing.checkpoints) for v, info in kind.items() if v < begin]
+        vectors = {add.deletion_vector for add in self._log().adds(begin, listing.head)}
+        needed = {_object_of(vector) for vector in vectors if vector}
+        return found + [
+            info for info in self.objects.store.list(f"{_FOLDER}/deletion_vector_") if info.name not in needed
+        ]
+
     def catch_up(self, newest: Link[Snapshot]) -> None:
         """Write a version for each snapshot up to ``newest`` that the log lacks.
 
@@ -115,7 +132,7 @@ class DeltaPublisher:
         listing = list_log(self.objects.store)
         if listing.head is not None and listing.head >= newest.number:
             return
-        log = DeltaLog(self.objects.store, self._spec(newest).table_id)
+        log = self._log()
         state = log.read(listing)
         before = self.objects.snapshots.get(state.version) if state else None
         try:
@@ -128,6 +145,11 @@ class DeltaPublisher:
         except ConfigurationError:
             state = None
         self._append(log, newest, before, state)
+
+    def _log(self) -> DeltaLog:
+        spec = self.objects.specs.head()
+        assert spec is not None, "a table that has a snapshot has a spec"
+        return DeltaLog(self.objects.store, spec.body.table_id)
 
     def _append(self, log: DeltaLog, link: Link[Snapshot], before: Link[Snapshot] | None, state: State | None) -> State:
         """Write the version of a snapshot. Without a ``state`` it begins the log."""
@@ -189,13 +211,13 @@ class DeltaPublisher:
             for (file, vector), bitmap in pack:
                 found[file.name] = Vector(
                     storage_type="u",
-                    path_or_inline_dv=_FOLDER + base64.b85encode(id_.bytes).translate(_Z85).decode(),
+                    path_or_inline_dv=_FOLDER + base64.b85encode(id_.bytes).translate(_TO_Z85).decode(),
                     offset=len(body),
                     size_in_bytes=len(bitmap),
                     cardinality=vector.rows,
                 )
                 body += len(bitmap).to_bytes(4) + bitmap + zlib.crc32(bitmap).to_bytes(4)
-            log.write_object(f"{_FOLDER}/deletion_vector_{id_}.bin", body)
+            log.write_object(_vector_object(id_), body)
         return found
 
     def _head(
@@ -296,6 +318,15 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int) -> Iterator[A
                 deletion_vector=vectors.get(file.name),
             )
         )
+
+
+def _vector_object(id_: uuid.UUID) -> str:
+    return f"{_FOLDER}/deletion_vector_{id_}.bin"
+
+
+def _object_of(vector: Vector) -> str:
+    digits = vector.path_or_inline_dv.removeprefix(_FOLDER).encode().translate(_FROM_Z85)
+    return _vector_object(uuid.UUID(bytes=base64.b85decode(digits)))
 
 
 def _path(file: DataFile) -> str:

@@ -9,6 +9,7 @@ Every commit has a `txn` action with the table's id and the commit's own number.
 
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert.errors import DamagedTableError
-from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, UnknownOutcomeError
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.table.chain import ATTEMPTS
 from lakeupsert.table.metadata import damaged
 
 LOG = "_delta_log"
@@ -191,6 +193,11 @@ class DeltaLog:
             state = State.first(version, actions) if state is None else state.after(version, actions)
         return state
 
+    def adds(self, checkpoint: int, head: int) -> list[Add]:
+        """All files that a version from this checkpoint to the ``head`` reads."""
+        actions = (action for version in range(checkpoint + 1, head + 1) for action in self.commit(version))
+        return [*self._from_checkpoint(checkpoint).adds.values(), *(a.add for a in actions if a.add)]
+
     def commit(self, version: int) -> list[Action]:
         """The actions of a commit of ours."""
         name = commit_name(version)
@@ -238,10 +245,16 @@ class DeltaLog:
         return State.first(version, actions)
 
     def _create(self, name: str, data: bytes) -> bool:
-        try:
-            return self.store.create(name, data)
-        except UnknownOutcomeError:
-            return self.store.get(name) == data
+        """Whether this call surely created the object. Otherwise it exists all the same."""
+        for _ in range(ATTEMPTS):
+            with suppress(UnknownOutcomeError):
+                return self.store.create(name, data)
+        raise StoreUnavailableError(
+            "store-unreachable",
+            f"{self.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. Readers of Delta see the version before, or "
+            "this one.",
+            next="run `lakeupsert publish --to delta`",
+        )
 
     def _foreign(self, version: int, what: str) -> DamagedTableError:
         return DamagedTableError(
