@@ -251,8 +251,8 @@ class DeltaLog:
                 return self.store.create(name, data)
         raise StoreUnavailableError(
             "store-unreachable",
-            f"{self.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. Readers of Delta see the version before, or "
-            "this one.",
+            f"{self.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. Readers of Delta see the version "
+            "before, or this one.",
             next="run `lakeupsert publish --to delta`",
         )
 

@@ -215,7 +215,7 @@ class Lake:
 
     def _check_delta(self) -> None:
         """Check that every version that a Delta reader can open is the snapshot of its number."""
-        log = list_log(self.table.objects.store)
+        log = list_log(open_store(self.settings.processed))
         first = max((n for n in log.checkpoints), default=min(log.commits, default=0))
         for link in self.table.snapshots():
             if first <= link.number <= (-1 if log.head is None else log.head):
