@@ -161,9 +161,15 @@ class DeltaPublisher:
         vectors = self._write_vectors(log, spec, link.number, [f for diff in diffs for f in diff.files])
         actions = [*self._head(spec, link, state, moment, has_vectors=bool(vectors))]
         actions += itertools.chain.from_iterable(_actions(diff, vectors, moment) for diff in diffs)
+        if state is None:
+            state = State.first(link.number, actions)
+            if link.number:  # first, because a log can't begin with a later commit
+                log.checkpoint(state)
+            log.append(link.number, actions)
+            return state
         log.append(link.number, actions)
-        state = State.first(link.number, actions) if state is None else state.after(link.number, actions)
-        if link.number and (link.number % CHECKPOINT_EVERY == 0 or before is None):
+        state = state.after(link.number, actions)
+        if link.number % CHECKPOINT_EVERY == 0:
             log.checkpoint(state)
         return state
 

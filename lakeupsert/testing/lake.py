@@ -241,7 +241,8 @@ class Lake:
         return {
             n
             for n in names
-            if not n.startswith("_lakeupsert/") or n.startswith(("_lakeupsert/data/", "_lakeupsert/quarantine/"))
+            if not n.startswith(("_lakeupsert/", "_delta_log/", "dv/"))
+            or n.startswith(("_lakeupsert/data/", "_lakeupsert/quarantine/"))
         }
 
     def run(self, host: HostName = "local", **options: Any) -> None:
