@@ -393,7 +393,8 @@ class OpenTable:
         """One version of a partition; -1 is the empty one before the first."""
         if number < 0:
             return Manifest(partition=partition, merged=0, spec_version=0)
-        found = self.objects.partition(partition).get(number)
+        known = self._heads.get(partition)
+        found = known if known and known.number == number else self.objects.partition(partition).get(number)
         if found is None:
             head = self.objects.partition(partition).head()
             lost = head is None or head.number < number

@@ -35,7 +35,7 @@ def publisher(table: OpenTable, name: str) -> DeltaPublisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f'set `publishers = ["{name}"]` in [tables.{table.name}]',
         )
-    return DeltaPublisher(table.objects, table.settings.retention, table.map_concurrently)
+    return DeltaPublisher(table.objects, table.settings.retention, table.version, table.map_concurrently)
 
 
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
@@ -44,12 +44,11 @@ def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
     found: dict[str, PublisherStanding] = {}
     for name in table.settings.publishers if newest else ():
         assert newest is not None, "there is a snapshot to show"
-        problem = None
         try:
             publisher(table, name).catch_up(newest)
+            found[name] = PublisherStanding(newest.number, 0)
         except LakeupsertError as e:
-            problem = e
-        found[name] = _standing(table, name, newest.number, problem)
+            found[name] = _standing(table, name, newest.number, e)
     return found
 
 

@@ -90,10 +90,16 @@ class _Diff:
 
 @dataclass(frozen=True)
 class DeltaPublisher:
-    """``retention``: how long superseded files stay. ``map_concurrently``: for requests to the store."""
+    """
+    Attributes:
+        retention: how long superseded files stay.
+        version: `pipeline.opened.OpenTable.version`.
+        map_concurrently: for requests to the store.
+    """
 
     objects: TableObjects
     retention: timedelta
+    version: Callable[[str, int], Manifest]
     map_concurrently: Concurrently
 
     def shown(self) -> int | None:
@@ -190,18 +196,11 @@ class DeltaPublisher:
 
         def diff(partition: str) -> _Diff:
             values: dict[str, str | None] = {**partition_texts(partition)}
-            manifest = self._manifest(link, partition)
+            manifest = self.version(partition, shown[partition].version)
             has_new_rows = partition not in old or old[partition].merged != shown[partition].merged
             return _diff(spec, manifest, values, known.get(tuple(values.values()), {}), has_new_rows=has_new_rows)
 
         return self.map_concurrently(diff, changed)
-
-    def _manifest(self, link: Link[Snapshot], partition: str) -> Manifest:
-        version = link.body.partitions[partition].version
-        found = self.objects.partition(partition).get(version)
-        if found is None:
-            raise self.objects.missing(partition, version, f"Snapshot {link.number}", lost=False)
-        return found.body
 
     def _write_vectors(
         self, log: DeltaLog, spec: TableSpec, number: int, files: Iterable[DataFile]
