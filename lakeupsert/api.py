@@ -293,7 +293,7 @@ class Table:
         """
         if to is None and reset:
             raise ConfigurationError(
-                "bad-argument", "`reset` concerns one publisher. Nothing was published.", next='name it: to="delta"'
+                "no-such-publisher", "A reset concerns one publisher. Nothing was changed.", next='name it: `--to delta`, or to="delta"'
             )
         if to is not None and reset:
             publisher(self._table, to).reset()
