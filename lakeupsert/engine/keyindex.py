@@ -2,7 +2,8 @@
 
 Reads     the rows that a batch appended, and the index as of one ledger entry; to rebuild it, all rows that count there
 Writes    the batch's changes of the index, the index with these changes in it, deletes for partitions that keys leave, and
-          deletion vectors of appended files. Commits nothing: a ledger entry names all of it (`LedgerEntry.keys`, `.index`)
+          deletion vectors of appended files. Commits nothing: a ledger entry names all of it (`LedgerEntry.keys`, `.index`).
+          While tasks of a host rebuild the index, packs that go from one task to another
 Repeat    safe: objects have names of their own, and the same ledger gives the same answer
 
     appended rows -> spill by hash -> for each range: settle by rank -> look up in the index -> late, other partition: superseded
