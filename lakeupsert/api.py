@@ -166,7 +166,7 @@ class Table:
     def adopt(self, progress: Callable[[str], None] = lambda text: None, *, host: HostName = "local") -> AdoptResult:
         """Turn the Hive-partitioned Parquet folder at `processed` into a table, without rewriting a file.
 
-        ``host``: where the footers of its files are read.
+        ``host``: where the footers of its files are read, and its key index is made.
         """
         return adopt(self._table, host_by_name(host), progress)
 
