@@ -4,15 +4,16 @@ Reads     nothing; makes a table of plain Parquet in 365 partitions, with keys o
 Writes    build/bench, and benchmarks/results/key-index.md
 Repeat    safe: begins anew
 
-The files are adopted twice, by a table of either `key_scope`; the difference is what making the index takes. Then the same
-batches come to both, by `append --host local`: nine of ten rows for the partition where their key is, one of twenty moves its
-key, one of twenty brings a new one. As many keys have to move as were told to; otherwise it ends with an error.
+The files are adopted twice, by a table of either `key_scope`; the difference is what making the index takes. With `--host spark`
+tasks make it, and what they pass on goes through packs in the store. Then the same batches come to both: nine of ten rows for
+the partition where their key is, one of twenty moves its key, one of twenty brings a new one. As many keys have to move as were
+told to; otherwise it ends with an error.
 """
 
 import argparse
 import resource
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -28,6 +29,7 @@ from benchmarks.machine import commit, facts, sentence, versions
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
+from lakeupsert.engine import keyindex
 from lakeupsert.pipeline import key_places
 
 RESULTS = Path(__file__).parent / "results"
@@ -40,6 +42,7 @@ def main() -> int:
     options.add_argument("--keys", type=int, default=10_000_000)
     options.add_argument("--rows", type=int, default=100_000, help="of each batch, default: %(default)s")
     options.add_argument("--batches", type=int, default=5, help="default: %(default)s")
+    options.add_argument("--host", choices=["local", "spark"], default="local", help="default: %(default)s")
     options.add_argument("--work", type=Path, default=Path("build/bench"), help="default: %(default)s")
     given = options.parse_args()
     sparkenv.prepare()
@@ -48,16 +51,17 @@ def main() -> int:
         lines.append(measured(kind, given, given.work.absolute() / "key-index"))
         print(lines[-1], flush=True)
     head = [
-        "key", "keys", "index, bytes a key", "adopt, s", "with index, s", "append, s", "with index, s", "anew, s", "peak, MB",
+        "key", "keys", "index, bytes a key", "adopt, s", "with index, s", "packs, MB",
+        "append, s", "with index, s", "of these settle, s", "anew, s", "of these settle, s", "peak, MB",
     ]  # fmt: skip
     told = [
         "# The key index",
         "",
         f"{sentence(facts())} {', '.join(versions('lakeupsert', 'pyarrow'))},",
-        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}. `python -m benchmarks.key_index`: {given.batches} batches of "
-        f"{given.rows:,} rows,",
-        'medians of `append --host local` without and with `key_scope = "table"`; *anew*: the last one, which wrote it.',
-        "Peak memory is of the process, which made the data too.",
+        f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}. `python -m benchmarks.key_index --host {given.host}`: "
+        f"{given.batches} batches of {given.rows:,} rows,",
+        'medians of `append` without and with `key_scope = "table"`; *anew*: the last one, which wrote it.',
+        "Packs: what tasks passed on through the store. Peak memory is of the driver, which made the data too.",
         "",
         f"| {' | '.join(head)} |",
         "|---|" + "---:|" * (len(head) - 1),
@@ -77,19 +81,45 @@ def measured(kind: str, given: Any, folder: Path) -> str:
         write(folder / "partition" / name(day) / "base.parquet", kind, np.flatnonzero(homes == day), 0)
     shutil.copytree(folder / "partition", folder / "table")
     tables, adopting, appending = {}, {}, {}
+    packs, settling = watch()
     for scope in ("partition", "table"):
         (folder / f"landing-{scope}").mkdir()
         tables[scope] = Table("t", settings(folder, scope))
         begun = perf_counter()
-        tables[scope].adopt()
+        tables[scope].adopt(host=given.host)
         adopting[scope] = perf_counter() - begun
         appending[scope] = list(appended(tables[scope], kind, given, folder / f"landing-{scope}", homes.copy()))
     size, keys = bytes_of_index(tables["table"]), given.keys + given.batches * (given.rows // 20)
     shutil.rmtree(folder)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    seconds = [adopting["partition"], adopting["table"], *(median(appending[s][:-1]) for s in ("partition", "table"))]
-    seconds.append(appending["table"][-1])
-    return f"| {kind} | {keys:,} | {size / keys:.1f} | {' | '.join(f'{s:.2f}' for s in seconds)} | {peak:,.0f} |"
+    appends = [median(appending[s][:-1]) for s in ("partition", "table")]
+    seconds = [*appends, median(settling[:-1]), appending["table"][-1], settling[-1]]
+    cells = [kind, f"{keys:,}", f"{size / keys:.1f}", *(f"{adopting[s]:.2f}" for s in ("partition", "table"))]
+    cells += [f"{sum(packs) / 1e6:.0f}", *(f"{s:.2f}" for s in seconds), f"{peak:,.0f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def watch() -> tuple[list[int], list[float]]:
+    """Two lists that grow: bytes of packs that a rebuild deletes, and seconds of each `settle`."""
+    packs: list[int] = []
+    seconds: list[float] = []
+
+    def rebuild(to: Any, host: Any, sources: Any, rows: Any, discard: Any) -> Any:
+        def counted(names: Iterable[str]) -> None:
+            names = [*names]
+            packs.extend(to.store.head(name).size for name in names)
+            discard(names)
+
+        return keyindex.rebuild_index(to, host, sources, rows, counted)
+
+    def settle(*given: Any, **options: Any) -> Any:
+        begun = perf_counter()
+        settled = keyindex.settle(*given, **options)
+        seconds.append(perf_counter() - begun)
+        return settled
+
+    key_places.rebuild_index, key_places.settle = rebuild, settle
+    return packs, seconds
 
 
 def settings(folder: Path, scope: Any) -> TableSettings:
@@ -117,7 +147,7 @@ def appended(table: Table, kind: str, given: Any, landing: Path, homes: Any) -> 
         # The last one writes the index anew, which the others leave, as little of it has changed.
         key_places.MOST_CHANGED = 0 if number == given.batches else 1
         begun = perf_counter()
-        result = table.append(host="local")
+        result = table.append(host=given.host)
         yield perf_counter() - begun
         assert result is not None
         moved = result.entry.keys_moved

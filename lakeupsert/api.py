@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_t
 
 import pyarrow as pa
 
-from lakeupsert.config import PublisherName, TableSettings, load
+from lakeupsert.config import PublisherName, TableSettings, load, refuse_in_zones
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.events import Sink
@@ -167,7 +167,7 @@ class Table:
     def adopt(self, progress: Callable[[str], None] = lambda text: None, *, host: HostName = "local") -> AdoptResult:
         """Turn the Hive-partitioned Parquet folder at `processed` into a table, without rewriting a file.
 
-        ``host``: where the footers of its files are read.
+        ``host``: where the footers of its files are read, and its key index is made.
         """
         return adopt(self._table, host_by_name(host), progress)
 
@@ -545,6 +545,7 @@ class Table:
         With ``history``, write all versions of the rows (see `to_arrow`). An address of a store becomes a Hive folder too, and
         ``host`` is where it is written.
         """
+        refuse_in_zones(self.settings, str(output))
         view = self.view(snapshot) if history else self._view(snapshot, where)
         elsewhere = None if host == "local" else host_by_name(host)
         return export(view, str(output), where=where, overwrite=overwrite, history=history, host=elsewhere)

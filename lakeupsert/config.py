@@ -739,6 +739,18 @@ def size_of(text: str | int) -> int | None:
     return int(Decimal(number) * (1024 if binary else 1000) ** (" kmgt".index(unit) if unit else 0))
 
 
+def refuse_in_zones(settings: TableSettings, output: str) -> None:
+    """Raise ConfigurationError if an output would be in the landing or the processed zone of the table."""
+    for zone in (settings.landing, settings.processed):
+        if canonical_address(output).startswith(canonical_address(zone)):
+            raise ConfigurationError(
+                "overlapping-zones",
+                f"--output {output} is inside {zone}, a zone of the table: the next run would take it for landing files, or a "
+                "vacuum for its own. Nothing was written.",
+                next="give an --output outside of both zones",
+            )
+
+
 def _overlap(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 

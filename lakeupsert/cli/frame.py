@@ -283,9 +283,9 @@ def as_lakeupsert_error(e: BaseException, call: Call) -> LakeupsertError:
     if isinstance(e, Terminated) or call.terminated:  # Spark and worker processes may have received it too
         return TryAgainError(
             "terminated",
-            "Stopped by SIGTERM. Committed work is kept, and unfinished messages were returned to the queue.",
+            "Stopped by SIGTERM. Committed work is kept, and messages of unfinished partitions are in the queue again.",
             data_changed=call.changed,
-            next="run the same command again; it continues from there",
+            next="run the same command again",
         )
     if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
         return TryAgainError(

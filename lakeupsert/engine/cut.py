@@ -9,8 +9,9 @@ file.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -24,7 +25,7 @@ from lakeupsert.rows.rank import sort_by_key
 from lakeupsert.rows.streams import compress, decompress
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.manifest import DataFile, Part
+from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.spec import TableSpec
 
 HELD_BYTES = 256 << 20
@@ -75,19 +76,25 @@ class CutOutput(msgspec.Struct, frozen=True):
 def cut(store: ObjectStore, spec: TableSpec, spec_version: int, memory_limit: int | None, task: CutTask) -> CutOutput:
     """Do one task. Raises DamagedTableError, StoreUnavailableError, and RefusedError if an adopted row has no key."""
     most = HELD_BYTES if memory_limit is None else max(LEAST_HELD, min(HELD_BYTES, memory_limit // PEAK))
-    of = Part(task.files[0].bucket, task.files[0].bits)
-    held = _Held(spec, of, task.bits - of.bits)
-    footer = Footer(
-        spec.table_id, "cut", str(task.up_to), spec_version, task.partition, of.bucket, of.bits, len(spec.renames)
-    )
+    of, renames = task.files[0], len(spec.renames)
+    footer = Footer(spec.table_id, "cut", str(task.up_to), spec_version, task.partition, of.bucket, of.bits, renames)
+    held = HeldPieces(spec, columns_of(spec, task.kind), footer, task.bits)
+    new_name = partial(TableObjects.new_cut, task.partition, task.start)
+    return CutOutput(write_packs(store, new_name, _rows(store, spec, task), held, most))
+
+
+def write_packs(
+    store: ObjectStore, new_name: Callable[[], str], blocks: Iterable[Rows], held: "HeldPieces", most: int
+) -> tuple[DataFile, ...]:
+    """Write rows in pieces, one file a pack. A pack is written when ``held`` has ``most`` compressed bytes, and at the end."""
     files = []
-    for rows in _rows(store, spec, task):
+    for rows in blocks:
         held.add(rows)
         if held.bytes >= most:
-            files.append(held.write(store, task, footer))
+            files.append(held.write(store, new_name()))
     if held.bytes:
-        files.append(held.write(store, task, footer))
-    return CutOutput(tuple(files))
+        files.append(held.write(store, new_name()))
+    return tuple(files)
 
 
 def columns_of(spec: TableSpec, kind: Kind) -> pa.Schema:
@@ -106,11 +113,15 @@ def _rows(store: ObjectStore, spec: TableSpec, task: CutTask) -> Iterator[Rows]:
             yield from stream_file(store, file, schema, spec=spec)
 
 
-class _Held:
-    """Rows of each piece, compressed: three times as many fit, and every piece gets larger."""
+class HeldPieces:
+    """Rows of each of 2^``bits`` pieces, compressed: three times as many fit, and every piece gets larger.
 
-    def __init__(self, spec: TableSpec, of: Part, bits: int) -> None:
-        self._spec, self._of, self._bits = spec, of, bits
+    ``schema`` and ``footer`` are those of the files that it writes; the footer's bucket has all rows.
+    """
+
+    def __init__(self, spec: TableSpec, schema: pa.Schema, footer: Footer, bits: int) -> None:
+        self._spec, self._schema, self._footer = spec, schema, footer
+        self._bits = bits - footer.bits
         self._clear()
 
     def _clear(self) -> None:
@@ -118,23 +129,21 @@ class _Held:
         self._blocks: list[list[bytes]] = [[] for _ in range(1 << self._bits)]
 
     def add(self, rows: Rows) -> None:
-        self._schema = rows.schema
-        pieces = cut_into_pieces(rows, self._of, self._bits, self._spec)
+        self._read = rows.schema
+        pieces = cut_into_pieces(rows, self._footer, self._bits, self._spec)
         for blocks, piece in zip(self._blocks, pieces, strict=True):
             if piece.num_rows:
                 blocks.append(compress(piece))
                 self.bytes += len(blocks[-1])
 
-    def write(self, store: ObjectStore, task: CutTask, footer: Footer) -> DataFile:
+    def write(self, store: ObjectStore, name: str) -> DataFile:
         """Write what is held, and hold nothing any more."""
-        schema = columns_of(self._spec, task.kind)
-        with Pack(store, TableObjects.new_cut(task.partition, task.start)) as pack:
-            file = write_in_pieces(
-                pack, map(self._decompress, self._blocks), self._bits, schema, footer, self._spec.stored_key
-            )
+        pieces, key = map(self._decompress, self._blocks), self._spec.stored_key
+        with Pack(store, name) as pack:
+            file = write_in_pieces(pack, pieces, self._bits, self._schema, self._footer, key)
         self._clear()
         return file
 
     def _decompress(self, blocks: Sequence[bytes]) -> Rows:
-        rows = pa.Table.from_batches(itertools.chain.from_iterable(map(decompress, blocks)), self._schema)
+        rows = pa.Table.from_batches(itertools.chain.from_iterable(map(decompress, blocks)), self._read)
         return rows.take(sort_by_key(rows, self._spec.stored_key))

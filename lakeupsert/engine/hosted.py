@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.engine.attempts import add_requests, count_requests
 from lakeupsert.engine.cut import CutOutput, CutTask, cut
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import MergeOutput, MergeTask
@@ -39,22 +40,19 @@ class HostedEngine:
     ) -> list[MergeOutput | Exception]:
         runs = list(_runs(tasks))
         sizes = [float(sum(task.bytes for task in run)) for run in runs]
-        found = self._host.map(partial(_merge, self.memory_limit, store, spec, spec_version), runs, sizes)
+        merge = partial(_merge, self.memory_limit, store, spec, spec_version)
+        found = add_requests(store, self._host.map(partial(count_requests, store, merge), runs, sizes))
         outputs: list[MergeOutput | Exception] = []
         for run, of_run in zip(runs, found, strict=True):
-            if isinstance(of_run, Exception):
-                outputs += [of_run] * len(run)
-            else:
-                merged, requests = of_run
-                store.requests.add(requests)
-                outputs += merged
+            outputs += [of_run] * len(run) if isinstance(of_run, Exception) else of_run
         return outputs
 
     def cut(
         self, store: ObjectStore, spec: TableSpec, spec_version: int, tasks: Sequence[CutTask]
     ) -> list[CutOutput | Exception]:
         sizes = [float(task.bytes) for task in tasks]
-        return list(self._host.map(partial(cut, store, spec, spec_version, self.memory_limit), tasks, sizes))
+        function = partial(cut, store, spec, spec_version, self.memory_limit)
+        return list(add_requests(store, self._host.map(partial(count_requests, store, function), tasks, sizes)))
 
 
 def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:
@@ -64,11 +62,9 @@ def _runs(tasks: Iterable[MergeTask]) -> Iterator[list[MergeTask]]:
 
 def _merge(
     memory_limit: int | None, store: ObjectStore, spec: TableSpec, spec_version: int, run: Sequence[MergeTask]
-) -> tuple[list[MergeOutput | Exception], dict[str, int]]:
-    """The outputs, and how often each kind of request was sent to the store."""
-    before = store.requests.as_dict()
+) -> list[MergeOutput | Exception]:
     outputs = ArrowEngine(memory_limit).merge(store, spec, spec_version, run)
     for output in outputs:
         if isinstance(output, MemoryError | ConfigurationError):  # the machine's, and the host explains it
             raise output
-    return outputs, {call: count - before[call] for call, count in store.requests.as_dict().items()}
+    return outputs

@@ -28,7 +28,13 @@ SPILL_FILES = 64
 
 
 class Host(Protocol):
-    """Where the row work runs. `spark_host.SparkHost` is the other one; it needs pyspark."""
+    """Where the row work runs. `spark_host.SparkHost` is the other one; it needs pyspark.
+
+    ``in_process``: `map` works here, on one item after the other. Then rows go from step to step in memory or in temporary files,
+    and otherwise through the store.
+    """
+
+    in_process: bool
 
     def survey(
         self,
@@ -57,6 +63,8 @@ class Host(Protocol):
 
 class LocalHost:
     """See `Host`."""
+
+    in_process = True
 
     def survey(
         self,

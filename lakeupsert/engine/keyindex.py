@@ -2,11 +2,13 @@
 
 Reads     the rows that a batch appended, and the index as of one ledger entry; to rebuild it, all rows that count there
 Writes    the batch's changes of the index, the index with these changes in it, deletes for partitions that keys leave, and
-          deletion vectors of appended files. Commits nothing: a ledger entry names all of it (`LedgerEntry.keys`, `.index`)
+          deletion vectors of appended files. Commits nothing: a ledger entry names all of it (`LedgerEntry.keys`, `.index`).
+          While tasks of a host rebuild the index, packs that go from one task to another
 Repeat    safe: objects have names of their own, and the same ledger gives the same answer
 
     appended rows -> spill by hash -> for each range: settle by rank -> look up in the index -> late, other partition: superseded
                                                                                           '-> won, other partition: delete there
+    all rows -> spill, or on a host with tasks: packs in pieces -> for each range: settle by rank -> the index
 
 A row of the index has the key columns and the ordering columns, no payload. Hashes only find candidates: rows are compared by
 their keys, so two keys with the same hash stay two keys. A delete stays in the index, so that older records of its key stay
@@ -15,9 +17,10 @@ dead in every partition. `rank.sort_by_rank` decides which record wins, as every
 Memory: the rows of one range, and key and order of the keys that move. Ranges grow beyond 2^`MOST_BITS` of them.
 """
 
+import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,13 +32,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lakeupsert import clock
+from lakeupsert.engine.attempts import add_requests, all_or_raise, count_requests
+from lakeupsert.engine.cut import HeldPieces, write_packs
+from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.merge import AGE
+from lakeupsert.engine.runs import runs
 from lakeupsert.errors import RefusedError
 from lakeupsert.landing.adopted import refuse_null_keys
 from lakeupsert.rows.arrays import Column, Hashes, Indices, Mask, Rows
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.rows.convert import as_mask
-from lakeupsert.rows.datafiles import POSITION, DataFileWriter, Footer, Pack, align, stream_file, write_to_pack
+from lakeupsert.rows.datafiles import (
+    POSITION,
+    DataFileWriter,
+    Footer,
+    Pack,
+    align,
+    read_file,
+    stream_file,
+    write_to_pack,
+)
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.rows.rank import sort_by_key, sort_by_rank
@@ -54,6 +71,16 @@ HELD_ROWS = 1 << 17
 """Rows that are cut into ranges in one call: appended files are many and small."""
 MOST_BITS = 8
 """Ranges are cut by at most this many bits of the hash; each has an open temporary file."""
+RUN_ROWS = 1 << 20
+"""Rows of the files that a task of a host cuts, at least. Only key and order are read of them, so their bytes say little."""
+CUT_BYTES = 64 << 20
+"""Compressed bytes that such a task holds before it writes them. More: fewer and larger pieces. Less: memory."""
+MOST_RUNS = 512
+"""Larger tables are cut by about so many tasks. Each range reads a piece of each. More: requests. Fewer: cores wait."""
+FILE_ROWS = 1 << 12
+"""A file with fewer rows counts as so many: it has to be opened."""
+FILES_A_CALL = 1 << 14
+"""So many files are handed to the host at a time, and so many the driver holds."""
 
 _HASH = "_lakeupsert_hash"
 _SOURCE = "_lakeupsert_source"
@@ -77,11 +104,15 @@ class IndexTarget:
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one partition. Files of greater ``age`` are later; in ``unsettled`` (adopted) files keys may repeat."""
+    """A file of a partition. Of greater ``age`` it is later; in ``unsettled`` (adopted) files keys may repeat.
+
+    ``number`` is its place among the partition's files of that age. Rows without rank columns rank by it, and by their position.
+    """
 
     partition: str
     age: int
-    files: tuple[DataFile, ...]
+    number: int
+    file: DataFile
     unsettled: bool = False
 
 
@@ -107,6 +138,21 @@ class Settled:
 class _Range:
     bucket: int
     bits: int
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """A range after its rows were ranked.
+
+    Attributes:
+        files: its part of the index.
+        several: rows of keys that have one in another partition, too; then there are no files.
+        example: one of these rows, for people.
+    """
+
+    files: tuple[DataFile, ...] = ()
+    several: int = 0
+    example: str = ""
 
 
 def key_schema(spec: TableSpec) -> pa.Schema:
@@ -164,34 +210,84 @@ def settle(
     return Settled(dict(sorted(result.items())), tuple(keys.files), tuple(folded) if fold else None, frozenset(objects))
 
 
-def rebuild_index(to: IndexTarget, sources: Iterable[Source], rows: int) -> tuple[DataFile, ...]:
+def rebuild_index(
+    to: IndexTarget, host: Host, sources: Iterable[Source], rows: int, discard: Callable[[Iterable[str]], None]
+) -> tuple[DataFile, ...]:
     """Rebuild the index from all live rows and deletes in these files, about ``rows``; files of a partition rank by their age.
 
-    Raises RefusedError if a key has rows in several partitions.
+    ``discard`` gets the objects that are left over. Raises RefusedError if a key has rows in several partitions.
     """
-    spec = to.spec
-    files: list[DataFile] = []
+    ranges = _ranges_of(rows)
+    if host.in_process or len(ranges) == 1:
+        ranked = _rank_here(to, sources, rows)
+    else:
+        ranked = _rank_on_host(to, host, sources, rows, discard)
+    files = tuple(file for of_range in ranked for file in of_range.files)
+    wrong = [of_range for of_range in ranked if of_range.several]
+    if wrong:
+        discard([file.name for file in files])
+        raise _several_partitions(sum(of_range.several for of_range in wrong), wrong[0].example)
+    return files
+
+
+def _rank_here(to: IndexTarget, sources: Iterable[Source], rows: int) -> list[_Ranked]:
     with _Ranges(rows) as spilled:
         for source in sources:
-            for number, file in enumerate(source.files):
-                for block in _source_blocks(to.store, spec, source, file, number):
-                    spilled.add(_add_hashes(block, spec))
-        for range_ in spilled.ranges:
-            in_range = spilled.take(range_)
-            if in_range is None:
-                continue
-            order, wins = sort_by_rank(in_range, spec, (AGE, FILE, PLACE), by=[PARTITION])
-            best = in_range.take(order.filter(wins))
-            # When a key moves, the delete that it leaves behind has the same order.
-            best = best.append_column(_ALIVE, pa.array((~as_mask(best[DELETE_FLAG])).astype(np.int8)))
-            order, wins = sort_by_rank(best, spec, (_ALIVE,))
-            others = best.take(order.filter(pc.invert(wins)))
-            others = others.filter(pc.equal(others[_ALIVE], 1))
-            if others.num_rows:
-                raise _several_partitions(spec, others)
-            best = best.take(order.filter(wins))
-            files += _write_index(to, range_, best.take(pc.sort_indices(best[_HASH])))
-    return tuple(files)
+            for block in _source_blocks(to.store, to.spec, source):
+                spilled.add(_add_hashes(block, to.spec))
+        return [_rank(to, range_, spilled.take(range_)) for range_ in spilled.ranges]
+
+
+def _rank_on_host(
+    to: IndexTarget, host: Host, sources: Iterable[Source], rows: int, discard: Callable[[Iterable[str]], None]
+) -> list[_Ranked]:
+    """The rows go to the tasks of their ranges through packs in the store, which are deleted afterwards."""
+    ranges, rebuild = _ranges_of(rows), clock.new_id()[:16]
+    cut = partial(count_requests, to.store, partial(_cut, to, ranges[0].bits, rebuild))
+    packs: list[DataFile] = []
+    try:
+        for call in runs(sources, lambda source: 1, FILES_A_CALL):
+            items = list(runs(call, lambda source: max(source.file.rows, FILE_ROWS), max(RUN_ROWS, rows // MOST_RUNS)))
+            sizes = [float(sum(source.file.bytes for source in run)) for run in items]
+            for of_run in all_or_raise(add_requests(to.store, host.map(cut, items, sizes))):
+                packs += of_run
+        rank = partial(count_requests, to.store, partial(_rank_pieces, to, packs))
+        sizes = [float(sum(file.within(range_).bytes for file in packs)) for range_ in ranges]
+        return all_or_raise(add_requests(to.store, host.map(rank, ranges, sizes)))
+    finally:
+        discard(found.name for found in to.store.list(TableObjects.key_cuts(to.start, rebuild)))
+
+
+def _cut(to: IndexTarget, bits: int, rebuild: str, run: Sequence[Source]) -> tuple[DataFile, ...]:
+    """Copy what the index needs of some files into pieces, one for each range."""
+    blocks = itertools.chain.from_iterable(_source_blocks(to.store, to.spec, source) for source in run)
+    held = HeldPieces(to.spec, _source_schema(to.spec), to.footer("cut"), bits)
+    return write_packs(to.store, partial(TableObjects.new_key_cut, to.start, rebuild), blocks, held, CUT_BYTES)
+
+
+def _rank_pieces(to: IndexTarget, packs: Sequence[DataFile], range_: _Range) -> _Ranked:
+    pieces = [piece for pack in packs if (piece := pack.within(range_)).rows]
+    tables = [read_file(to.store, piece, _source_schema(to.spec)) for piece in pieces]
+    return _rank(to, range_, _add_hashes(pa.concat_tables(tables), to.spec) if tables else None)
+
+
+def _rank(to: IndexTarget, range_: _Range, rows: Rows | None) -> _Ranked:
+    """Write the record of greatest rank of every key, unless a key has a row in several partitions."""
+    if rows is None:
+        return _Ranked()
+    order, wins = sort_by_rank(rows, to.spec, (AGE, FILE, PLACE), by=[PARTITION])
+    best = rows.take(order.filter(wins))
+    # When a key moves, the delete that it leaves behind has the same order.
+    best = best.append_column(_ALIVE, pa.array((~as_mask(best[DELETE_FLAG])).astype(np.int8)))
+    order, wins = sort_by_rank(best, to.spec, (_ALIVE,))
+    others = best.take(order.filter(pc.invert(wins)))
+    others = others.filter(pc.equal(others[_ALIVE], 1))
+    if others.num_rows:
+        first = others.slice(0, 1).to_pylist()[0]
+        key = " ".join(f"{name}={first[name]}" for name in to.spec.key)
+        return _Ranked(several=others.num_rows, example=f"{key} in {first[PARTITION]}")
+    best = best.take(order.filter(wins))
+    return _Ranked(tuple(_write_index(to, range_, best.take(pc.sort_indices(best[_HASH])))))
 
 
 def _write_index(to: IndexTarget, range_: _Range, rows: Rows) -> list[DataFile]:
@@ -202,12 +298,10 @@ def _write_index(to: IndexTarget, range_: _Range, rows: Rows) -> list[DataFile]:
     return out.files
 
 
-def _several_partitions(spec: TableSpec, rows: Rows) -> RefusedError:
-    first = rows.slice(0, 1).to_pylist()[0]
-    key = " ".join(f"{name}={first[name]}" for name in spec.key)
+def _several_partitions(rows: int, example: str) -> RefusedError:
     return RefusedError(
         "key-in-several-partitions",
-        f"At least {rows.num_rows} keys have a row in several partitions, for example {key} in {first[PARTITION]}. With "
+        f"At least {rows} keys have a row in several partitions, for example {example}. With "
         '`key_scope = "table"` a key has one row. Nothing was changed.',
         next='leave one row of each key in these files, or set `key_scope = "partition"`',
     )
@@ -422,9 +516,15 @@ def _source_schema(spec: TableSpec) -> pa.Schema:
     return pa.schema([*spec.tombstone_schema, *(pa.field(*rank) for rank in ranks)])
 
 
-def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source, file: DataFile, number: int) -> Iterator[Rows]:
-    """The rows of a file with rank and partition. Rows without rank columns rank by the file's number and their position."""
-    given = {FILE: number, DELETE_FLAG: isinstance(file, TombstoneFile), AGE: source.age, PARTITION: source.partition}
+def _source_blocks(store: ObjectStore, spec: TableSpec, source: Source) -> Iterator[Rows]:
+    """The rows of a file with rank and partition."""
+    file = source.file
+    given = {
+        FILE: source.number,
+        DELETE_FLAG: isinstance(file, TombstoneFile),
+        AGE: source.age,
+        PARTITION: source.partition,
+    }
     result = _source_schema(spec)
     schema = _arrived_schema(spec)
     if not source.age:
@@ -462,13 +562,17 @@ class _Packs:
         return self._held[1][at : at + size]
 
 
+def _ranges_of(rows: int) -> list[_Range]:
+    bits = min(MOST_BITS, (rows // RANGE_ROWS).bit_length())
+    return [_Range(bucket, bits) for bucket in range(1 << bits)]
+
+
 class _Ranges:
     """Rows by ranges of their hashes: in memory if there is one range, otherwise in temporary Arrow files."""
 
     def __init__(self, rows: int) -> None:
-        bits = min(MOST_BITS, (rows // RANGE_ROWS).bit_length())
-        self.ranges = [_Range(bucket, bits) for bucket in range(1 << bits)]
-        self._bits = bits
+        self.ranges = _ranges_of(rows)
+        self._bits = self.ranges[0].bits
         self._tables: list[Rows] = []
         self._held = 0
         self._writers: dict[int, pa.RecordBatchStreamWriter] = {}

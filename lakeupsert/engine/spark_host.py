@@ -62,6 +62,8 @@ LEAST_TASK = 4 << 20
 class SparkHost:
     """See `lakeupsert.engine.hosts.Host`."""
 
+    in_process = False
+
     def map(
         self, function: Callable[[Item], Found], items: Sequence[Item], sizes: Sequence[float]
     ) -> list[Found | Exception]:

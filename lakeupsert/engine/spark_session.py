@@ -12,13 +12,12 @@ from contextlib import contextmanager
 from types import FrameType
 
 import pyarrow as pa
-from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from lakeupsert import sparkenv
+from lakeupsert import clock, sparkenv
 from lakeupsert.engine.spark_tasks import UNFIT, TaskMemory, passed_error
-from lakeupsert.engine.spark_versions import connect_session, retry_lost_calls
+from lakeupsert.engine.spark_versions import cancel_jobs, connect_session, retry_lost_calls, thread_of
 from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, TryAgainError
 
 SPARK_ERRORS = (
@@ -179,7 +178,7 @@ def _stop_retries_on_sigterm() -> Iterator[None]:
 
 
 def collect(frame: DataFrame) -> list[Row]:
-    """The rows. A signal that ends this call cancels the session's jobs, whose tasks would write on for nobody.
+    """The rows. A signal that ends this call cancels its jobs, whose tasks would write on for nobody.
 
     The job runs in a thread of its own: a signal would break off this thread's call to the JVM, and the answer to that call
     would be taken for the answer to the next one.
@@ -189,21 +188,18 @@ def collect(frame: DataFrame) -> list[Row]:
     def run() -> None:
         try:
             rows.set_result(frame.collect())
-        except Exception as e:
+        except BaseException as e:
             rows.set_exception(e)
 
-    on_server = sparkenv.connect_server() is not None
-    (threading.Thread if on_server else InheritableThread)(target=run).start()
+    tag = f"lakeupsert-{clock.new_id()}"
+    thread_of(frame.sparkSession, run, tag).start()
     try:
         return rows.result()
     except Exception:
         raise
     except BaseException:
         while not rows.done():  # again: the job may not have begun
-            if on_server:
-                frame.sparkSession.interruptAll()
-            else:
-                frame.sparkSession.sparkContext.cancelAllJobs()
+            cancel_jobs(frame.sparkSession, tag)
             wait([rows], timeout=1)
         raise
 

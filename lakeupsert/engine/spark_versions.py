@@ -4,12 +4,15 @@ Under Spark Connect, methods of Python follow the client's version, options and 
 """
 
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import pyspark
+from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql.utils import is_remote
 
 
 def _is_3(version: str) -> bool:
@@ -80,6 +83,30 @@ def connect_session(address: str) -> SparkSession:
     spark = ConnectSession(connection=address)
     ConnectSession._set_default_and_active_session(spark)
     return spark
+
+
+def thread_of(spark: SparkSession, run: Callable[[], None], tag: str) -> threading.Thread:
+    """A thread for the session's jobs, which have the properties and tags of this thread's, and ``tag``."""
+
+    def run_with_tag() -> None:
+        if is_remote():
+            spark.addTag(tag)
+        else:
+            spark.sparkContext.addJobTag(tag)
+        run()
+
+    if _is_3(pyspark.__version__):  # its InheritableThread knows no sessions
+        return (threading.Thread if is_remote() else InheritableThread)(target=run_with_tag)
+    thread: threading.Thread = InheritableThread(target=run_with_tag, session=spark)
+    return thread
+
+
+def cancel_jobs(spark: SparkSession, tag: str) -> None:
+    """Cancel the jobs that run with this tag, and no others of the session."""
+    if is_remote():
+        spark.interruptTag(tag)
+    else:
+        spark.sparkContext.cancelJobsWithTag(tag)
 
 
 def retry_lost_calls(spark: SparkSession, times: int) -> None:

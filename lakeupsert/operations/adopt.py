@@ -59,7 +59,8 @@ class AdoptResult:
 
 
 def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda text: None) -> AdoptResult:
-    """Commit the folder at ``processed`` as the table's batch 0, and publish it. ``host``: where the footers are read.
+    """Commit the folder at ``processed`` as the table's batch 0, and publish it. ``host``: where the footers are
+    read, and the keys of a table with a key index.
 
     Raises ConfigurationError if it is a table already or its folders are not partitions, and RefusedError if its rows can't be
     kept as they are. Nothing is committed then.
@@ -83,7 +84,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     index = None
     if spec.key_scope == "table":
         progress("building the key index")
-        index = adopted_index(table, spec, touched)
+        index = adopted_index(table, host, spec, touched)
     _commit_spec(table, spec)
     progress(f"writing the manifests of {len(touched)} partitions")
     _write_manifests(table, touched, touched, is_winner=False)

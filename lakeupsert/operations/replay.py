@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.replay import new_columns_of, replay_rows
 from lakeupsert.engine.reports import Refused, Report, touched_by
 from lakeupsert.errors import ConfigurationError
@@ -99,7 +100,7 @@ def _attempt(
             f"Batch id {batch_id!r} belongs to another batch. Nothing was committed.",
             next="give the replay a --batch-id of its own, or none",
         )
-    link = commit_batch(table, ground, plan.job, entry, names, progress)
+    link = commit_batch(table, LocalHost(), ground, plan.job, entry, names, progress)
     if isinstance(link, Lost):
         return link
     warnings = (*send_messages(table, link), *plan.warnings)

@@ -163,7 +163,7 @@ def _attempt(
         _refuse_above_limit(table, ground, entry)
         if request.full:
             entry = full_extract_entry(table, plan.job.spec, ground, request, entry, reports)
-        link = commit_batch(table, ground, plan.job, entry, files, progress)
+        link = commit_batch(table, host, ground, plan.job, entry, files, progress)
     except RefusedError:
         table.discard(written)  # the refused rows stay: somebody has to look at them
         raise

@@ -18,6 +18,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.engine.batch import AppendJob
+from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import Refused, Report
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.events import BatchCommit
@@ -53,6 +54,7 @@ def examples_of(reports: Iterable[Report]) -> dict[str, str]:
 
 def commit_batch(
     table: OpenTable,
+    host: Host,
     ground: Ground,
     job: AppendJob,
     entry: LedgerEntry,
@@ -61,10 +63,11 @@ def commit_batch(
 ) -> Link[LedgerEntry] | Lost:
     """Append the spec of ``job`` if it is new, then ``entry``; `LOST` if the heads have moved on.
 
-    ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then.
+    ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then. ``host``: where a key index
+    is rebuilt.
     """
     if job.spec.key_scope == "table":
-        settled = settle_keys(table, job.spec, ground.head, entry, progress)
+        settled = settle_keys(table, host, job.spec, ground.head, entry, progress)
         if settled is None:
             table.discard(files)
             return LOST

@@ -8,12 +8,14 @@ The index at N is that of the last entry that names one, and the changes of ever
 one, or if an object of the index is damaged, it is rebuilt from the key and ordering columns of everything that counts at N.
 """
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.keyindex import IndexTarget, Settled, Source, rebuild_index, settle
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.opened import OpenTable
@@ -41,6 +43,7 @@ class SettledBatch:
 
 def settle_keys(
     table: OpenTable,
+    host: Host,
     spec: TableSpec,
     head: Link[LedgerEntry] | None,
     entry: LedgerEntry,
@@ -49,12 +52,12 @@ def settle_keys(
     """``entry``, settled as the one behind ``head``; it can't be appended behind another one. None if ``head`` is not the head
     any more, and what it was settled against is gone.
 
-    Raises DamagedTableError if an appended file can't be read, or if the index can't be rebuilt.
+    ``host`` rebuilds the index. Raises DamagedTableError if an appended file can't be read, or if the index can't be rebuilt.
     """
     number = head.number if head else 0
     to = IndexTarget(table.store, spec, entry.spec_version, entry.batch_id, head.number + 1 if head else 0)
     try:
-        return _by_index(table, to, entry, number, progress)
+        return _by_index(table, host, to, entry, number, progress)
     except (DamagedTableError, RefusedError):
         if _is_overtaken(table, number):
             # A vacuum deleted what the newer entry replaced, or behind its fence what this append wrote. Or partitions were
@@ -64,7 +67,12 @@ def settle_keys(
 
 
 def _by_index(
-    table: OpenTable, to: IndexTarget, entry: LedgerEntry, number: int, progress: Callable[[str], None]
+    table: OpenTable,
+    host: Host,
+    to: IndexTarget,
+    entry: LedgerEntry,
+    number: int,
+    progress: Callable[[str], None],
 ) -> SettledBatch:
     index = named_index(table.headers(number) if to.start else [])
     if index is not None:
@@ -76,7 +84,7 @@ def _by_index(
                 raise
             log.warning("the key index is rebuilt: %s", e.message)
     progress("rebuilding the key index")
-    files = rebuild_index(to, _sources(table, number), _rows(table, number))
+    files = rebuild_index(to, host, _sources(table, number), _rows(table, number), table.discard)
     settled = _settle(to, entry, number, (files, ()), fold=False)
     entry = msgspec.structs.replace(settled.entry, index=KeyIndex(up_to=number, files=files))
     return SettledBatch(entry, settled.objects | {f.name for f in files})
@@ -87,11 +95,14 @@ def _is_overtaken(table: OpenTable, number: int) -> bool:
     return newer is not None and newer.number > number
 
 
-def adopted_index(table: OpenTable, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:
-    """The index of adopted files. Raises RefusedError if a key has rows in several partitions."""
-    sources = [Source(partition, 0, t.files, unsettled=True) for partition, t in touched.items()]
-    files = rebuild_index(IndexTarget(table.store, spec, 0, "", 0), sources, sum(t.rows for t in touched.values()))
-    return KeyIndex(up_to=0, files=files)
+def adopted_index(table: OpenTable, host: Host, spec: TableSpec, touched: dict[str, Touched]) -> KeyIndex:
+    """The index of adopted files, made on ``host``. Raises RefusedError if a key has rows in several partitions."""
+    sources = itertools.chain.from_iterable(
+        _of_files(partition, 0, t.files, unsettled=True) for partition, t in touched.items()
+    )
+    rows = sum(t.rows for t in touched.values())
+    to = IndexTarget(table.store, spec, 0, "", 0)
+    return KeyIndex(up_to=0, files=rebuild_index(to, host, sources, rows, table.discard))
 
 
 def named_index(entries: list[LedgerEntry]) -> tuple[tuple[DataFile, ...], tuple[DataFile, ...]] | None:
@@ -148,8 +159,12 @@ def _sources(table: OpenTable, number: int) -> Iterator[Source]:
         head = table.objects.partition(partition).head()
         step = step_to(table, head, partition, head.body.merged if head else 0, number)
         for bucket in step.base.buckets:
-            yield Source(partition, 0, bucket.data, unsettled=not bucket.settled)
-            yield Source(partition, 0, bucket.tombstones)
+            yield from _of_files(partition, 0, bucket.data, unsettled=not bucket.settled)
+            yield from _of_files(partition, 0, bucket.tombstones)
         for link in step.pending:
             if link.number in step.active:
-                yield Source(partition, link.number, link.body.touched[partition].files)
+                yield from _of_files(partition, link.number, link.body.touched[partition].files)
+
+
+def _of_files(partition: str, age: int, files: Sequence[DataFile], *, unsettled: bool = False) -> Iterator[Source]:
+    return (Source(partition, age, number, file, unsettled) for number, file in enumerate(files))

@@ -470,10 +470,8 @@ class OpenTable:
         now, before = (self.objects.snapshots.get(n) if n >= 0 else None for n in (number, number - 1))
         return now is not None and (before is None or not now.body.shows(before.body))
 
-    def discard(self, names: Collection[str]) -> None:
+    def discard(self, names: Iterable[str]) -> None:
         """Delete files that no version names and none will. What can't be deleted is left to `vacuum`."""
-        if not names:
-            return
         try:
             self.store.delete(names)
         except LakeupsertError as e:

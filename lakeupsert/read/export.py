@@ -46,7 +46,7 @@ def export(
     zone include it. JSON lines has binary values as base64, and decimals, NaN and infinity as text. CSV refuses binary values.
 
     An address of a store that ends in `/` becomes a Hive folder too. It is complete once it has `_common_metadata`. ``host``
-    writes its partitions; None: this process does.
+    writes its partitions; None: this process does. If the host is stopped, unfinished parts stay there, and `_in_use` says so.
     """
     read = history_to_arrow if history else to_arrow
     if "://" in output:
@@ -229,15 +229,14 @@ def _in_use(target: ObjectStore, output: str) -> ConfigurationError:
         )
     return ConfigurationError(
         "output-exists",
-        f"{output} has objects but no {_SCHEMA}, so it is no complete export. Another export writes it now, or one was killed, "
+        f"{output} has objects but no {_SCHEMA}, so it is no complete export. Another export writes it now, or one was stopped, "
         "or the objects are of another program. This export wrote nothing.",
         next="use another --output; or delete that folder, if nobody writes it",
     )
 
 
-@contextmanager
-def _claim(target: ObjectStore, output: str) -> Iterator[None]:
-    """Let no other export write the folder meanwhile. Raises ConfigurationError if another one does, or has done so."""
+def _claim(target: ObjectStore, output: str) -> None:
+    """Keep other exports out until the claim is deleted. Raises ConfigurationError if another one writes the folder, or has."""
     mine = clock.new_id().encode()
     try:
         is_mine = target.create(_CLAIM, mine)
@@ -245,12 +244,10 @@ def _claim(target: ObjectStore, output: str) -> Iterator[None]:
         is_mine = target.get(_CLAIM) == mine
     if not is_mine:
         raise _in_use(target, output)
-    try:
-        if any(info.name != _CLAIM for info in target.list("", limit=2)):  # written since the check
-            raise _in_use(target, output)
-        yield
-    finally:
+    if any(info.name != _CLAIM for info in target.list("", limit=2)):  # written since the check
+        used = _in_use(target, output)
         target.delete([_CLAIM])
+        raise used
 
 
 def _hive_at_address(
@@ -260,14 +257,19 @@ def _hive_at_address(
     target, schema = open_store(output), read().schema
     partitions = list(view.partitions(where, schema))
     sizes = [float(view.snapshot.partitions[partition].bytes) for partition in partitions]
-    with _claim(target, output):
-        try:
-            rows = sum(all_or_raise(host.map(partial(_write_partition_once, read, target), partitions, sizes)))
-            with target.write(_SCHEMA) as sink:
-                pq.write_metadata(schema, sink)
-        except BaseException:
-            target.delete(f"{partition}/{_PART}" for partition in partitions)
-            raise
+    _claim(target, output)
+    found = host.map(partial(_write_partition_once, read, target), partitions, sizes)
+    # If `map` of another host raises, tasks may still write, and another export would take their files for its own. So the claim
+    # stays then.
+    try:
+        rows = sum(all_or_raise(found))
+        with target.write(_SCHEMA) as sink:
+            pq.write_metadata(schema, sink)
+    except BaseException:
+        target.delete(f"{partition}/{_PART}" for partition in partitions)
+        target.delete([_CLAIM])
+        raise
+    target.delete([_CLAIM])
     return rows
 
 

@@ -144,6 +144,16 @@ class TableObjects:
         return f"{KEYS}/keys-{start}-{clock.new_id()}.parquet.keys"
 
     @staticmethod
+    def new_key_cut(start: int, rebuild: str) -> str:
+        """Stored here only while the index is rebuilt. ``rebuild``: 16 hex digits that identify this rebuild."""
+        return f"{TableObjects.key_cuts(start, rebuild)}{clock.new_id()[:16]}.pack"
+
+    @staticmethod
+    def key_cuts(start: int, rebuild: str) -> str:
+        """The prefix of the names of all that a rebuild has cut."""
+        return f"{KEYS}/cut-{start}-{rebuild}"
+
+    @staticmethod
     def new_delta(partition: str, start: int) -> str:
         return f"{DATA}/{partition}/delta-{start}-{clock.new_id()}.parquet.delta"
 

@@ -205,7 +205,7 @@ def test_overwrite_never_deletes_what_is_no_export(
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigurationError) as refused:
         table.export(output, overwrite=True)
-    assert refused.value.code == "output-exists"
+    assert refused.value.code == ("overlapping-zones" if there == "table" else "output-exists")
     assert "Nothing was written" in refused.value.message
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -492,6 +492,39 @@ def test_of_two_exports_to_an_address_one_is_refused(
         assert (raised.value.code, refused) == ("output-exists", [])
         assert read(tmp_path / "x") == expected(1)
     assert [path.name for path in (tmp_path / "x").iterdir() if path.is_file()] == ["_common_metadata"]
+
+
+def test_host_that_is_stopped_keeps_other_exports_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tasks may write on for seconds, and the next export would take their files for its own."""
+    late: list[Any] = []
+
+    class StoppedHost(LocalHost):
+        in_process = False
+
+        def map(self, function: Any, items: Any, sizes: Any) -> Any:
+            late.append(lambda: function(items[0]))
+            raise KeyboardInterrupt
+
+    table, address = lake(tmp_path), f"{(tmp_path / 'x').as_uri()}/"
+    monkeypatch.setattr(api, "host_by_name", lambda name: StoppedHost())
+    with pytest.raises(KeyboardInterrupt):
+        table.export(address, snapshot=0, host="spark")
+    with pytest.raises(ConfigurationError) as refused:
+        table.export(address)
+    assert refused.value.code == "output-exists"
+    late[0]()
+    assert "delete that folder" in refused.value.next
+
+
+@pytest.mark.parametrize("output", ["landing/x/", "landing/x.parquet", "processed/x/", "processed/_lakeupsert/tmp/x/"])
+@pytest.mark.parametrize("as_address", [False, True])
+def test_export_into_a_zone_of_the_table_is_refused(output: str, as_address: bool, tmp_path: Path) -> None:
+    table = lake(tmp_path)
+    (tmp_path / output).parent.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(ConfigurationError) as refused:
+        table.export(f"file://{tmp_path}/{output}" if as_address else f"{tmp_path}/{output}")
+    assert refused.value.code == "overlapping-zones"
+    assert not (tmp_path / output).exists()
 
 
 def test_folder_of_a_killed_export_is_told_from_a_whole_one(tmp_path: Path) -> None:

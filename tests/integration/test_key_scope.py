@@ -1,7 +1,10 @@
 """`key_scope = "table"`: a key has one row in the whole table, also when it races, dies, is restored, adopted or damaged."""
 
+import os
 import random
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,14 +16,17 @@ import pytest
 from lakeupsert import Table
 from lakeupsert.config import load
 from lakeupsert.engine import keyindex as engine
-from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError
+from lakeupsert.engine.hosts import LocalHost
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TaskDiedError
 from lakeupsert.operations import vacuum
 from lakeupsert.pipeline import key_places
+from lakeupsert.pipeline.append import append
 from lakeupsert.rows import vectors
-from lakeupsert.storage import open_store
+from lakeupsert.rows.datafiles import read_file
+from lakeupsert.storage import StoreUnavailableError, open_store
 from lakeupsert.table.layout import KEYS
 from lakeupsert.table.ledger import LedgerEntry
-from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.faults import Fault, FaultyStore, Killed
 from lakeupsert.testing.lake import Lake, row
 
 
@@ -343,6 +349,162 @@ def test_quarantined_row_that_is_replayed_moves_its_key(tmp_path: Path) -> None:
     lake.table.append(replay_quarantine=True)
     lake.finish_and_check()
     assert days(lake) == {"a": [1], "b": [0]}
+
+
+# ---------------------------------------------------------------- made anew by tasks
+
+
+class Tasks(LocalHost):
+    """A host whose tasks share nothing but the store, in this process, so that faults reach them."""
+
+    in_process = False
+
+
+@pytest.fixture
+def _small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many ranges, runs of files, packs and calls of the host."""
+    sizes = {"RANGE_ROWS": 8, "MOST_BITS": 3, "RUN_ROWS": 20, "FILE_ROWS": 1, "FILES_A_CALL": 4, "CUT_BYTES": 2000}
+    for name, size in sizes.items():
+        monkeypatch.setattr(engine, name, size)
+
+
+def index_of(lake: Lake) -> list[tuple[int, int, list[dict[str, Any]]]]:
+    """Bucket, bits and rows of each file of the index that the last entry with one names."""
+    entry = [entry for _, entry in lake.entries() if entry.index][-1]
+    assert entry.index is not None
+    store, schema = open_store(lake.settings.processed), engine.key_schema(lake.table.objects.spec())
+    return [(f.bucket, f.bits, read_file(store, f, schema).to_pylist()) for f in entry.index.files]
+
+
+def lose_index(lake: Lake) -> None:
+    for name in objects(lake):
+        (Path(lake.settings.processed) / name).unlink()
+
+
+def lake_without_index(root: Path) -> Lake:
+    """Adopted and stored rows, deletes, batches that are not merged, a file to append, and no index."""
+    lake = Lake(root, key_scope="table")
+    rng = random.Random(3)
+    for part in range(4):
+        lake.lay(f"{part}.parquet", [row(f"k{i}", i % 5, rng.randrange(9), part) for i in range(part, 60)])
+    lake.table.adopt()
+    for number in range(1, 5):
+        ops = [rng.choice("UUUD") for _ in range(40)]
+        rows = [row(f"k{rng.randrange(90)}", rng.randrange(5), rng.randrange(30), number, op=op) for op in ops]
+        lake.land(f"{number}.jsonl", rows)
+        if number < 3:
+            lake.run()
+        else:
+            lake.table.append(host="local")
+    lose_index(lake)
+    lake.land("5.jsonl", [row(f"k{i}", 1, 15, 5) for i in range(0, 90, 4)])
+    return lake
+
+
+@pytest.mark.usefixtures("_small_ranges", "spark")
+def test_both_hosts_make_the_same_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When files are adopted, and anew before an append."""
+    from lakeupsert.engine.spark_host import SparkHost
+
+    calls, real = [], SparkHost.map
+    monkeypatch.setattr(SparkHost, "map", lambda self, *given: (calls.append(len(given[1])), real(self, *given))[1])
+    lakes = {"local": lake_without_index(tmp_path / "local")}
+    lakes["spark"] = lakes["local"].copy(tmp_path / "spark")
+    adopted = {}
+    for host, lake in lakes.items():
+        lake.table.append(host=host)  # type: ignore[arg-type]
+        fresh = Lake(tmp_path / f"adopted {host}", key_scope="table")
+        fresh.lay("0.parquet", [row(f"k{i % 50}", i % 5, i % 7, i) for i in range(200)])
+        fresh.lay("1.parquet", [row(f"k{i}", i % 5, 9 - i % 7, i) for i in range(80)])
+        fresh.table.adopt(host=host)  # type: ignore[arg-type]
+        adopted[host] = index_of(fresh)
+        for one in (lake, fresh):
+            assert objects(one) <= {name for _, e in one.entries() for name in named(e)}, "nothing else is left"
+    made = {host: index_of(lake) for host, lake in lakes.items()}
+    assert made["local"] == made["spark"]
+    assert adopted["local"] == adopted["spark"]
+    assert len(made["spark"]) == len(adopted["spark"]) == 8
+    assert calls.count(8) == 2, "a task for each range, each time"
+    assert sum(len(rows) for _, _, rows in adopted["spark"]) == 80
+    lakes["spark"].finish_and_check()
+
+
+@pytest.mark.usefixtures("_small_ranges", "spark")
+def test_both_hosts_refuse_keys_in_several_partitions(tmp_path: Path) -> None:
+    """All of them are counted, whatever range they are in, and the folder stays as it was."""
+    told = {}
+    for host in ("local", "spark"):
+        lake = Lake(tmp_path / host, key_scope="table")
+        lake.lay("a.parquet", [row(f"k{i}", i % 3, i) for i in range(60)])
+        lake.lay("b.parquet", [row(f"k{i}", i % 3 + 1, 99) for i in range(0, 60, 20)])
+        before = [found.name for found in open_store(lake.settings.processed).list("")]
+        with pytest.raises(RefusedError) as e:
+            lake.table.adopt(host=host)  # type: ignore[arg-type]
+        assert e.value.code == "key-in-several-partitions"
+        assert [found.name for found in open_store(lake.settings.processed).list("")] == before
+        told[host] = e.value.message
+    assert told["local"] == told["spark"]
+    assert " 3 keys" in told["spark"]
+
+
+@pytest.mark.usefixtures("_small_ranges")
+def test_index_made_by_tasks_is_that_of_one_process(tmp_path: Path) -> None:
+    """Several calls of the host, several packs a task. In one process nothing goes through the store."""
+    lake, made, cuts = lake_without_index(tmp_path / "lake"), {}, {}
+    for number, host in enumerate((LocalHost(), Tasks())):
+        other = lake.copy(tmp_path / str(number))
+        other.points.arm(-1, Fault.BEFORE)
+        append(other.opened, host)
+        cuts[number] = [call for call in other.points.seen if "/cut-" in call]
+        made[number] = index_of(other)
+    assert made[0] == made[1]
+    assert not cuts[0]
+    assert len([call for call in cuts[1] if call.startswith("put")]) > 20
+
+
+@pytest.mark.usefixtures("_small_ranges")
+@pytest.mark.parametrize("call", ["put", "get", "list", "delete"])
+@pytest.mark.parametrize("fault", Fault)
+def test_rebuild_that_is_struck_leaves_nothing_that_counts(
+    tmp_path: Path, fault: Fault, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an error the packs are deleted; those of a process that died are garbage for `vacuum`."""
+    lake = lake_without_index(tmp_path / "lake")
+    lake.points.arm(2 if call in ("put", "get") else 0, fault, f"{call} {KEYS}/cut-")
+    with suppress(Killed, StoreUnavailableError):
+        append(lake.opened, Tasks())
+    assert lake.points.struck is not None
+    lake.points.disarm()
+    lake.reopen()
+    left = {name for name in objects(lake) if "/cut-" in name}
+    dies = fault in (Fault.KILL_BEFORE, Fault.KILL_AFTER)
+    assert bool(left) == (dies or call in ("list", "delete")), "only what the fault kept from being deleted"
+    lake.finish_and_check()
+    monkeypatch.setattr(vacuum, "ORPHANED_PACKS_KEPT", timedelta(0))
+    lake.table.vacuum(dry=False)
+    assert not [name for name in objects(lake) if "/cut-" in name]
+    lake.finish_and_check()
+
+
+@pytest.mark.usefixtures("_small_ranges", "spark")
+def test_task_that_is_killed_after_its_pack_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    class Deadly(FaultyStore):
+        @contextmanager
+        def write(self, name: str) -> Iterator[Any]:
+            with super().write(name) as sink:
+                yield sink
+            if "/cut-" in name:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    lake = lake_without_index(tmp_path / "lake")
+    entries = len(lake.entries())
+    lake.opened.store = Deadly(open_store(lake.settings.processed), lake.points)  # type: ignore[misc]
+    with pytest.raises(TaskDiedError) as e:
+        lake.table.append(host="spark")
+    assert e.value.code == "task-died"
+    assert len(lake.entries()) == entries
+    assert not objects(lake), "the driver deletes packs of tasks that died, too"
+    lake.finish_and_check()
 
 
 # ---------------------------------------------------------------- what is seen of it

@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -262,6 +263,73 @@ def test_a_stopped_command_takes_its_tasks_with_it(tmp_path: Path) -> None:
         wait_until(lambda: not tracker.getActiveJobsIds(), "Spark has cancelled the job")
     finally:
         over.touch()
+
+
+def test_a_stopped_command_leaves_other_jobs_of_the_session_alone(tmp_path: Path) -> None:
+    from lakeupsert.engine.spark_host import SparkHost
+    from lakeupsert.engine.spark_session import session
+
+    spark = session()
+    over = tmp_path / "over"
+
+    def wait_for_the_end(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        wait_until(over.exists, "the other command has stopped")
+        yield from batches
+
+    def work_on(item: int) -> None:
+        wait_until(over.exists, "the test is over")
+
+    with ThreadPoolExecutor(1) as threads:
+        frame = spark.range(0, 1, 1, 1).mapInArrow(wait_for_the_end, "id bigint")
+        theirs = threads.submit(frame.collect)
+        tracker = spark.sparkContext.statusTracker()
+        wait_until(lambda: len(tracker.getActiveJobsIds()) == 1, "their job has begun")
+
+        def stop() -> None:
+            wait_until(lambda: len(tracker.getActiveJobsIds()) == 2, "our job has begun")
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+        def terminate(number: int, frame: FrameType | None) -> None:
+            raise Terminated
+
+        before = signal.signal(signal.SIGTERM, terminate)
+        stopper = threading.Thread(target=stop)
+        stopper.start()
+        try:
+            with pytest.raises(Terminated):
+                SparkHost().map(work_on, [0], [1.0])
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            stopper.join()
+            over.touch()
+        assert [row.id for row in theirs.result()] == [0]
+
+
+def test_a_job_has_the_properties_of_the_callers_thread() -> None:
+    from lakeupsert.engine.spark_session import collect, session
+
+    def properties(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        names = ("spark.scheduler.pool", "spark.jobGroup.id", "spark.job.tags")
+        for _ in batches:
+            yield pa.record_batch({"found": [str(TaskContext.get().getLocalProperty(name)) for name in names]})
+
+    spark = session()
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "night")
+    context.setJobGroup("of-the-user", "a night")
+    tags_of_session = not spark.version.startswith("3.")
+    (spark.addTag if tags_of_session else context.addJobTag)("tag-of-the-user")
+    try:
+        found = collect(spark.range(0, 1, 1, 1).mapInArrow(properties, "found string"))
+    finally:
+        for name in ("spark.scheduler.pool", "spark.jobGroup.id", "spark.job.description"):
+            context.setLocalProperty(name, None)
+        (spark.clearTags if tags_of_session else context.clearJobTags)()
+    pool, group, tags = (row.found for row in found)
+    assert (pool, group) == ("night", "of-the-user")
+    assert "tag-of-the-user" in tags
 
 
 def test_a_task_that_runs_out_of_memory_or_is_killed() -> None:
