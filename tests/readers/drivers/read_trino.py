@@ -1,0 +1,129 @@
+"""Trino, by its client: `read_trino.py PORT FOLDER`. It makes a catalog for each catalog of Iceberg, and for Hive."""
+
+import hashlib
+import sys
+from functools import cache
+
+import pyarrow as pa
+import trino
+from worker import Request, serve
+
+PORT, FOLDER = int(sys.argv[1]), sys.argv[2]
+CURSOR = trino.dbapi.connect(host="127.0.0.1", port=PORT, user="reader", timezone="UTC").cursor()
+SCALARS = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "integer": pa.int32(),
+    "bigint": pa.int64(),
+    "real": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "varchar": pa.string(),
+    "varbinary": pa.binary(),
+    "timestamp": pa.timestamp("us"),
+    "timestamp with time zone": pa.timestamp("us", "UTC"),
+}
+
+
+def execute(statement: str) -> list[list[object]]:
+    CURSOR.execute(statement)
+    return CURSOR.fetchall()
+
+
+@cache
+def catalog(connector: str, settings: tuple[tuple[str, str], ...]) -> str:
+    own = f"c{hashlib.sha1(repr((connector, settings)).encode()).hexdigest()[:12]}"
+    listed = ", ".join(f"\"{key}\" = '{value}'" for key, value in (*settings, ("fs.hadoop.enabled", "true")))
+    execute(f"CREATE CATALOG {own} USING {connector} WITH ({listed})")
+    return own
+
+
+@cache
+def delta_schema() -> str:
+    own = catalog(
+        "delta_lake",
+        (
+            ("hive.metastore", "file"),
+            ("hive.metastore.catalog.dir", f"file://{FOLDER}/delta"),
+            ("delta.register-table-procedure.enabled", "true"),
+            ("delta.vacuum.min-retention", "0s"),
+            ("delta.metadata.cache-ttl", "0s"),
+        ),
+    )
+    execute(f"CREATE SCHEMA {own}.registered")
+    return f"{own}.registered"
+
+
+@cache
+def delta_table(root: str) -> str:
+    schema = delta_schema()
+    table = f"t{hashlib.sha1(root.encode()).hexdigest()[:12]}"
+    execute(f"CALL {schema.split('.')[0]}.system.register_table('registered', '{table}', 'file://{root}')")
+    return f"{schema}.{table}"
+
+
+def opened(request: Request) -> str:
+    if request.format == "delta":
+        return delta_table(request.root)
+    if request.format == "hive":
+        return f"{catalog('hive', (('hive.metastore.uri', request.catalog),))}.{request.name}"
+    name, identifier = request.name.split(".", 1)
+    settings = (
+        ("iceberg.catalog.type", "jdbc"),
+        ("iceberg.jdbc-catalog.driver-class", "org.sqlite.JDBC"),
+        ("iceberg.jdbc-catalog.connection-url", f"jdbc:sqlite:{request.catalog}"),
+        ("iceberg.jdbc-catalog.catalog-name", name),
+        ("iceberg.jdbc-catalog.default-warehouse-dir", f"file://{request.catalog}.warehouse"),
+        ("iceberg.jdbc-catalog.schema-version", "V1"),
+    )
+    return f"{catalog('iceberg', settings)}.{identifier}"
+
+
+def arrow_type(signature: dict) -> pa.DataType:
+    arguments = [argument["value"] for argument in signature["arguments"]]
+    match signature["rawType"]:
+        case "row":
+            return pa.struct([(item["fieldName"]["name"], arrow_type(item["typeSignature"])) for item in arguments])
+        case "array":
+            return pa.list_(arrow_type(arguments[0]))
+        case "map":
+            return pa.map_(*map(arrow_type, arguments))
+        case "decimal":
+            return pa.decimal128(*arguments)
+        case scalar:
+            return SCALARS[scalar]
+
+
+def as_arrow_takes_it(value: object, kind: pa.DataType) -> object:
+    """The client gives rows as tuples and maps as dicts."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: as_arrow_takes_it(item, field.type) for field, item in zip(kind, value, strict=True)}
+    if pa.types.is_map(kind):
+        return [(key, as_arrow_takes_it(item, kind.item_type)) for key, item in value.items()]
+    if pa.types.is_list(kind):
+        return [as_arrow_takes_it(item, kind.value_type) for item in value]
+    return value
+
+
+def read(request: Request) -> pa.Table:
+    version = "" if request.version is None else f" FOR VERSION AS OF {request.version}"
+    rows = execute(request.select(opened(request) + version))
+    schema = pa.schema([(column["name"], arrow_type(column["typeSignature"])) for column in CURSOR._query.columns])
+    columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
+    arrays = [
+        pa.array([as_arrow_takes_it(value, field.type) for value in values], field.type)
+        for values, field in zip(columns, schema, strict=True)
+    ]
+    return pa.table(arrays, schema=schema)
+
+
+def write(request: Request) -> None:
+    table = opened(request)
+    own, schema, name = table.split(".")
+    execute(request.statement.format(table=table, catalog=own, schema=schema, name=name))
+
+
+serve(read, write)
