@@ -24,6 +24,7 @@ from typing import Any, Literal
 from urllib.request import urlopen
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from lakeupsert import clock
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
@@ -226,6 +227,35 @@ def _canonical_type(kind: pa.DataType) -> pa.DataType:
         (lambda kind: types.is_large_binary(kind) or types.is_binary_view(kind), pa.binary()),
     ]
     return next((other for test, other in canonical_types if test(kind)), kind)
+
+
+def as_shown(reader: str, format: Format, rows: pa.Table) -> pa.Table:
+    """What is known of a reader to show for these rows, in canonical types.
+
+    Trino cuts the UTC times of Delta tables to milliseconds. chDB has no null for lists, maps and structs: it shows empty ones, and
+    structs of nulls. All others show the rows as they are.
+    """
+    if (reader, format) == ("trino", "delta"):
+        for place, field in enumerate(rows.schema):
+            if pa.types.is_timestamp(field.type) and field.type.tz:
+                cut = pc.floor_temporal(rows.column(place), unit="millisecond")
+                rows = rows.set_column(place, field.name, cut)
+    if reader == "chdb":
+        for place, field in enumerate(rows.schema):
+            if pa.types.is_nested(field.type):
+                shown = [_without_nested_null(value, field.type) for value in rows.column(place).to_pylist()]
+                rows = rows.set_column(place, field.name, pa.array(shown, field.type))
+    return canonical(rows)
+
+
+def _without_nested_null(value: Any, kind: pa.DataType) -> object:
+    if pa.types.is_struct(kind):
+        return {field.name: _without_nested_null(value and value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return [(key, _without_nested_null(item, kind.item_type)) for key, item in value or []]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [_without_nested_null(item, kind.value_type) for item in value or []]
+    return value
 
 
 @dataclass(frozen=True)

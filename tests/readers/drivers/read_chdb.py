@@ -6,7 +6,19 @@ import pyarrow as pa
 from chdb.session import Session
 from worker import Request, serve
 
+os.chdir("/")  # chDB reads files below the working directory only
 SESSION = Session()
+
+
+def text_or_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """ClickHouse has one type for both."""
+    if column.type != pa.string():
+        return column
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return column.cast(pa.binary())
+    return column
 
 
 def read(request: Request) -> pa.Table:
@@ -16,13 +28,14 @@ def read(request: Request) -> pa.Table:
         if request.version is not None:
             settings["delta_lake_snapshot_version"] = request.version
     else:
-        source = f"icebergLocal('{request.root}')"
-        settings["iceberg_metadata_file_path"] = f"'{os.path.relpath(request.iceberg_metadata(), request.root)}'"
+        metadata = os.path.relpath(request.iceberg_metadata(), request.root)
+        source = f"icebergLocal('{request.root}', SETTINGS iceberg_metadata_file_path = '{metadata}')"
         if request.version is not None:
             settings["iceberg_snapshot_id"] = request.version
     listed = ", ".join(f"{name} = {value}" for name, value in settings.items())
     answer = SESSION.query(f"{request.select(source)} SETTINGS {listed}", "ArrowStream")
-    return pa.ipc.open_stream(answer.bytes()).read_all()
+    rows = pa.ipc.open_stream(answer.bytes()).read_all()
+    return pa.table({name: text_or_bytes(rows[name]) for name in rows.column_names})
 
 
 serve(read)

@@ -1,6 +1,7 @@
 """Trino, by its client: `read_trino.py PORT FOLDER`. It makes a catalog for each catalog of Iceberg, and for Hive."""
 
 import hashlib
+import os
 import sys
 from functools import cache
 
@@ -35,7 +36,7 @@ def execute(statement: str) -> list[list[object]]:
 def catalog(connector: str, settings: tuple[tuple[str, str], ...]) -> str:
     own = f"c{hashlib.sha1(repr((connector, settings)).encode()).hexdigest()[:12]}"
     listed = ", ".join(f"\"{key}\" = '{value}'" for key, value in (*settings, ("fs.hadoop.enabled", "true")))
-    execute(f"CREATE CATALOG {own} USING {connector} WITH ({listed})")
+    execute(f"CREATE CATALOG IF NOT EXISTS {own} USING {connector} WITH ({listed})")
     return own
 
 
@@ -51,23 +52,26 @@ def delta_schema() -> str:
             ("delta.metadata.cache-ttl", "0s"),
         ),
     )
-    execute(f"CREATE SCHEMA {own}.registered")
-    return f"{own}.registered"
+    schema = (
+        f"{own}.process_{os.getpid()}"  # what an earlier process registered is in the server, but not in these caches
+    )
+    execute(f"CREATE SCHEMA {schema}")
+    return schema
 
 
 @cache
 def delta_table(root: str) -> str:
-    schema = delta_schema()
+    own, schema = delta_schema().split(".")
     table = f"t{hashlib.sha1(root.encode()).hexdigest()[:12]}"
-    execute(f"CALL {schema.split('.')[0]}.system.register_table('registered', '{table}', 'file://{root}')")
-    return f"{schema}.{table}"
+    execute(f"CALL {own}.system.register_table('{schema}', '{table}', 'file://{root}')")
+    return f"{own}.{schema}.{table}"
 
 
 def opened(request: Request) -> str:
     if request.format == "delta":
         return delta_table(request.root)
     if request.format == "hive":
-        return f"{catalog('hive', (('hive.metastore.uri', request.catalog),))}.{request.name}"
+        return f"{catalog('hive', (('hive.metastore.uri', request.catalog), ('hive.timestamp-precision', 'MICROSECONDS')))}.{request.name}"
     name, identifier = request.name.split(".", 1)
     settings = (
         ("iceberg.catalog.type", "jdbc"),

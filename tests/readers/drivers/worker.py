@@ -47,7 +47,7 @@ class Request:
                 " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?",
                 (catalog, namespace, table),
             ).fetchone()
-        return found.removeprefix("file://")
+        return "/" + found.removeprefix("file:").lstrip("/")
 
 
 def serve(read: Callable[[Request], pa.Table], write: Callable[[Request], None] | None = None) -> None:
