@@ -57,7 +57,7 @@ WRITES: Mapping[str, Mapping[str, str]] = {
         "VACUUM": "VACUUM {table} RETAIN 0 HOURS",
         "OPTIMIZE": "OPTIMIZE {table}",
         "RESTORE": "RESTORE TABLE {table} TO VERSION AS OF 0",
-        "SET TBLPROPERTIES": "ALTER TABLE {table} SET TBLPROPERTIES ('owner' = 'somebody')",
+        "SET TBLPROPERTIES": "ALTER TABLE {table} SET TBLPROPERTIES ('note' = 'new')",
         "DROP FEATURE": "ALTER TABLE {table} DROP FEATURE deletionVectors",
         "ADD COLUMN": "ALTER TABLE {table} ADD COLUMN added INT",
     },
@@ -69,7 +69,6 @@ WRITES: Mapping[str, Mapping[str, str]] = {
         "optimize": "ALTER TABLE {table} EXECUTE optimize",
         "ADD COLUMN": "ALTER TABLE {table} ADD COLUMN added integer",
     },
-    "duckdb": {"INSERT": "INSERT INTO {table} SELECT * FROM {table} LIMIT 1"},
 }
 """Statements that change a Delta table. The driver puts in its name of the table."""
 HARMLESS: Mapping[str, Mapping[str, str]] = {
@@ -230,16 +229,16 @@ def _canonical_type(kind: pa.DataType) -> pa.DataType:
 
 
 def as_shown(reader: str, format: Format, rows: pa.Table) -> pa.Table:
-    """What is known of a reader to show for these rows, in canonical types.
+    """What a reader is known to show for these rows, in canonical types.
 
-    Trino cuts the UTC times of Delta tables to milliseconds. chDB has no null for lists, maps and structs: it shows empty ones, and
+    Trino rounds the UTC times of Delta tables to milliseconds. chDB knows no null list, map or struct: it shows empty ones, and
     structs of nulls. All others show the rows as they are.
     """
     if (reader, format) == ("trino", "delta"):
         for place, field in enumerate(rows.schema):
             if pa.types.is_timestamp(field.type) and field.type.tz:
-                cut = pc.floor_temporal(rows.column(place), unit="millisecond")
-                rows = rows.set_column(place, field.name, cut)
+                rounded = pc.round_temporal(rows.column(place), unit="millisecond")
+                rows = rows.set_column(place, field.name, rounded)
     if reader == "chdb":
         for place, field in enumerate(rows.schema):
             if pa.types.is_nested(field.type):

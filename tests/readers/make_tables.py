@@ -1,4 +1,7 @@
-"""Tables that others wrote: `make_tables.py delta ROOT FIRST SECOND GONE` or `make_tables.py iceberg CATALOG ROOT FIRST SECOND GONE`.
+"""Tables that others wrote.
+
+    make_tables.py delta ROOT FIRST SECOND GONE
+    make_tables.py iceberg CATALOG ROOT FIRST SECOND GONE
 
 FIRST and SECOND are Arrow files of two nights. The second one replaces the rows of its ids and deletes those of GONE, ids with
 commas between them. Prints the version after the first night. It runs in the environment of `make readers`.

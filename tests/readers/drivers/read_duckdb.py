@@ -25,12 +25,4 @@ def read(request: Request) -> pa.Table:
     return CONNECTION.sql(request.select(source)).to_arrow_table()
 
 
-def write(request: Request) -> None:
-    CONNECTION.execute(f"ATTACH '{request.root}' AS written (TYPE delta)")
-    try:
-        CONNECTION.execute(request.statement.replace("{table}", "written"))
-    finally:
-        CONNECTION.execute("DETACH written")
-
-
-serve(read, write)
+serve(read)

@@ -24,6 +24,8 @@ def session() -> SparkSession:
         "spark.jars": JARS,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # VACUUM lists with as many tasks
+        "spark.databricks.delta.snapshotPartitions": "1",  # a snapshot of a small table takes 50 tasks
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",  # lets VACUUM delete all
     }
     if METASTORE:

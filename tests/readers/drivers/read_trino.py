@@ -35,7 +35,7 @@ def execute(statement: str) -> list[list[object]]:
 @cache
 def catalog(connector: str, settings: tuple[tuple[str, str], ...]) -> str:
     own = f"c{hashlib.sha1(repr((connector, settings)).encode()).hexdigest()[:12]}"
-    listed = ", ".join(f"\"{key}\" = '{value}'" for key, value in (*settings, ("fs.hadoop.enabled", "true")))
+    listed = ", ".join(f"\"{key}\" = '{value}'" for key, value in settings)
     execute(f"CREATE CATALOG IF NOT EXISTS {own} USING {connector} WITH ({listed})")
     return own
 
@@ -46,7 +46,9 @@ def delta_schema() -> str:
         "delta_lake",
         (
             ("hive.metastore", "file"),
-            ("hive.metastore.catalog.dir", f"file://{FOLDER}/delta"),
+            ("hive.metastore.catalog.dir", f"local://{FOLDER}/delta"),
+            ("fs.native-local.enabled", "true"),  # Trino writes no Delta log at `file:`
+            ("local.location", "/"),
             ("delta.register-table-procedure.enabled", "true"),
             ("delta.vacuum.min-retention", "0s"),
             ("delta.metadata.cache-ttl", "0s"),
@@ -63,7 +65,7 @@ def delta_schema() -> str:
 def delta_table(root: str) -> str:
     own, schema = delta_schema().split(".")
     table = f"t{hashlib.sha1(root.encode()).hexdigest()[:12]}"
-    execute(f"CALL {own}.system.register_table('{schema}', '{table}', 'file://{root}')")
+    execute(f"CALL {own}.system.register_table('{schema}', '{table}', 'local://{root}')")
     return f"{own}.{schema}.{table}"
 
 
@@ -71,10 +73,16 @@ def opened(request: Request) -> str:
     if request.format == "delta":
         return delta_table(request.root)
     if request.format == "hive":
-        return f"{catalog('hive', (('hive.metastore.uri', request.catalog), ('hive.timestamp-precision', 'MICROSECONDS')))}.{request.name}"
+        settings = (
+            ("hive.metastore.uri", request.catalog),
+            ("hive.timestamp-precision", "MICROSECONDS"),
+            ("fs.hadoop.enabled", "true"),
+        )
+        return f"{catalog('hive', settings)}.{request.name}"
     name, identifier = request.name.split(".", 1)
     settings = (
         ("iceberg.catalog.type", "jdbc"),
+        ("fs.hadoop.enabled", "true"),
         ("iceberg.jdbc-catalog.driver-class", "org.sqlite.JDBC"),
         ("iceberg.jdbc-catalog.connection-url", f"jdbc:sqlite:{request.catalog}"),
         ("iceberg.jdbc-catalog.catalog-name", name),

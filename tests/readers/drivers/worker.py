@@ -15,6 +15,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+ANSWERS = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)  # now, as engines print too, and a JVM keeps the stdout that it begins with
+
 
 @dataclass(frozen=True)
 class Request:
@@ -51,10 +54,8 @@ class Request:
 
 
 def serve(read: Callable[[Request], pa.Table], write: Callable[[Request], None] | None = None) -> None:
-    """Answer requests until stdin ends. What else the process prints goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    print(json.dumps({"ready": True}), file=answers)
+    """Answer requests until stdin ends."""
+    print(json.dumps({"ready": True}), file=ANSWERS)
     for line in sys.stdin:
         asked = json.loads(line)
         path = asked.pop("path", None)
@@ -72,4 +73,4 @@ def serve(read: Callable[[Request], pa.Table], write: Callable[[Request], None] 
             raise
         except BaseException as error:  # a panic of Rust is no Exception
             answer = {"refused": f"{type(error).__name__}: {error}"}
-        print(json.dumps({**answer, "seconds": time.perf_counter() - began}), file=answers)
+        print(json.dumps({**answer, "seconds": time.perf_counter() - began}), file=ANSWERS)
