@@ -147,7 +147,7 @@ test-chaos: setup servers ## six workers on a cloud, one killed every five secon
 test-big: setup ## a Spark driver of 512 MB, a worker of 1 GB with a partition of 4 GB, a partition of 128 buckets; several minutes, 12 GB of disk
 	@$(BIN)/pytest -m big -s
 
-test-readers: setup readers ## every engine of `make readers` reads tables as they are; minutes; READERS_TESTS="-k duckdb"
+test-readers: setup readers build/servers/versitygw ## every engine of `make readers` reads tables as they are; minutes; READERS_TESTS="-k duckdb"
 	@$(BIN)/pytest -m readers $(READERS_TESTS)
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/

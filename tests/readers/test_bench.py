@@ -21,7 +21,6 @@ import pytest
 from lakeupsert.testing.readers import (
     FORMATS,
     HARMLESS,
-    PROGRAMS,
     WRITES,
     Difference,
     Place,
@@ -31,7 +30,9 @@ from lakeupsert.testing.readers import (
     as_shown,
     canonical,
     compare,
+    program,
 )
+from lakeupsert.testing.servers import Server
 
 PARTITIONS = ("a b", "x=y", "ü", "%41", None, "2026-01-01")
 GONE = (3, 10)
@@ -106,7 +107,7 @@ def write_table(kind: str, *places: Path) -> int:
     for path, rows in zip(files, (FIRST, SECOND), strict=True):
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_file(out, SCHEMA) as writer:
             writer.write_table(rows)
-    command = [PROGRAMS / "venv/bin/python", Path(__file__).with_name("make_tables.py"), kind, *places, *files]
+    command = [program("venv") / "bin/python", Path(__file__).with_name("make_tables.py"), kind, *places, *files]
     done = subprocess.run([*map(str, command), ",".join(map(str, GONE))], check=True, stdout=subprocess.PIPE)
     return int(done.stdout)
 
@@ -250,22 +251,44 @@ def test_a_process_that_gives_no_answer_is_replaced(readers: Readers, tables: Ca
         assert readers[reader].read(place).num_rows == BOTH.num_rows
 
 
-def copy(place: Place, to: Path, fence: bool) -> Place:
-    """A copy of a Delta table. ``fence`` adds a commit with a writer feature that nobody knows."""
-    shutil.copytree(place.root, to)
-    if fence:
-        logs = sorted((to / "_delta_log").glob("*.json"))
-        actions = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
-        protocol = [action["protocol"] for action in actions if "protocol" in action][-1]
-        protocol["writerFeatures"].append("lakeupsert")
-        path = to / "_delta_log" / f"{len(logs):020}.json"
-        path.write_text(json.dumps({"protocol": protocol}) + "\n")
-    return Place("delta", str(to))
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a Delta table: where a reader finds it, and its folder."""
+
+    place: Place
+    folder: Path
+
+    def files(self, pattern: str = "**/*") -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in self.folder.glob(pattern) if path.is_file()}
+
+    def commits(self) -> dict[str, bytes]:
+        return self.files("_delta_log/*.json")
 
 
-def log(place: Place) -> dict[str, bytes]:
-    """The commits. Spark leaves data files, as it refuses some statements only when it commits them."""
-    return {str(path): path.read_bytes() for path in Path(place.root, "_delta_log").glob("*.json")}
+@pytest.fixture
+def copy(versitygw: Server, new_bucket: Callable[[Server], str], tmp_path: Path) -> Callable[..., Copy]:
+    """Copies a Delta table, to S3 for Trino, which writes to no local folder. ``fence`` adds a commit with a writer feature that
+    nobody knows."""
+
+    def make(table: Table, reader: str, *, fence: bool) -> Copy:
+        assert versitygw.root is not None
+        name = "fenced" if fence else "open"
+        bucket = new_bucket(versitygw) if reader == "trino" else None
+        folder = versitygw.root / bucket / name if bucket else tmp_path / name
+        shutil.copytree(table.place.root, folder)
+        if fence:
+            add_fence(folder / "_delta_log")
+        return Copy(Place("delta", f"s3://{bucket}/{name}" if bucket else str(folder)), folder)
+
+    return make
+
+
+def add_fence(log: Path) -> None:
+    commits = sorted(log.glob("*.json"))
+    actions = [json.loads(line) for path in commits for line in path.read_text().splitlines()]
+    protocol = [action["protocol"] for action in actions if "protocol" in action][-1]
+    protocol["writerFeatures"].append("lakeupsert")
+    (log / f"{len(commits):020}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
 
 
 STATEMENTS = [(reader, statement) for reader, statements in WRITES.items() for statement in statements]
@@ -273,31 +296,39 @@ STATEMENTS = [(reader, statement) for reader, statements in WRITES.items() for s
 
 @pytest.mark.parametrize(("reader", "statement"), STATEMENTS)
 def test_a_statement_writes_unless_a_fence_refuses_it(
-    readers: Readers, tables: Callable[[str], Table], tmp_path: Path, reader: str, statement: str
+    readers: Readers, tables: Callable[[str], Table], copy: Callable[..., Copy], reader: str, statement: str
 ) -> None:
-    place = tables("delta" if reader == "trino" else "delta_vectors").place  # its vacuum refuses any table with vectors
-    open_place = copy(place, tmp_path / "open", fence=False)
-    before = log(open_place)
-    assert readers[reader].write(open_place, WRITES[reader][statement]) is None
-    assert log(open_place) != before
+    table = tables("delta" if reader == "trino" else "delta_vectors")  # Trino's vacuum refuses any table with vectors
+    unfenced = copy(table, reader, fence=False)
+    before = unfenced.files()
+    if (reader, statement) == ("trino", "optimize"):
+        message = readers[reader].write(unfenced.place, WRITES[reader][statement])
+        assert message is not None
+        assert "HIVE_INVALID_PARTITION_VALUE" in message  # Trino writes no partition with a letter beyond ASCII
+    else:
+        assert readers[reader].write(unfenced.place, WRITES[reader][statement]) is None
+        assert unfenced.files() != before
 
-    fenced = copy(place, tmp_path / "fenced", fence=True)
-    before = log(fenced)
-    refused = readers[reader].write(fenced, WRITES[reader][statement])
+    fenced = copy(table, reader, fence=True)
+    before = fenced.commits()
+    refused = readers[reader].write(fenced.place, WRITES[reader][statement])
     assert refused is not None
     assert "lakeupsert" in refused
-    assert log(fenced) == before
+    assert (
+        fenced.commits() == before
+    )  # Spark leaves data files, as it refuses some statements only when it commits them
 
 
 @pytest.mark.parametrize(
     ("reader", "statement"), [(reader, statement) for reader, found in HARMLESS.items() for statement in found]
 )
 def test_what_a_fence_allows_changes_no_row(
-    readers: Readers, tables: Callable[[str], Table], tmp_path: Path, reader: str, statement: str
+    readers: Readers, tables: Callable[[str], Table], copy: Callable[..., Copy], reader: str, statement: str
 ) -> None:
     table = tables("delta_vectors")
-    fenced = copy(table.place, tmp_path / "fenced", fence=True)
-    before = log(fenced)
-    assert readers[reader].write(fenced, HARMLESS[reader][statement]) is None
-    assert before.items() <= log(fenced).items()
-    assert compare(readers["duckdb"].read(fenced), canonical(table.rows), ["id"]).exact
+    fenced = copy(table, reader, fence=True)
+    before = fenced.commits()
+    assert readers[reader].write(fenced.place, HARMLESS[reader][statement]) is None
+    assert before.items() <= fenced.commits().items()
+    found = readers["duckdb"].read(Place("delta", str(fenced.folder)))
+    assert compare(found, canonical(table.rows), ["id"]).exact

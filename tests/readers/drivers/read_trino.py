@@ -40,18 +40,32 @@ def catalog(connector: str, settings: tuple[tuple[str, str], ...]) -> str:
     return own
 
 
+def s3() -> tuple[tuple[str, str], ...]:
+    """Settings for the store of this environment, if it has one."""
+    if "AWS_ENDPOINT_URL" not in os.environ:
+        return ()
+    return (
+        ("fs.native-s3.enabled", "true"),
+        ("s3.endpoint", os.environ["AWS_ENDPOINT_URL"]),
+        ("s3.region", os.environ["AWS_DEFAULT_REGION"]),
+        ("s3.path-style-access", "true"),
+        ("s3.aws-access-key", os.environ["AWS_ACCESS_KEY_ID"]),
+        ("s3.aws-secret-key", os.environ["AWS_SECRET_ACCESS_KEY"]),
+    )
+
+
 @cache
 def delta_schema() -> str:
     own = catalog(
         "delta_lake",
         (
             ("hive.metastore", "file"),
-            ("hive.metastore.catalog.dir", f"local://{FOLDER}/delta"),
-            ("fs.native-local.enabled", "true"),  # Trino writes no Delta log at `file:`
-            ("local.location", "/"),
+            ("hive.metastore.catalog.dir", f"file://{FOLDER}/delta"),
             ("delta.register-table-procedure.enabled", "true"),
             ("delta.vacuum.min-retention", "0s"),
             ("delta.metadata.cache-ttl", "0s"),
+            ("fs.hadoop.enabled", "true"),
+            *s3(),
         ),
     )
     schema = (
@@ -65,7 +79,7 @@ def delta_schema() -> str:
 def delta_table(root: str) -> str:
     own, schema = delta_schema().split(".")
     table = f"t{hashlib.sha1(root.encode()).hexdigest()[:12]}"
-    execute(f"CALL {own}.system.register_table('{schema}', '{table}', 'local://{root}')")
+    execute(f"CALL {own}.system.register_table('{schema}', '{table}', '{root if '://' in root else f'file://{root}'}')")
     return f"{own}.{schema}.{table}"
 
 
