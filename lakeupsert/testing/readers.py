@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -70,7 +70,7 @@ WRITES: Mapping[str, Mapping[str, str]] = {
         "ADD COLUMN": "ALTER TABLE {table} ADD COLUMN added integer",
     },
 }
-"""Statements that change a Delta table. The driver puts in its name of the table."""
+"""Statements that change a Delta table, for `Reader.write`. The driver puts in its name of the table; delta-rs has methods, not SQL."""
 HARMLESS: Mapping[str, Mapping[str, str]] = {
     "spark": {"shallow clone": "CREATE TABLE delta.`{root}-clone` SHALLOW CLONE {table}"},
     "delta-rs": {name: name for name in ("checkpoint", "clean-up")},
@@ -185,8 +185,9 @@ class Reader:
         self.start()
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, which the lack of an answer shows
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
         answer = self._answer(patience)
         self.seconds = answer["seconds"]
         if "refused" in answer:
