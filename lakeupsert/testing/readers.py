@@ -70,7 +70,7 @@ WRITES: Mapping[str, Mapping[str, str]] = {
         "ADD COLUMN": "ALTER TABLE {table} ADD COLUMN added integer",
     },
 }
-"""Statements that change a Delta table, for `Reader.write`. The driver puts in its name of the table; delta-rs has methods, not SQL."""
+"""Statements for `Reader.write` that change a Delta table. Drivers put in the name of the table; delta-rs has methods, no SQL."""
 HARMLESS: Mapping[str, Mapping[str, str]] = {
     "spark": {"shallow clone": "CREATE TABLE delta.`{root}-clone` SHALLOW CLONE {table}"},
     "delta-rs": {name: name for name in ("checkpoint", "clean-up")},
@@ -441,6 +441,7 @@ def _trino(folder: Path) -> Iterator[int]:
     (folder / "config.properties").write_text(
         f"coordinator=true\nnode-scheduler.include-coordinator=true\ncatalog.management=dynamic\n"
         f"http-server.http.port={port}\ndiscovery.uri=http://{HOST}:{port}\n"
+        "http-server.log.enabled=false\n"
     )
     (folder / "log.properties").write_text("io.trino=WARN\n")
     settings = {
@@ -458,6 +459,7 @@ def _trino(folder: Path) -> Iterator[int]:
     with serve([*command, "-cp", f"{home}/lib/*", "io.trino.server.TrinoServer"], port, folder / "log"):
 
         def takes_queries() -> bool:
+            clock.sleep(0.1)  # Trino needs the processor more than who asks
             with urlopen(f"http://{HOST}:{port}/v1/info") as answer:
                 return not json.load(answer)["starting"]
 
