@@ -441,7 +441,7 @@ def _trino(folder: Path) -> Iterator[int]:
     (folder / "config.properties").write_text(
         f"coordinator=true\nnode-scheduler.include-coordinator=true\ncatalog.management=dynamic\n"
         f"http-server.http.port={port}\ndiscovery.uri=http://{HOST}:{port}\n"
-        "http-server.log.enabled=false\n"
+        "http-server.log.enabled=false\ncatalog.store=memory\n"  # files would go to this working directory
     )
     (folder / "log.properties").write_text("io.trino=WARN\n")
     settings = {
