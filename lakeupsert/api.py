@@ -293,7 +293,9 @@ class Table:
         """
         if to is None and reset:
             raise ConfigurationError(
-                "no-such-publisher", "A reset concerns one publisher. Nothing was changed.", next='name it: `--to delta`, or to="delta"'
+                "no-such-publisher",
+                "A reset concerns one publisher. Nothing was changed.",
+                next='name it: `--to delta`, or to="delta"',
             )
         if to is not None and reset:
             publisher(self._table, to).reset()

@@ -92,6 +92,7 @@ def publishers_result(standings: "Mapping[str, PublisherStanding]") -> dict[str,
         name: {
             "snapshot": standing.snapshot,
             "behind": standing.behind,
+            "warning": standing.warning,
             "problem": {"code": standing.problem.code, "message": standing.problem.message}
             if standing.problem
             else None,

@@ -63,8 +63,9 @@ def publish_warnings(published: "PublishResult") -> tuple[str, ...]:
 
 
 def publisher_warnings(standings: "Mapping[str, PublisherStanding]") -> tuple[str, ...]:
-    """A warning for each publisher whose readers do not see the newest snapshot."""
-    return tuple(
+    """What publishers warn of, and a warning for each one whose readers do not see the newest snapshot."""
+    warnings = tuple(f"{name}: {standing.warning}" for name, standing in standings.items() if standing.warning)
+    return warnings + tuple(
         f"readers of {name} see {'nothing yet' if standing.snapshot is None else f'snapshot {standing.snapshot}'}: the publisher "
         f"is {output.count(standing.behind, 'snapshot')} behind. "
         + (

@@ -20,11 +20,13 @@ class PublisherStanding:
         snapshot: what its readers see; None: nothing yet.
         behind: how many snapshots it lacks.
         problem: why it is behind, if it was just tried.
+        warning: about what it has just written.
     """
 
     snapshot: int | None
     behind: int
     problem: LakeupsertError | None = None
+    warning: str | None = None
 
 
 def publisher(table: OpenTable, name: str) -> DeltaPublisher:
@@ -35,7 +37,10 @@ def publisher(table: OpenTable, name: str) -> DeltaPublisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f'set `publishers = ["{name}"]` in [tables.{table.name}]',
         )
-    return DeltaPublisher(table.objects, table.settings.retention, table.version, table.map_concurrently)
+    settings = table.settings
+    return DeltaPublisher(
+        table.objects, settings.retention, settings.delta_vectors, table.version, table.map_concurrently
+    )
 
 
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
@@ -45,8 +50,8 @@ def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
     for name in table.settings.publishers if newest else ():
         assert newest is not None, "there is a snapshot to show"
         try:
-            publisher(table, name).catch_up(newest)
-            found[name] = PublisherStanding(newest.number, 0)
+            warning = publisher(table, name).catch_up(newest)
+            found[name] = PublisherStanding(newest.number, 0, warning=warning)
         except LakeupsertError as e:
             found[name] = _standing(table, name, newest.number, e)
     return found

@@ -14,13 +14,14 @@ import base64
 import itertools
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol as Interface
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
+from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.publishers.delta_log import (
@@ -57,6 +58,8 @@ CHECKPOINT_EVERY = 10
 PACK_BYTES = 2 << 20
 """Deletion vectors share objects up to so many bytes. More: engines that fetch the whole object for each vector read more. Less:
 more objects, and delta-rs hangs if a scan opens many hundreds."""
+MOST_VECTORS = 500
+"""delta-rs reads each vector in a thread of its own, of which it has 512, and may wait for another one for ever."""
 FENCE = "lakeupsert"
 """A writer feature that no other program has, so none writes to the table."""
 _VECTORS, _NAIVE_TIMES, _TIMESTAMPS = "deletionVectors", "timestampNtz", "inCommitTimestamp"
@@ -93,12 +96,14 @@ class DeltaPublisher:
     """
     Attributes:
         retention: how long superseded files stay.
+        vectors: the setting `delta_vectors`.
         version: `pipeline.opened.OpenTable.version`.
         map_concurrently: for requests to the store.
     """
 
     objects: TableObjects
     retention: timedelta
+    vectors: VectorPlace
     version: Callable[[str, int], Manifest]
     map_concurrently: Concurrently
 
@@ -124,20 +129,20 @@ class DeltaPublisher:
             return []
         found = [info for kind in (listing.commits, listing.checkpoints) for v, info in kind.items() if v < begin]
         vectors = {add.deletion_vector for add in self._log().adds(begin, listing.head)}
-        needed = {_object_of(vector) for vector in vectors if vector}
+        needed = {_object_of(vector) for vector in vectors if vector and vector.storage_type == "u"}
         return found + [
             info for info in self.objects.store.list(f"{_FOLDER}/deletion_vector_") if info.name not in needed
         ]
 
-    def catch_up(self, newest: Link[Snapshot]) -> None:
-        """Write a version for each snapshot up to ``newest`` that the log lacks.
+    def catch_up(self, newest: Link[Snapshot]) -> str | None:
+        """Write a version for each snapshot up to ``newest`` that the log lacks. Returns a warning about the newest version.
 
         If one in between has expired or can't be shown, the log begins anew with a checkpoint at ``newest``. Raises
         ConfigurationError (``unfit-for-delta``) and DamagedTableError (``foreign-delta-commit``).
         """
         listing = list_log(self.objects.store)
         if listing.head is not None and listing.head >= newest.number:
-            return
+            return None
         log = self._log()
         state = log.read(listing)
         before = self.objects.snapshots.get(state.version) if state else None
@@ -150,7 +155,23 @@ class DeltaPublisher:
                 state, before = self._append(log, link, before, state), link
         except ConfigurationError:
             state = None
-        self._append(log, newest, before, state)
+        state = self._append(log, newest, before, state)
+        return self._warning([add.path for add in state.adds.values() if add.deletion_vector])
+
+    def _warning(self, with_vectors: Sequence[str]) -> str | None:
+        count, mend = len(with_vectors), "`lakeupsert compact --full` leaves no vectors"
+        unseen = sum(map(hides_vectors, map(unquote, with_vectors)))
+        if unseen:
+            return (
+                f"Polars shows superseded rows of {unseen} files, because it finds no deletion vectors in folders with such "
+                f"names. {mend}; later merges rewrite these partitions."
+            )
+        if self.vectors == "file" and count > MOST_VECTORS:
+            return (
+                f"{count} files have deletion vectors. delta-rs and Polars may hang if a scan reads more than 512. {mend}; "
+                '`delta_vectors = "inline"` and `publish --to delta --reset` help too, but Trino refuses those.'
+            )
+        return None
 
     def _log(self) -> DeltaLog:
         spec = self.objects.specs.head()
@@ -208,19 +229,18 @@ class DeltaPublisher:
         """Write the vectors of these files. Returns them by the files' names."""
         marked = [(file, file.deleted) for file in files if file.deleted is not None]
         data = self.map_concurrently(lambda pair: vector_bytes(self.objects.store, *pair), marked)
+        if self.vectors == "inline":
+            return {
+                file.name: Vector("i", _z85(bitmap), len(bitmap), vector.rows)
+                for (file, vector), bitmap in zip(marked, data, strict=True)
+            }
         found: dict[str, Vector] = {}
         packs = runs(zip(marked, data, strict=True), lambda pair: len(pair[1]), PACK_BYTES)
         for place, pack in enumerate(packs):
             id_ = uuid.uuid5(uuid.UUID(spec.table_id), f"delta/{number}/{place}")
             body = b"\x01"
             for (file, vector), bitmap in pack:
-                found[file.name] = Vector(
-                    storage_type="u",
-                    path_or_inline_dv=_FOLDER + base64.b85encode(id_.bytes).translate(_TO_Z85).decode(),
-                    offset=len(body),
-                    size_in_bytes=len(bitmap),
-                    cardinality=vector.rows,
-                )
+                found[file.name] = Vector("u", _FOLDER + _z85(id_.bytes), len(bitmap), vector.rows, offset=len(body))
                 body += len(bitmap).to_bytes(4) + bitmap + zlib.crc32(bitmap).to_bytes(4)
             log.write_object(_vector_object(id_), body)
         return found
@@ -329,6 +349,10 @@ def _vector_object(id_: uuid.UUID) -> str:
     return f"{_FOLDER}/deletion_vector_{id_}.bin"
 
 
+def _z85(data: bytes) -> str:
+    return base64.b85encode(data, pad=True).translate(_TO_Z85).decode()
+
+
 def _object_of(vector: Vector) -> str:
     digits = vector.path_or_inline_dv.removeprefix(_FOLDER).encode().translate(_FROM_Z85)
     return _vector_object(uuid.UUID(bytes=base64.b85decode(digits)))
@@ -336,6 +360,11 @@ def _object_of(vector: Vector) -> str:
 
 def _path(file: DataFile) -> str:
     return quote(file.name, safe="/=")
+
+
+def hides_vectors(name: str) -> bool:
+    """Whether Polars finds no deletion vector of a file of that name: it escapes some paths once more than others."""
+    return "%" in name or not name.isascii()
 
 
 def _tags(file: DataFile) -> dict[str, str]:

@@ -27,14 +27,14 @@ _COMMIT = re.compile(rf"{LOG}/(\d{{20}})\.json")
 _CHECKPOINT = re.compile(rf"{LOG}/(\d{{20}})\.checkpoint\.parquet")
 
 
-class Vector(msgspec.Struct, frozen=True, rename="camel"):
-    """Where a deletion vector is. ``offset``: of its length in the object."""
+class Vector(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Where a deletion vector is. ``offset``: of its length in the object; None if the vector is in the log itself."""
 
     storage_type: str
     path_or_inline_dv: str
-    offset: int
     size_in_bytes: int
     cardinality: int
+    offset: int | None = None
 
 
 class Add(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
