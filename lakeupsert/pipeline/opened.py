@@ -478,7 +478,8 @@ class OpenTable:
     def discard(self, names: Iterable[str]) -> None:
         """Delete files that no version names and none will. What can't be deleted is left to `vacuum`."""
         try:
-            self.store.delete(names)
+            if listed := [*names]:
+                self.store.delete(listed)
         except LakeupsertError as e:
             log.warning("files that no version names are kept until the next vacuum: %s", e.message)
 
