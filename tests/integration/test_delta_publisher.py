@@ -57,7 +57,7 @@ def standing(lake: Lake) -> tuple[int | None, int]:
 def test_every_version_is_its_snapshot(tmp_path: Path, strategy: Any) -> None:
     lake = nights(tmp_path / "lake", 4, strategy=strategy)
     lake.table.compact(full=True)
-    lake.table.restore("1")
+    lake.table.restore("1", dry=False)
     land(lake, 4)
     lake.check()
     versions = [commit(lake, number) for number in range(len(lake.table.snapshots()))]
@@ -244,11 +244,11 @@ def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monk
         dead.setattr(delta.DeltaPublisher, "catch_up", lambda *a: None)
         land(lake, 2)
         lake.table.compact(full=True)
-        lake.table.vacuum()
+        lake.table.vacuum(dry=False)
         assert standing(lake)[0] == 1 or standing(lake)[0] == 2
         assert delta_rows(lake.settings.processed) == expected
     lake.table.publish(to="delta")
-    deleted = lake.table.vacuum().garbage
+    deleted = lake.table.vacuum(dry=False).garbage
     assert deleted
     assert delta_rows(lake.settings.processed) == lake.rows()
 
@@ -256,7 +256,7 @@ def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monk
 def test_vacuum_deletes_old_versions_and_their_vectors(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 25, superseded_retention="0s", keep_snapshots=1)
     lake.table.compact(full=True)
-    lake.table.vacuum()
+    lake.table.vacuum(dry=False)
     log = [name for name in log_of(lake) if name[0].isdigit()]
     assert min(int(name[:20]) for name in log) >= 20
     assert delta_rows(lake.settings.processed) == lake.rows()

@@ -111,7 +111,7 @@ def widened(folder: Path) -> Lake:
 
 def restored(folder: Path) -> Lake:
     lake = Lake(folder).run(FIRST, SECOND)
-    lake.table.restore(0)
+    lake.table.restore(0, dry=False)
     return lake.run(rows([3], 3))
 
 

@@ -1,0 +1,112 @@
+"""No engine writes to a table that `publishers = ["delta"]` shows, and what engines may do below its log does the publisher no harm."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from lakeupsert.storage import open_store
+from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.readers import FORMATS, HARMLESS, WRITES, Place, Readers, as_shown, compare
+from lakeupsert.testing.servers import Server
+
+READERS = [name for name, formats in FORMATS.items() if "delta" in formats]
+KEY = ["k", "l", "d"]
+LOG = ("_delta_log/", "dv/")
+MONTHS = 40 * 86_400
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A lake, and where readers find its table: Trino may have it on S3, whose server keeps it as plain files in ``folder``."""
+
+    lake: Lake
+    place: Place
+    folder: Path
+
+    def night(self, number: int) -> None:
+        """Every night updates a third of the keys, deletes one and brings a new one."""
+        keys = range(number % 3, 30, 3) if number else range(30)
+        rows = [row(f"k{i:03}", day, number, number) for day in range(3) for i in keys]
+        gone = [row(f"k{number:03}", day, number, op="D") for day in range(3)]
+        self.lake.land(f"{number}.jsonl", [*rows, *gone, row(f"n{number}", number % 3, number, number)])
+        self.lake.run()
+        standing = self.lake.table.status().publishers["delta"]
+        assert (standing.problem, standing.behind) == (None, 0)
+
+    def objects(self) -> dict[str, bytes]:
+        store = open_store(self.lake.settings.processed)
+        return {found.name: store.get(found.name) for found in store.list("")}
+
+    def log(self) -> dict[str, bytes]:
+        return {name: data for name, data in self.objects().items() if name.startswith(LOG)}
+
+    def check(self, readers: Readers) -> None:
+        """Every reader shows the newest snapshot, and delta-rs each version that the log has."""
+        expected = self.lake.table.to_arrow().read_all()
+        for reader in READERS:
+            place = self.place if reader == "trino" else Place("delta", str(self.folder))
+            difference = compare(readers[reader].read(place), as_shown(reader, "delta", expected), KEY)
+            assert difference.exact, f"{reader}: {difference}"
+        self.lake.check()
+
+
+@pytest.fixture
+def shown(
+    versitygw: Server, new_bucket: Callable[[Server], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Shown]]:
+    """Makes a table with vectors out of three nights, with superseded files. On S3 for Trino, which writes to no local folder."""
+    made: list[Lake] = []
+
+    def make(reader: str) -> Shown:
+        settings = {"publishers": ("delta",), "strategy": "delta"}
+        if reader == "trino":
+            for name, value in {**versitygw.env, "AWS_ALLOW_HTTP": "true"}.items():
+                monkeypatch.setenv(name, value)
+            bucket = new_bucket(versitygw)
+            assert versitygw.root is not None
+            zones = {zone: f"s3://{bucket}/{zone}" for zone in ("landing", "processed")}
+            lake = Lake(tmp_path / "lake", **settings, **zones, queue=str(tmp_path / "queue.sqlite"))
+            found = Shown(lake, Place("delta", zones["processed"]), versitygw.root / bucket / "processed")
+        else:
+            lake = Lake(tmp_path / "lake", **settings)
+            folder = tmp_path / "lake" / "processed"
+            found = Shown(lake, Place("delta", str(folder)), folder)
+        made.append(lake)
+        for number in range(3):
+            if number == 2:
+                lake.table.compact(full=True)  # it supersedes files, which a vacuum would delete
+            found.night(number)
+        assert any(name.startswith("dv/") for name in found.objects()), "the table has no vectors"
+        return found
+
+    yield make
+    for lake in made:
+        lake.table.close()
+
+
+@pytest.mark.parametrize(("reader", "statement"), [(r, s) for r, found in WRITES.items() for s in found])
+def test_statement_is_refused_and_the_next_night_is_exact(
+    readers: Readers, shown: Callable[..., Shown], reader: str, statement: str
+) -> None:
+    table = shown(reader)
+    before = table.objects()
+    refused = readers[reader].write(table.place, WRITES[reader][statement])
+    after = table.objects()
+    assert refused is not None
+    assert "lakeupsert" in refused
+    assert {name: after.get(name) for name in before} == before
+    left = after.keys() - before.keys()
+    print(f"{reader} {statement} left {sorted(left)}")
+    assert not {name for name in left if name.startswith((*LOG, "_lakeupsert/"))}
+
+    table.night(3)
+    table.check(readers)
+    if left:
+        assert not [p for p in table.lake.table.reconcile().partitions if not p.balanced]
+        table.lake.table.compact(full=True)
+        table.lake.table.vacuum(dry=False)
+        table.night(4)
+        table.check(readers)
