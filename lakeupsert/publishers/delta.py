@@ -263,12 +263,17 @@ class DeltaPublisher:
         protocol = _protocol(spec, state.protocol if state else None, has_vectors=has_vectors)
         if state is None or protocol != state.protocol:
             yield Action(protocol=protocol)
-        metadata = self._metadata(spec, state.metadata if state else None, number, moment)
+        marks = _VECTORS in (protocol.reader_features or ())
+        metadata = self._metadata(spec, state.metadata if state else None, number, moment, marks=marks)
         if state is None or metadata != state.metadata:
             yield Action(meta_data=metadata)
         yield Action(txn=Txn(spec.table_id, number, moment))
 
-    def _metadata(self, spec: TableSpec, before: Metadata | None, number: int, moment: int) -> Metadata:
+    def _metadata(
+        self, spec: TableSpec, before: Metadata | None, number: int, moment: int, *, marks: bool
+    ) -> Metadata:
+        """``marks``: whether files may have deletion vectors. Without the property Trino finds those of commits, and overlooks
+        those of checkpoints."""
         kept = f"interval {int(self.retention.total_seconds())} seconds"
         enabled = {}
         if before is not None:
@@ -282,6 +287,7 @@ class DeltaPublisher:
             partition_columns=spec.partition_by,
             configuration={
                 "delta.enableInCommitTimestamps": "true",
+                **({"delta.enableDeletionVectors": "true"} if marks else {}),
                 **enabled,
                 "delta.deletedFileRetentionDuration": kept,
             },

@@ -134,6 +134,7 @@ def many_days(folder: Path, **settings: Any) -> Lake:
 CASES: Mapping[str, Callable[[Path], Lake]] = {
     "clean": lambda folder: Lake(folder, strategy="rewrite").run(FIRST, SECOND),
     "vectors": lambda folder: Lake(folder).run(FIRST, SECOND, rows(range(1, 30, 3), 3)),
+    "checkpoint": lambda folder: Lake(folder).run(FIRST, *[rows(range(n % 3, 24, 3), n) for n in range(2, 12)]),
     "new column": lambda folder: Lake(folder).run(FIRST, SECOND.append_column("more", SECOND["id"])),
     "renamed": renamed,
     "widened": widened,

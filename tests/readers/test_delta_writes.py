@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert.storage import open_store
@@ -110,3 +112,49 @@ def test_statement_is_refused_and_the_next_night_is_exact(
         table.lake.table.vacuum(dry=False)
         table.night(4)
         table.check(readers)
+
+
+@pytest.mark.parametrize(("reader", "statement"), [(r, s) for r, found in HARMLESS.items() for s in found])
+def test_allowed_statement_changes_no_row_and_the_publisher_goes_on(
+    readers: Readers, shown: Callable[..., Shown], reader: str, statement: str
+) -> None:
+    table = shown(reader)
+    for number in range(3, 11):  # past a checkpoint of ours, without which the clean-up has nothing to do
+        table.night(number)
+    if statement == "clean-up":
+        for path in (table.folder / "_delta_log").iterdir():
+            os.utime(path, (path.stat().st_mtime - MONTHS,) * 2)
+    before = table.objects()
+    assert readers[reader].write(table.place, HARMLESS[reader][statement]) is None
+    after = table.objects()
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert all(name.startswith("_delta_log/") for name in changed)
+    assert not {name for name in changed & after.keys() if name.endswith(".json") and name in before}
+    assert (f"_delta_log/{0:020}.json" in changed) == (statement == "clean-up")
+    print(f"{reader} {statement} changed {sorted(changed)}")
+
+    for number in range(11, 23):
+        table.night(number)
+        if number == 15 and statement == "checkpoint":
+            assert readers[reader].write(table.place, statement) is None
+    table.check(readers)
+
+
+def test_a_foreign_checkpoint_without_our_tags_is_gone_on_from(
+    readers: Readers, shown: Callable[..., Shown], tmp_path: Path
+) -> None:
+    """A checkpoint need not have an optional field, and our tags tell which vector a file has."""
+    table = shown("delta-rs")
+    assert readers["delta-rs"].write(table.place, "checkpoint") is None
+    (path,) = (table.folder / "_delta_log").glob("*.checkpoint.parquet")
+    rows = pq.read_table(path)
+    at = rows.column_names.index("add")
+    adds = rows.column("add").combine_chunks()
+    kept = [field for field in adds.type if field.name != "tags"]
+    bare = pa.StructArray.from_arrays([adds.field(f.name) for f in kept], fields=kept, mask=adds.is_null())
+    assert adds.field("tags").drop_null()
+    pq.write_table(rows.set_column(at, "add", bare), path)
+    (table.folder / "_delta_log" / "_last_checkpoint").unlink()  # it has the size
+    for number in range(3, 15):
+        table.night(number)
+    table.check(readers)
