@@ -83,7 +83,7 @@ class OpenTable:
         """How merges of a partition write: as configured, or rewrite if some reader would otherwise show superseded rows.
 
         With `auto`, that is if nothing superseded is kept, since readers then list folders. With a Delta log, it is if the
-        folder's name has an escaped or a non-ASCII character, since Polars finds no deletion vector of a file there.
+        folder's name has a character that URLs escape, since Polars finds no deletion vector of a file there.
         """
         by_folder = not self.settings.retention and self.settings.strategy == "auto"
         by_polars = "delta" in self.settings.publishers and hides_vectors(partition)

@@ -66,6 +66,8 @@ _VECTORS, _NAIVE_TIMES, _TIMESTAMPS = "deletionVectors", "timestampNtz", "inComm
 _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
+_NO_BOUNDS = '"minValues":{},"maxValues":{},"nullCount":{}'
+"""In the statistics of a file. Where they lack these, Trino's ANALYZE commits what it finds in the file, in spite of the fence."""
 _ENABLED = "delta.inCommitTimestampEnablement"
 _DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 """Those of Python's base 85."""
@@ -344,7 +346,7 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int) -> Iterator[A
                 size=file.bytes,
                 modification_time=moment,
                 data_change=diff.has_new_rows,
-                stats=f'{{"numRecords":{file.rows}{bounds}}}',
+                stats=f'{{"numRecords":{file.rows},{_NO_BOUNDS}{bounds}}}',
                 tags=_tags(file) or None,
                 deletion_vector=vectors.get(file.name),
             )
@@ -369,8 +371,9 @@ def _path(file: DataFile) -> str:
 
 
 def hides_vectors(name: str) -> bool:
-    """Whether Polars finds no deletion vector of a file of that name: it escapes some paths once more than others."""
-    return "%" in name or not name.isascii()
+    """Whether Polars finds no deletion vector of a file of that name: it escapes some paths once more than others, and those of
+    checkpoints not as it does those of commits."""
+    return quote(name, safe="/=") != name
 
 
 def _tags(file: DataFile) -> dict[str, str]:
