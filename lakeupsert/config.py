@@ -29,6 +29,8 @@ ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+VectorPlace = Literal["file", "inline"]
+PublisherName = Literal["delta"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
 
@@ -141,6 +143,10 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     superseded_retention: str = "24h"
     tombstone_retention: str | None = None
     """How long deleted keys are known. A row that arrives even later goes to quarantine (`below_floor`). Not set: for ever."""
+    publishers: tuple[PublisherName, ...] = ()
+    """Formats in which other engines read the table: after each publish, these are brought up to its snapshot."""
+    delta_vectors: VectorPlace = "file"
+    """Where the Delta log has deletion vectors: in files, or in the log itself, which delta-rs and Polars need for many."""
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
@@ -495,6 +501,8 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
     _check_sizes(settings, refuse)
     _check_retention(settings, refuse)
     _check_order_in_name(settings, refuse)
+    if "delta" not in settings.publishers:
+        _check_alone(settings, {"delta_vectors": "file"}, 'it has no effect without publishers = ["delta"]', refuse)
     names: dict[str, str] = {}
     for name in settings.schema:
         if (other := names.setdefault(name.lower(), name)) != name:

@@ -32,6 +32,8 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # quarantine_limit    = "1%"       # or a number of rows; a batch above it is refused as a whole; 1% counts above 10 rows
 # keep_snapshots      = 7
 # superseded_retention = "24h"
+# publishers          = []         # ["delta"]: other engines read the table as a Delta table (docs/DELTA.md)
+# delta_vectors       = "file"     # or "inline", for delta-rs and Polars with more than 512 deletion vectors
 # tombstone_retention  = "90d"    # how long deleted keys are remembered; by default for ever
 
 # [tables.sales.schema]            # optional; otherwise inferred from the first batch and recorded

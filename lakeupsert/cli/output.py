@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lakeupsert.pipeline.commit import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
+    from lakeupsert.pipeline.publishers import PublisherStanding
     from lakeupsert.queue import QueueStats
     from lakeupsert.report.status import Status
     from lakeupsert.report.totals import MergeTotals
@@ -82,6 +83,21 @@ def publish_result(published: "PublishResult") -> dict[str, object]:
         "partitions_changed": published.partitions_changed,
         "rows": published.rows,
         "lagging": list(published.lagging),
+        "publishers": publishers_result(published.publishers),
+    }
+
+
+def publishers_result(standings: "Mapping[str, PublisherStanding]") -> dict[str, object]:
+    return {
+        name: {
+            "snapshot": standing.snapshot,
+            "behind": standing.behind,
+            "warning": standing.warning,
+            "problem": {"code": standing.problem.code, "message": standing.problem.message}
+            if standing.problem
+            else None,
+        }
+        for name, standing in standings.items()
     }
 
 
@@ -108,6 +124,7 @@ def status_result(status: "Status") -> dict[str, object]:
     names = [f.name for f in dataclasses.fields(status) if f.name not in omitted]
     fields = {name: getattr(status, name) for name in names}
     fields |= {"lagging": list(status.lagging), "queue": _queue_result(status.queue)}
+    fields |= {"publishers": publishers_result(status.publishers)}
     if status.large_queue is not None:
         fields["large_queue"] = msgspec.structs.asdict(status.large_queue)
     return fields
@@ -277,7 +294,10 @@ def publish_facts(published: "PublishResult") -> list[Fact]:
     snapshot = f"snapshot {published.snapshot}: {count(published.rows, 'row')}"
     if not published.partitions_changed:
         return [("published", f"{snapshot}, unchanged")]
-    return [("published", f"{snapshot}, {count(published.partitions_changed, 'partition')} changed")]
+    shown = [
+        (name, f"version {standing.snapshot}") for name, standing in published.publishers.items() if not standing.behind
+    ]
+    return [("published", f"{snapshot}, {count(published.partitions_changed, 'partition')} changed"), *shown]
 
 
 def took_fact(seconds: float, requests: dict[str, int]) -> Fact:

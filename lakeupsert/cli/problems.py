@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lakeupsert.pipeline.commit import AppendResult
     from lakeupsert.pipeline.dedupe import PartitionResult
     from lakeupsert.pipeline.publish import PublishResult
+    from lakeupsert.pipeline.publishers import PublisherStanding
 
 
 def append_warnings(appended: "AppendResult | None", early_warnings: Sequence[str]) -> tuple[str, ...]:
@@ -50,13 +51,30 @@ def publish_warnings(published: "PublishResult") -> tuple[str, ...]:
             "replaces it with the newest complete batch. Tags set in the missing snapshot are lost.",
         )
     )
+    others = (*lost, *publisher_warnings(published.publishers))
     if published.failed or not published.waiting:
-        return lost
+        return others
     return (
-        *lost,
+        *others,
         f"batches after {published.batch} are not published yet: they touch "
         f"{output.count(len(published.waiting), 'partition')} ({output.short_list(published.waiting)}), not all of them merged. "
         "`lakeupsert run` merges those that no worker is merging.",
+    )
+
+
+def publisher_warnings(standings: "Mapping[str, PublisherStanding]") -> tuple[str, ...]:
+    """What publishers warn of, and a warning for each one whose readers do not see the newest snapshot."""
+    warnings = tuple(f"{name}: {standing.warning}" for name, standing in standings.items() if standing.warning)
+    return warnings + tuple(
+        f"readers of {name} see {'nothing yet' if standing.snapshot is None else f'snapshot {standing.snapshot}'}: the publisher "
+        f"is {output.count(standing.behind, 'snapshot')} behind. "
+        + (
+            f"{standing.problem.message} Next: {standing.problem.next}"
+            if standing.problem
+            else f"`lakeupsert publish --to {name}` catches up."
+        )
+        for name, standing in standings.items()
+        if standing.behind
     )
 
 

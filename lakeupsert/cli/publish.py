@@ -1,5 +1,7 @@
 """`lakeupsert publish`: show readers what is complete."""
 
+from typing import get_args
+
 import click
 
 from lakeupsert.cli import output
@@ -7,15 +9,20 @@ from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import log_option
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
+from lakeupsert.config import PublisherName
 
 
 @main.command()
 @click.option("--tag", metavar="NAME", help="Tag the published snapshot. A tagged snapshot is never expired.")
+@click.option(
+    "--to", type=click.Choice(get_args(PublisherName)), help="Fail if this publisher can't show the snapshot."
+)
+@click.option("--reset", is_flag=True, help="Let the publisher delete what it has written, and begin anew.")
 @click.option("--untag", metavar="NAME", help="Remove this tag.")
 @log_option
 @common
 @click.pass_obj
-def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
+def publish(call: Call, tag: str | None, to: PublisherName | None, reset: bool, untag: str | None) -> Answer:
     """Show readers the newest batch merged in every partition.
 
     \b
@@ -23,7 +30,7 @@ def publish(call: Call, tag: str | None, untag: str | None) -> Answer:
       lakeupsert publish --tag before-migration
     """
     with call.open_table() as table:
-        published = table.publish()
+        published = table.publish(to=to, reset=reset)
         if untag is not None:
             table.tag(untag, None)
         if tag is not None:

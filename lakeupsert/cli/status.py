@@ -6,7 +6,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common, for_each_table
-from lakeupsert.cli.problems import failed_partitions_error, lagging_error, skipped_files_warning
+from lakeupsert.cli.problems import failed_partitions_error, lagging_error, publisher_warnings, skipped_files_warning
 from lakeupsert.cli.program import main
 from lakeupsert.cli.watch import watch
 from lakeupsert.errors import RefusedError
@@ -35,7 +35,7 @@ def status(call: Call, watching: bool) -> Answer:
     def table_status(table: "Table") -> Answer:
         found = table.status()
         error = None
-        warnings = (*found.warnings, *skipped_files_warning(table))
+        warnings = (*found.warnings, *publisher_warnings(found.publishers), *skipped_files_warning(table))
         dead = found.queue.dead if found.queue else 0
         letters = output.count(dead, "dead letter")
         if found.failed:

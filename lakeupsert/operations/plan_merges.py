@@ -18,7 +18,7 @@ from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.cuts import MOST_READS, bytes_to_cut
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import next_step
-from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, as_whole_rows, in_place
+from lakeupsert.pipeline.strategy import SMALL_BYTES, Incoming, SplitRule, Strategy, as_whole_rows, in_place
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest, share
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
@@ -112,7 +112,7 @@ def plan_merges(
         dirty = merges.versions > 0
         arrival = arrivals.get(partition)
         if arrival is not None:
-            merges = _merge_arrival(table, types, sizes, merges, arrival)
+            merges = _merge_arrival(table, table.strategy_of(partition), types, sizes, merges, arrival)
         if merges.versions:
             plans.append(
                 PlannedPartition(
@@ -167,7 +167,7 @@ def _merge_batches(
 
 
 def _merge_arrival(
-    table: OpenTable, types: Sequence[pa.DataType], sizes: Sizes, merges: _Merges, arrival: Arrival
+    table: OpenTable, strategy: Strategy, types: Sequence[pa.DataType], sizes: Sizes, merges: _Merges, arrival: Arrival
 ) -> _Merges:
     """The same merges, and one more of what arrives."""
     buckets, rows = merges.buckets, arrival.rows
@@ -177,7 +177,7 @@ def _merge_arrival(
     incoming = {b: Incoming(arrival.bytes * part, rows * part, arrival.files * part) for b, part in parts.items()}
     if table.settings.mode == "columns":
         incoming = {b: as_whole_rows(b, of_bucket) for b, of_bucket in incoming.items()}
-    kept = [in_place(table.strategy, b, of_bucket, rule)[0] for b, of_bucket in incoming.items()]
+    kept = [in_place(strategy, b, of_bucket, rule)[0] for b, of_bucket in incoming.items()]
     after, written = _merge_buckets(buckets, kept, rows * sizes.kept, sizes)
     many = [b for b, of_bucket in incoming.items() if 2 ** rule.extra_bits(b, of_bucket) > MOST_READS]
     cut = sum(f.bytes for b in many for f in b.data)  # written once more, and read once more
@@ -193,7 +193,8 @@ def _merge_arrival(
 
 def _stored_buckets(table: OpenTable, partition: str, shown: PartitionVersion) -> tuple[BucketEntry, ...]:
     """What a clean partition has stored: as one base file, if that is enough to know how it will be merged."""
-    if table.strategy == "rewrite" or (table.strategy == "auto" and shown.bytes < SMALL_BYTES):
+    strategy = table.strategy_of(partition)
+    if strategy == "rewrite" or (strategy == "auto" and shown.bytes < SMALL_BYTES):
         file = DataFile(name="", rows=shown.rows, bytes=shown.bytes)
         return (BucketEntry(id="", base=(file,) if file.rows else ()),)
     return table.version(partition, shown.version).buckets

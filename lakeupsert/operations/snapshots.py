@@ -12,6 +12,7 @@ import msgspec
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publishers import catch_up
 from lakeupsert.read.view import choose, expired_snapshot, newest_snapshot
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
@@ -61,4 +62,6 @@ def tag(table: OpenTable, name: str, snapshot: str | int | date | None) -> Link[
         tags = {n: at for n, at in head.body.tags.items() if n != name}
         return msgspec.structs.replace(head.body, tags=tags if number is None else {**tags, name: number})
 
-    return table.extend_snapshots(build)
+    appended = table.extend_snapshots(build)
+    catch_up(table)
+    return appended

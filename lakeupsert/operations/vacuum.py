@@ -9,8 +9,8 @@ Repeat    safe at any point: the next listing finds what is left over
                           '--- a writer that started below it gives up, so no deleted file can be committed later
 
 A file is needed if a kept snapshot shows it, a version that may still be published, or a restore that is not merged. Snapshots
-that expired less than `superseded_retention` ago are kept for their readers. How a writer gives up behind a fence: `commit` and
-`dedupe`.
+that expired less than `superseded_retention` ago, or that a publisher still shows, are kept for their readers. How a writer gives
+up behind a fence: `commit` and `dedupe`.
 """
 
 from collections import defaultdict
@@ -26,6 +26,7 @@ from lakeupsert import clock
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.key_places import named_index
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publishers import catch_up, publisher
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, KEYS, TableObjects
@@ -81,6 +82,8 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     table.existing_spec()
     table.last_snapshot()  # so that a ledger that ends before it is detected
     expiry = _expire(table, dry=dry)
+    if not dry:
+        catch_up(table)  # a publisher that is behind keeps files, and one that has died can commit nothing behind it
     progress("looking for files that nobody needs")
     survey = _Survey(table, expiry.planned)
     if dry or not survey.garbage:
@@ -208,6 +211,9 @@ class _Survey:
         self._survey_packs(packs)
         self._survey_keys(ledger.number)
         self._survey_snapshots()
+        for one in self._publishers:
+            for found in one.garbage(self._oldest):
+                self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
         for found in table.store.list(f"{SCRATCH}/"):
             if self._is_older(found, UNFINISHED_KEPT):
                 self._add(found, "its writer died before it was whole", None, None)
@@ -232,7 +238,10 @@ class _Survey:
         recent = [s.body for n, s in self._snapshots.items() if since is None or n >= since]
         expired = 0 if since is None else self._snapshots[since].body.expired
         tagged = {number for s in recent for number in s.tags.values()}
-        self._held = {n: s.body for n, s in self._snapshots.items() if n >= expired or n in tagged}
+        self._publishers = [publisher(self._table, name) for name in self._table.settings.publishers]
+        shown = min((n for n in (p.shown() for p in self._publishers) if n is not None), default=newest)
+        self._oldest = min(expired, shown)
+        self._held = {n: s.body for n, s in self._snapshots.items() if n >= self._oldest or n in tagged}
         self._covered = -1 if since is None else self._snapshots[since].body.batch
 
     def _age(self, written_at: str) -> timedelta:

@@ -19,6 +19,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertE
 from lakeupsert.events import Event, Sink
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.strategy import Strategy
+from lakeupsert.publishers.delta import hides_vectors
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import (
     LocalStore,
@@ -78,11 +79,15 @@ class OpenTable:
     def declaration(self) -> Declaration:
         return Declaration(self.name, self.settings, self.origins)
 
-    @property
-    def strategy(self) -> Strategy:
-        """The configured strategy; `auto` is rewrite if nothing superseded is kept: readers then list folders, without deltas."""
+    def strategy_of(self, partition: str) -> Strategy:
+        """How merges of a partition write: as configured, or rewrite if some reader would otherwise show superseded rows.
+
+        With `auto`, that is if nothing superseded is kept, since readers then list folders. With a Delta log, it is if the
+        folder's name has an escaped or a non-ASCII character, since Polars finds no deletion vector of a file there.
+        """
         by_folder = not self.settings.retention and self.settings.strategy == "auto"
-        return "rewrite" if by_folder else self.settings.strategy
+        by_polars = "delta" in self.settings.publishers and hides_vectors(partition)
+        return "rewrite" if by_folder or by_polars else self.settings.strategy
 
     @cached_property
     def store(self) -> ObjectStore:
@@ -393,7 +398,8 @@ class OpenTable:
         """One version of a partition; -1 is the empty one before the first."""
         if number < 0:
             return Manifest(partition=partition, merged=0, spec_version=0)
-        found = self.objects.partition(partition).get(number)
+        known = self._heads.get(partition)
+        found = known if known and known.number == number else self.objects.partition(partition).get(number)
         if found is None:
             head = self.objects.partition(partition).head()
             lost = head is None or head.number < number

@@ -16,6 +16,7 @@ import msgspec
 from lakeupsert import clock
 from lakeupsert.events import Publish
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publishers import PublisherStanding, catch_up
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
@@ -32,6 +33,7 @@ class PublishResult:
         waiting: partitions whose newest batches are not in it.
         failed: those of ``waiting`` that are marked failed, or whose shown version is lost, with the reason.
         lost: the number of a lost snapshot that this one takes the place of.
+        publishers: how far each publisher is now.
     """
 
     snapshot: int | None
@@ -42,6 +44,7 @@ class PublishResult:
     waiting: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
     lost: int | None = None
+    publishers: dict[str, PublisherStanding] = field(default_factory=dict)
 
 
 class _SnapshotMissingError(Exception):
@@ -74,6 +77,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         waiting=tuple(behind),
         failed=table.failed(behind, now),
         lost=publisher.stand_in.number if publisher.stand_in else None,
+        publishers=catch_up(table),
     )
 
 

@@ -196,7 +196,7 @@ def _step(
     batches = tuple(link.body.touched[base.partition].files for link in pending if link.number in counts)
     if not batches and (work is None or not base.buckets):
         return step
-    strategy = table.strategy if work is None else "rewrite"
+    strategy = table.strategy_of(base.partition) if work is None else "rewrite"
     rows = sum(f.rows for files in batches for f in files)
     types = table.spec(step.spec_version).base_schema.types
     rule = SplitRule.of(table.settings.bucket_bytes, types, step.buckets, rows)

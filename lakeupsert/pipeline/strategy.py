@@ -1,6 +1,7 @@
 """What a merge keeps in place and what it rewrites. This is the one place that trades writing now for reading later.
 
-`steps` overrides it for full extracts, reprocesses and deletes that expire; `OpenTable.strategy` for readers that list folders.
+`steps` overrides it for full extracts, reprocesses and deletes that expire; `OpenTable.strategy_of` for readers that would show
+superseded rows.
 
 Rewrite writes the whole partition. Delta writes what arrived, and leaves a debt that every reader pays: the bytes of deltas, and
 superseded rows in the base. Three rules bound the debt, for a base of B bytes and nights of d bytes:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from lakeupsert.errors import LakeupsertError, TryAgainError
 from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publishers import PublisherStanding, standings
 from lakeupsert.queue import QueueStats
 from lakeupsert.table.ledger import find_quarantined
 from lakeupsert.table.snapshot import Snapshot
@@ -29,6 +30,7 @@ class Status:
         queue: messages of the queue, or of both queues if there is a ``large_queue``. Both are None if they can't be read;
             then a warning says why.
         quarantined: refused rows of batches that count, without those that a replay has appended.
+        publishers: how far each publisher is.
         warnings: problems that stop nothing, for people.
     """
 
@@ -46,6 +48,7 @@ class Status:
     rows: int
     bytes: int
     quarantined: int
+    publishers: dict[str, PublisherStanding]
     warnings: tuple[str, ...] = ()
 
 
@@ -88,5 +91,6 @@ def status(table: OpenTable) -> Status:
         rows=body.rows,
         bytes=body.bytes,
         quarantined=sum(f.rows for f in find_quarantined(headers)),
+        publishers=standings(table),
         warnings=(*without_operations(table, headers), *queue_warning),
     )

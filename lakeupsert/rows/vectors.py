@@ -37,30 +37,39 @@ def deleted_positions(store: ObjectStore, file: DataFile) -> Positions:
     vector = file.deleted
     if vector is None:
         return np.empty(0, np.uint64)
+    data = vector_bytes(store, file, vector)
+    try:
+        positions = np.asarray(BitMap64.deserialize(bytes(data[4:])).to_array(), np.uint64)
+        if len(positions) != vector.rows or (len(positions) and positions[-1] >= file.rows):
+            raise ValueError(f"it has {len(positions)} positions up to {positions[-1:]}, expected {vector.rows}")
+    except ValueError as e:
+        raise _damaged(store, file, e) from e
+    return positions
+
+
+def vector_bytes(store: ObjectStore, file: DataFile, vector: DeletionVector) -> bytes:
+    """The bytes of the vector of a file. Raises DamagedTableError if they are missing or damaged."""
     try:
         data = vector.inline or store.get(vector.name, (vector.at, vector.size))
         if vector.crc is not None and zlib.crc32(data) != vector.crc:
             raise ValueError("its checksum is wrong")
         if data[:4] != MAGIC:
             raise ValueError(f"it begins with {bytes(data[:4])!r}")
-        positions = np.asarray(BitMap64.deserialize(bytes(data[4:])).to_array(), np.uint64)
-        if len(positions) != vector.rows or (len(positions) and positions[-1] >= file.rows):
-            raise ValueError(f"it has {len(positions)} positions up to {positions[-1:]}, expected {vector.rows}")
     except (NotFoundError, ValueError) as e:
-        partition = partition_of(file.name)
-        raise DamagedTableError(
-            "damaged-deletion-vector",
-            f"The deletion vector of {store.uri(file.name)} can't be read: {e}. Something other than lakeupsert deleted or "
-            "changed it.",
-            next=metadata.FROM_BACKUP
-            + (
-                f", or rebuild the partition from its landing files: `{rebuild_command(partition)}`"
-                if partition
-                else ""
-            ),
-            partition=partition,
-        ) from e
-    return positions
+        raise _damaged(store, file, e) from e
+    return data
+
+
+def _damaged(store: ObjectStore, file: DataFile, why: Exception) -> DamagedTableError:
+    partition = partition_of(file.name)
+    rebuild = f", or rebuild the partition from its landing files: `{rebuild_command(partition)}`" if partition else ""
+    return DamagedTableError(
+        "damaged-deletion-vector",
+        f"The deletion vector of {store.uri(file.name)} can't be read: {why}. Something other than lakeupsert deleted or changed "
+        "it.",
+        next=metadata.FROM_BACKUP + rebuild,
+        partition=partition,
+    )
 
 
 def drop_deleted(rows: Rows | pa.RecordBatch, deleted: Positions, at: int) -> Rows | pa.RecordBatch:

@@ -188,7 +188,14 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         *("changes", "bytes_read", "bytes_written", "engine", "strategy", "seconds", "status"),
     }
     assert merged[0]["changes"] == {"inserted": 3, "updated": 0, "deleted": 0, "unchanged": 0, "late": 0}
-    assert result["publish"] == {"snapshot": 0, "batch": 1, "partitions_changed": 2, "rows": 6, "lagging": []}
+    assert result["publish"] == {
+        "snapshot": 0,
+        "batch": 1,
+        "partitions_changed": 2,
+        "rows": 6,
+        "lagging": [],
+        "publishers": {},
+    }
     assert list(result["requests"]) == ["get", "head", "list", "put", "create", "delete"]
     assert result["requests"]["create"] > 0
     assert rows_seen()[0] == ("a", "2020-01-01", 5)
@@ -268,6 +275,7 @@ def test_steps_one_by_one_come_to_what_run_does(lake: Path) -> None:
         "rows": 0,
         "bytes": 0,
         "quarantined": 0,
+        "publishers": {},
     }
     merged = answer("dedupe")["result"]["partitions"]
     assert {p["status"] for p in merged} == {"merged"}

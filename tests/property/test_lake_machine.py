@@ -75,9 +75,10 @@ class LakeMachine(RuleBasedStateMachine):
         alone=st.sampled_from([0, 4]),
         backwards=st.booleans(),
         content=st.booleans(),
+        delta=st.booleans(),
     )
     def choose_settings(
-        self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool
+        self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool, delta: bool
     ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(key_places, "MOST_CHANGED", together - 2)
@@ -86,7 +87,13 @@ class LakeMachine(RuleBasedStateMachine):
         if self.key_scope == "table":
             ties, content = "arrival", False
         self.lake = Lake(
-            self.root, strategy=chosen, bucket=bucket, order_by=(order_by,), ties=ties, key_scope=self.key_scope
+            self.root,
+            strategy=chosen,
+            bucket=bucket,
+            order_by=(order_by,),
+            ties=ties,
+            key_scope=self.key_scope,
+            publishers=("delta",) if delta else (),
         )
         self.lake.rules = replace(
             self.lake.rules,

@@ -1,0 +1,1 @@
+"""Show the published snapshots to other engines, in their own formats."""

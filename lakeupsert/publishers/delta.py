@@ -1,0 +1,387 @@
+"""The table as a Delta table: a Delta version for each snapshot, with the snapshot's number.
+
+Reads     the Delta log, the snapshots that it lacks, the manifests of the partitions that these changed
+Writes    deletion vectors in objects below `dv/`, then a commit for each snapshot, and some checkpoints; never a data file
+Repeat    safe; two publishers write the same bytes, and the first one's count
+
+    read the log -> for each later snapshot: manifests of changed partitions -> vectors -> commit -> each tenth: checkpoint
+
+The log is derived from committed snapshots, so after a crash it is behind, and never wrong. Other programs can't write the
+table: the log asks for a writer feature that no program has.
+"""
+
+import base64
+import itertools
+import uuid
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol as Interface
+from typing import TypeVar
+from urllib.parse import quote, unquote
+
+from lakeupsert.config import VectorPlace
+from lakeupsert.engine.runs import runs
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.publishers.delta_log import (
+    LOG,
+    Action,
+    Add,
+    CommitInfo,
+    DeltaLog,
+    Format,
+    Metadata,
+    Protocol,
+    Remove,
+    State,
+    Txn,
+    Vector,
+    checkpoint_name,
+    commit_name,
+    list_log,
+)
+from lakeupsert.publishers.delta_types import has_naive_times, schema_string
+from lakeupsert.rows.vectors import vector_bytes
+from lakeupsert.storage import ObjectInfo
+from lakeupsert.table.chain import Link
+from lakeupsert.table.layout import TableObjects, partition_texts
+from lakeupsert.table.manifest import DataFile, Manifest
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import TableSpec
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+CHECKPOINT_EVERY = 10
+"""Versions between checkpoints. More: readers and publishers read more commits. Fewer: more is written."""
+PACK_BYTES = 2 << 20
+"""Deletion vectors share objects up to so many bytes. More: engines that fetch the whole object for each vector read more. Less:
+more objects, and delta-rs hangs if a scan opens many hundreds."""
+MOST_VECTORS = 500
+"""delta-rs reads each vector in a thread of its own, of which it has 512, and may wait for another one for ever."""
+FENCE = "lakeupsert"
+"""A writer feature that no other program has, so none writes to the table."""
+_VECTORS, _NAIVE_TIMES, _TIMESTAMPS = "deletionVectors", "timestampNtz", "inCommitTimestamp"
+_FOLDER = "dv"
+"""Of vector objects. Trino refuses names that are not alphanumeric."""
+_TAG = "lakeupsert.vector"
+_ENABLED = "delta.inCommitTimestampEnablement"
+_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+"""Those of Python's base 85."""
+_Z85_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+"""Those of ZeroMQ's base 85, which Delta uses."""
+_TO_Z85, _FROM_Z85 = bytes.maketrans(_DIGITS, _Z85_DIGITS), bytes.maketrans(_Z85_DIGITS, _DIGITS)
+
+
+class Concurrently(Interface):
+    """`pipeline.opened.OpenTable.map_concurrently`."""
+
+    def __call__(self, call: Callable[[Item], Found], items: Collection[Item], /) -> list[Found]: ...
+
+
+@dataclass(frozen=True)
+class _Diff:
+    """What changes in a partition: ``files`` that readers read from now on, and those of ``gone`` no more. A file whose vector
+    changed is in both."""
+
+    values: dict[str, str | None]
+    files: tuple[DataFile, ...]
+    gone: tuple[Add, ...]
+    has_new_rows: bool
+
+
+@dataclass(frozen=True)
+class DeltaPublisher:
+    """
+    Attributes:
+        retention: how long superseded files stay.
+        vectors: the setting `delta_vectors`.
+        version: `pipeline.opened.OpenTable.version`.
+        map_concurrently: for requests to the store.
+    """
+
+    objects: TableObjects
+    retention: timedelta
+    vectors: VectorPlace
+    version: Callable[[str, int], Manifest]
+    map_concurrently: Concurrently
+
+    def shown(self) -> int | None:
+        """The snapshot that readers of Delta see; None if there is no log."""
+        return list_log(self.objects.store).head
+
+    def reset(self) -> None:
+        """Delete the log. Newest first, so that a reader meanwhile sees an older version, and no mixture."""
+        log = list_log(self.objects.store)
+        for version in sorted({*log.commits, *log.checkpoints}, reverse=True):
+            self.objects.store.delete([commit_name(version), checkpoint_name(version)])
+        self.objects.store.delete(info.name for info in self.objects.store.list(f"{LOG}/"))
+
+    def garbage(self, oldest: int) -> list[ObjectInfo]:
+        """Objects that no version from ``oldest`` on needs. The log must show the newest snapshot, or none.
+
+        Raises DamagedTableError (``foreign-delta-commit``).
+        """
+        listing = list_log(self.objects.store)
+        begin = max((v for v in listing.checkpoints if v <= oldest), default=None)
+        if listing.head is None or begin is None:
+            return []
+        found = [info for kind in (listing.commits, listing.checkpoints) for v, info in kind.items() if v < begin]
+        vectors = {add.deletion_vector for add in self._log().adds(begin, listing.head)}
+        needed = {_object_of(vector) for vector in vectors if vector and vector.storage_type == "u"}
+        return found + [
+            info for info in self.objects.store.list(f"{_FOLDER}/deletion_vector_") if info.name not in needed
+        ]
+
+    def catch_up(self, newest: Link[Snapshot]) -> str | None:
+        """Write a version for each snapshot up to ``newest`` that the log lacks. Returns a warning about the newest version.
+
+        If one in between has expired or can't be shown, the log begins anew with a checkpoint at ``newest``. Raises
+        ConfigurationError (``unfit-for-delta``) and DamagedTableError (``foreign-delta-commit``).
+        """
+        listing = list_log(self.objects.store)
+        if listing.head is not None and listing.head >= newest.number:
+            return None
+        log = self._log()
+        state = log.read(listing)
+        before = self.objects.snapshots.get(state.version) if state else None
+        try:
+            for number in range(state.version + 1, newest.number) if state else ():
+                link = self.objects.snapshots.get(number) if newest.body.keeps(number) else None
+                if link is None:
+                    state = None
+                    break
+                state, before = self._append(log, link, before, state), link
+        except ConfigurationError:
+            state = None
+        state = self._append(log, newest, before, state)
+        return self._warning([add.path for add in state.adds.values() if add.deletion_vector])
+
+    def _warning(self, with_vectors: Sequence[str]) -> str | None:
+        count, mend = len(with_vectors), "`lakeupsert compact --full` leaves no vectors"
+        unseen = sum(map(hides_vectors, map(unquote, with_vectors)))
+        if unseen:
+            return (
+                f"Polars shows superseded rows of {unseen} files, because it finds no deletion vectors in folders with such "
+                f"names. {mend}; later merges rewrite these partitions."
+            )
+        if self.vectors == "file" and count > MOST_VECTORS:
+            return (
+                f"{count} files have deletion vectors. delta-rs and Polars may hang if a scan reads more than 512. {mend}; "
+                '`delta_vectors = "inline"` and `publish --to delta --reset` help too, but Trino refuses those.'
+            )
+        return None
+
+    def _log(self) -> DeltaLog:
+        spec = self.objects.specs.head()
+        assert spec is not None, "a table that has a snapshot has a spec"
+        return DeltaLog(self.objects.store, spec.body.table_id)
+
+    def _append(self, log: DeltaLog, link: Link[Snapshot], before: Link[Snapshot] | None, state: State | None) -> State:
+        """Write the version of a snapshot. Without a ``state`` it begins the log."""
+        spec = self._spec(link)
+        moment = int(datetime.fromisoformat(link.written_at).timestamp() * 1000)
+        if state is not None:
+            moment = max(moment, state.timestamp + 1)
+        diffs = self._diffs(spec, link, before.body if before and state else None, state)
+        vectors = self._write_vectors(log, spec, link.number, [f for diff in diffs for f in diff.files])
+        actions = [*self._head(spec, link, state, moment, has_vectors=bool(vectors))]
+        actions += itertools.chain.from_iterable(_actions(diff, vectors, moment) for diff in diffs)
+        if state is None:
+            state = State.first(link.number, actions)
+            if link.number:  # first, because a log can't begin with a later commit
+                log.checkpoint(state)
+            log.append(link.number, actions)
+            return state
+        log.append(link.number, actions)
+        state = state.after(link.number, actions)
+        if link.number % CHECKPOINT_EVERY == 0:
+            log.checkpoint(state)
+        return state
+
+    def _spec(self, link: Link[Snapshot]) -> TableSpec:
+        spec = self.objects.specs.get(link.body.spec_version)
+        assert spec is not None, "a snapshot is published after its spec"
+        return spec.body
+
+    def _diffs(
+        self, spec: TableSpec, link: Link[Snapshot], before: Snapshot | None, state: State | None
+    ) -> list[_Diff]:
+        shown = link.body.partitions
+        old = before.partitions if before else {}
+        changed = [p for p, now in shown.items() if p not in old or old[p].version != now.version]
+        known: dict[tuple[str | None, ...], dict[str, Add]] = {}
+        for add in state.adds.values() if state else ():
+            known.setdefault(tuple(add.partition_values.values()), {})[add.path] = add
+
+        def diff(partition: str) -> _Diff:
+            values: dict[str, str | None] = {**partition_texts(partition)}
+            manifest = self.version(partition, shown[partition].version)
+            has_new_rows = partition not in old or old[partition].merged != shown[partition].merged
+            return _diff(spec, manifest, values, known.get(tuple(values.values()), {}), has_new_rows=has_new_rows)
+
+        return self.map_concurrently(diff, changed)
+
+    def _write_vectors(
+        self, log: DeltaLog, spec: TableSpec, number: int, files: Iterable[DataFile]
+    ) -> dict[str, Vector]:
+        """Write the vectors of these files. Returns them by the files' names."""
+        marked = [(file, file.deleted) for file in files if file.deleted is not None]
+        data = self.map_concurrently(lambda pair: vector_bytes(self.objects.store, *pair), marked)
+        if self.vectors == "inline":
+            return {
+                file.name: Vector("i", _z85(bitmap), len(bitmap), vector.rows)
+                for (file, vector), bitmap in zip(marked, data, strict=True)
+            }
+        found: dict[str, Vector] = {}
+        packs = runs(zip(marked, data, strict=True), lambda pair: len(pair[1]), PACK_BYTES)
+        for place, pack in enumerate(packs):
+            id_ = uuid.uuid5(uuid.UUID(spec.table_id), f"delta/{number}/{place}")
+            body = b"\x01"
+            for (file, vector), bitmap in pack:
+                found[file.name] = Vector("u", _FOLDER + _z85(id_.bytes), len(bitmap), vector.rows, offset=len(body))
+                body += len(bitmap).to_bytes(4) + bitmap + zlib.crc32(bitmap).to_bytes(4)
+            log.write_object(_vector_object(id_), body)
+        return found
+
+    def _head(
+        self, spec: TableSpec, link: Link[Snapshot], state: State | None, moment: int, *, has_vectors: bool
+    ) -> Iterator[Action]:
+        """What is said of the commit, and of the table if that changed."""
+        number = link.number
+        yield Action(
+            commit_info=CommitInfo(
+                in_commit_timestamp=moment,
+                timestamp=moment,
+                operation="lakeupsert publish",
+                operation_parameters={"batch": str(link.body.batch)},
+                engine_info="lakeupsert",
+                txn_id=str(uuid.uuid5(uuid.UUID(spec.table_id), f"delta/{number}")),
+            )
+        )
+        protocol = _protocol(spec, state.protocol if state else None, has_vectors=has_vectors)
+        if state is None or protocol != state.protocol:
+            yield Action(protocol=protocol)
+        metadata = self._metadata(spec, state.metadata if state else None, number, moment)
+        if state is None or metadata != state.metadata:
+            yield Action(meta_data=metadata)
+        yield Action(txn=Txn(spec.table_id, number, moment))
+
+    def _metadata(self, spec: TableSpec, before: Metadata | None, number: int, moment: int) -> Metadata:
+        kept = f"interval {int(self.retention.total_seconds())} seconds"
+        enabled = {}
+        if before is not None:
+            enabled = {name: value for name, value in before.configuration.items() if name.startswith(_ENABLED)}
+        elif number:
+            enabled = {f"{_ENABLED}Version": str(number), f"{_ENABLED}Timestamp": str(moment)}
+        return Metadata(
+            id=str(uuid.UUID(spec.table_id)),
+            format=Format(),
+            schema_string=schema_string(spec.schema),
+            partition_columns=spec.partition_by,
+            configuration={
+                "delta.enableInCommitTimestamps": "true",
+                **enabled,
+                "delta.deletedFileRetentionDuration": kept,
+            },
+            created_time=before.created_time if before else moment,
+        )
+
+
+def _diff(
+    spec: TableSpec,
+    manifest: Manifest,
+    values: dict[str, str | None],
+    known: dict[str, Add],
+    *,
+    has_new_rows: bool,
+) -> _Diff:
+    """``known``: what readers read of the partition so far, by path."""
+    files, stay = [], set()
+    for file in (file for bucket in manifest.buckets for file in bucket.data):
+        if spec.names_in(file.renames):
+            raise ConfigurationError(
+                "unfit-for-delta",
+                f"{file.name} has the column names from before a rename, and readers of Delta would look for those of now. They "
+                "see the last version from before; readers of lakeupsert are not concerned.",
+                next="run `lakeupsert compact --full`, which writes all files with the names of now",
+            )
+        path = _path(file)
+        if path in known and (known[path].tags or {}) == _tags(file):
+            stay.add(path)
+        else:
+            files.append(file)
+    gone = tuple(add for path, add in known.items() if path not in stay)
+    return _Diff(values, tuple(files), gone, has_new_rows)
+
+
+def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int) -> Iterator[Action]:
+    for add in diff.gone:
+        yield Action(
+            remove=Remove(
+                path=add.path,
+                deletion_timestamp=moment,
+                data_change=diff.has_new_rows,
+                extended_file_metadata=True,
+                partition_values=add.partition_values,
+                size=add.size,
+                deletion_vector=add.deletion_vector,
+            )
+        )
+    for file in diff.files:
+        bounds = ',"tightBounds":false' if file.deleted else ""
+        yield Action(
+            add=Add(
+                path=_path(file),
+                partition_values=diff.values,
+                size=file.bytes,
+                modification_time=moment,
+                data_change=diff.has_new_rows,
+                stats=f'{{"numRecords":{file.rows}{bounds}}}',
+                tags=_tags(file) or None,
+                deletion_vector=vectors.get(file.name),
+            )
+        )
+
+
+def _vector_object(id_: uuid.UUID) -> str:
+    return f"{_FOLDER}/deletion_vector_{id_}.bin"
+
+
+def _z85(data: bytes) -> str:
+    return base64.b85encode(data, pad=True).translate(_TO_Z85).decode()
+
+
+def _object_of(vector: Vector) -> str:
+    digits = vector.path_or_inline_dv.removeprefix(_FOLDER).encode().translate(_FROM_Z85)
+    return _vector_object(uuid.UUID(bytes=base64.b85decode(digits)))
+
+
+def _path(file: DataFile) -> str:
+    return quote(file.name, safe="/=")
+
+
+def hides_vectors(name: str) -> bool:
+    """Whether Polars finds no deletion vector of a file of that name: it escapes some paths once more than others."""
+    return "%" in name or not name.isascii()
+
+
+def _tags(file: DataFile) -> dict[str, str]:
+    """Which vector the file has: a restore may bring back one of as many rows."""
+    vector = file.deleted
+    if vector is None:
+        return {}
+    return {_TAG: f"{vector.name}:{vector.at}" if vector.name else f"{zlib.crc32(vector.inline):08x}:{vector.rows}"}
+
+
+def _protocol(spec: TableSpec, before: Protocol | None, *, has_vectors: bool) -> Protocol:
+    """Only features that some reader needs: each one keeps some program out. A feature stays."""
+    features = set((before and before.reader_features) or ())
+    features |= {name for name, used in ((_VECTORS, has_vectors), (_NAIVE_TIMES, has_naive_times(spec.schema))) if used}
+    return Protocol(
+        min_reader_version=3 if features else 1,
+        min_writer_version=7,
+        reader_features=tuple(sorted(features)) or None,
+        writer_features=tuple(sorted({*features, _TIMESTAMPS, FENCE})),
+    )

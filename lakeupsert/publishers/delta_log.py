@@ -1,0 +1,347 @@
+"""A Delta log as we write it: its actions, its commits, its checkpoints, and the table that they describe.
+
+Reads     the listing of `_delta_log/`, the newest checkpoint and the commits behind it
+Writes    commits and checkpoints, each created only if it is absent; `_last_checkpoint`, which is a hint
+Repeat    safe: a commit or checkpoint that exists is not written again
+
+Every commit has a `txn` action with the table's id and the commit's own number. A commit without it is another program's.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from lakeupsert.errors import DamagedTableError
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.table.chain import ATTEMPTS
+from lakeupsert.table.metadata import damaged
+
+LOG = "_delta_log"
+_LAST = f"{LOG}/_last_checkpoint"
+_COMMIT = re.compile(rf"{LOG}/(\d{{20}})\.json")
+_CHECKPOINT = re.compile(rf"{LOG}/(\d{{20}})\.checkpoint\.parquet")
+
+
+class Vector(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Where a deletion vector is. ``offset``: of its length in the object; None if the vector is in the log itself."""
+
+    storage_type: str
+    path_or_inline_dv: str
+    size_in_bytes: int
+    cardinality: int
+    offset: int | None = None
+
+
+class Add(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A data file that readers read."""
+
+    path: str
+    partition_values: dict[str, str | None]
+    size: int
+    modification_time: int
+    data_change: bool
+    stats: str | None = None
+    tags: dict[str, str] | None = None
+    deletion_vector: Vector | None = None
+
+
+class Remove(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A data file that readers no longer read."""
+
+    path: str
+    deletion_timestamp: int
+    data_change: bool
+    extended_file_metadata: bool
+    partition_values: dict[str, str | None]
+    size: int
+    deletion_vector: Vector | None = None
+
+
+class Format(msgspec.Struct, frozen=True):
+    provider: str = "parquet"
+    options: dict[str, str] = {}
+
+
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
+    id: str
+    format: Format
+    schema_string: str
+    partition_columns: tuple[str, ...]
+    configuration: dict[str, str]
+    created_time: int
+
+
+class Protocol(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    min_reader_version: int
+    min_writer_version: int
+    reader_features: tuple[str, ...] | None = None
+    writer_features: tuple[str, ...] | None = None
+
+
+class Txn(msgspec.Struct, frozen=True, rename="camel"):
+    app_id: str
+    version: int
+    last_updated: int
+
+
+class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    in_commit_timestamp: int
+    timestamp: int
+    operation: str
+    operation_parameters: dict[str, str]
+    engine_info: str
+    txn_id: str
+
+
+class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One line of a commit: exactly one of these is set, or none if it is an action that we never write."""
+
+    commit_info: CommitInfo | None = None
+    protocol: Protocol | None = None
+    meta_data: Metadata | None = None
+    txn: Txn | None = None
+    add: Add | None = None
+    remove: Remove | None = None
+
+
+@dataclass
+class State:
+    """The table that the log describes at a version.
+
+    Attributes:
+        timestamp: of the last commit, in milliseconds since 1970. Each commit's is greater than the one's before.
+        adds: by path.
+    """
+
+    version: int
+    timestamp: int
+    protocol: Protocol
+    metadata: Metadata
+    adds: dict[str, Add] = field(default_factory=dict)
+
+    @classmethod
+    def first(cls, version: int, actions: Sequence[Action]) -> "State":
+        """The state of a log that begins with these actions."""
+        protocol = next((a.protocol for a in actions if a.protocol), None)
+        metadata = next((a.meta_data for a in actions if a.meta_data), None)
+        if protocol is None or metadata is None:
+            raise damaged(
+                f"Version {version} of the Delta log", "the first one that is there", "it does not describe the table"
+            )
+        return cls(version, 0, protocol, metadata).after(version, actions)
+
+    def after(self, version: int, actions: Iterable[Action]) -> "State":
+        """The state after one more commit. Changes and returns this one."""
+        self.version = version
+        for action in actions:
+            if action.commit_info:
+                self.timestamp = action.commit_info.in_commit_timestamp
+            self.protocol = action.protocol or self.protocol
+            self.metadata = action.meta_data or self.metadata
+            if action.remove:
+                self.adds.pop(action.remove.path, None)
+            if action.add:
+                self.adds[action.add.path] = action.add
+        return self
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Commits and checkpoints by version, in ascending order."""
+
+    commits: dict[int, ObjectInfo]
+    checkpoints: dict[int, ObjectInfo]
+
+    @property
+    def head(self) -> int | None:
+        return max(self.commits, default=None)
+
+
+def list_log(store: ObjectStore) -> Listing:
+    found = Listing({}, {})
+    for info in store.list(f"{LOG}/"):
+        for pattern, kind in ((_COMMIT, found.commits), (_CHECKPOINT, found.checkpoints)):
+            if match := pattern.fullmatch(info.name):
+                kind[int(match[1])] = info
+    return found
+
+
+class DeltaLog:
+    """The log of the table in ``store``. ``table_id``: in the `txn` of every commit of ours."""
+
+    def __init__(self, store: ObjectStore, table_id: str) -> None:
+        self.store = store
+        self._table_id = table_id
+
+    def read(self, listing: Listing) -> State | None:
+        """The newest state; None if there is no commit.
+
+        Raises DamagedTableError if a commit is missing, or another program's (``foreign-delta-commit``).
+        """
+        head = listing.head
+        if head is None:
+            return None
+        checkpoint = max((v for v in listing.checkpoints if v <= head), default=None)
+        state = None if checkpoint is None else self._from_checkpoint(checkpoint)
+        for version in range(min(listing.commits) if checkpoint is None else checkpoint, head + 1):
+            actions = self.commit(version)
+            state = State.first(version, actions) if state is None else state.after(version, actions)
+        return state
+
+    def adds(self, checkpoint: int, head: int) -> list[Add]:
+        """All files that a version from this checkpoint to the ``head`` reads."""
+        actions = (action for version in range(checkpoint + 1, head + 1) for action in self.commit(version))
+        return [*self._from_checkpoint(checkpoint).adds.values(), *(a.add for a in actions if a.add)]
+
+    def commit(self, version: int) -> list[Action]:
+        """The actions of a commit of ours."""
+        name = commit_name(version)
+        try:
+            actions = msgspec.json.Decoder(Action).decode_lines(self.store.get(name))
+        except (NotFoundError, msgspec.DecodeError) as e:
+            raise self._foreign(version, f"can't be read ({e})") from e
+        if not any(a.txn and (a.txn.app_id, a.txn.version) == (self._table_id, version) for a in actions):
+            raise self._foreign(version, "was not written by this table's publisher")
+        return actions
+
+    def append(self, version: int, actions: Sequence[Action]) -> None:
+        """Write a commit. If another publisher of the table has written it, that one stays: both are the same."""
+        data = msgspec.json.Encoder().encode_lines(actions)
+        if not self._create(commit_name(version), data):
+            self.commit(version)  # raises if it is another program's
+
+    def write_object(self, name: str, data: bytes) -> None:
+        """Write an object whose name says what is in it."""
+        self._create(name, data)
+
+    def checkpoint(self, state: State) -> None:
+        """Write the checkpoint of a state, and point `_last_checkpoint` to it."""
+        rows: list[Action] = [
+            Action(protocol=state.protocol),
+            Action(meta_data=state.metadata),
+            Action(txn=Txn(self._table_id, state.version, state.timestamp)),
+            *(Action(add=add) for add in state.adds.values()),
+        ]
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], _SCHEMA), sink)
+        self._create(checkpoint_name(state.version), sink.getvalue().to_pybytes())
+        self.store.delete([_LAST])  # only `create` is atomic in every store, and readers do without it meanwhile
+        self._create(_LAST, msgspec.json.encode({"version": state.version, "size": len(rows)}))
+
+    def _from_checkpoint(self, version: int) -> State:
+        try:
+            with self.store.open(checkpoint_name(version)) as source:
+                rows = pq.read_table(source, columns=["protocol", "metaData", "add"]).to_pylist(
+                    maps_as_pydicts="strict"
+                )
+        except (NotFoundError, pa.ArrowException) as e:
+            raise self._foreign(version, f"has a checkpoint that can't be read ({e})") from e
+        actions = [msgspec.convert(_without_nulls(row), Action) for row in rows]
+        return State.first(version, actions)
+
+    def _create(self, name: str, data: bytes) -> bool:
+        """Whether this call surely created the object. Otherwise it exists all the same."""
+        for _ in range(ATTEMPTS):
+            with suppress(UnknownOutcomeError):
+                return self.store.create(name, data)
+        raise StoreUnavailableError(
+            "store-unreachable",
+            f"{self.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. Readers of Delta see the version "
+            "before, or this one.",
+            next="run `lakeupsert publish --to delta`",
+        )
+
+    def _foreign(self, version: int, what: str) -> DamagedTableError:
+        return DamagedTableError(
+            "foreign-delta-commit",
+            f"Version {version} of the Delta log {what}: {self.store.uri(commit_name(version))}. Nothing was added to the log; "
+            "readers of lakeupsert are not concerned, and readers of Delta see that version.",
+            next="find out what wrote it; then `lakeupsert publish --to delta --reset` writes the log anew from the published "
+            "snapshot",
+        )
+
+
+def commit_name(version: int) -> str:
+    return f"{LOG}/{version:020}.json"
+
+
+def checkpoint_name(version: int) -> str:
+    return f"{LOG}/{version:020}.checkpoint.parquet"
+
+
+def _without_nulls(value: object) -> object:
+    """The same, without the fields of structs that are null: a checkpoint has every field of every action."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(v) for k, v in value.items() if v is not None}
+    return value
+
+
+_STRINGS = pa.map_(pa.string(), pa.string())
+_VECTOR = pa.struct(
+    [
+        ("storageType", pa.string()),
+        ("pathOrInlineDv", pa.string()),
+        ("offset", pa.int32()),
+        ("sizeInBytes", pa.int32()),
+        ("cardinality", pa.int64()),
+    ]
+)
+_FILE = [("path", pa.string()), ("partitionValues", _STRINGS), ("size", pa.int64()), ("dataChange", pa.bool_())]
+_SCHEMA = pa.schema(
+    [
+        (
+            "protocol",
+            pa.struct(
+                [
+                    ("minReaderVersion", pa.int32()),
+                    ("minWriterVersion", pa.int32()),
+                    ("readerFeatures", pa.list_(pa.string())),
+                    ("writerFeatures", pa.list_(pa.string())),
+                ]
+            ),
+        ),
+        (
+            "metaData",
+            pa.struct(
+                [
+                    ("id", pa.string()),
+                    ("format", pa.struct([("provider", pa.string()), ("options", _STRINGS)])),
+                    ("schemaString", pa.string()),
+                    ("partitionColumns", pa.list_(pa.string())),
+                    ("configuration", _STRINGS),
+                    ("createdTime", pa.int64()),
+                ]
+            ),
+        ),
+        ("txn", pa.struct([("appId", pa.string()), ("version", pa.int64()), ("lastUpdated", pa.int64())])),
+        (
+            "add",
+            pa.struct(
+                [
+                    *_FILE,
+                    ("modificationTime", pa.int64()),
+                    ("stats", pa.string()),
+                    ("tags", _STRINGS),
+                    ("deletionVector", _VECTOR),
+                ]
+            ),
+        ),
+        (
+            "remove",
+            pa.struct(
+                [
+                    *_FILE,
+                    ("deletionTimestamp", pa.int64()),
+                    ("extendedFileMetadata", pa.bool_()),
+                    ("deletionVector", _VECTOR),
+                ]
+            ),
+        ),
+    ]
+)
+"""The schema of a checkpoint."""

@@ -1,0 +1,178 @@
+"""Other engines read tables that `publishers = ["delta"]` shows: each row as our own readers do, or a refusal recorded here."""
+
+import datetime as dt
+import math
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert.api import Table
+from lakeupsert.config import TableSettings
+from lakeupsert.testing.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
+
+READERS = [name for name, formats in FORMATS.items() if "delta" in formats]
+PARTITIONS = ("a b", "x=y", "ü", "%41", "2026-01-01")
+DAYS = 545
+
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "part": pa.string(),
+        "flag": pa.bool_(),
+        "small": pa.int32(),
+        "amount": pa.decimal128(12, 2),
+        "ratio": pa.float64(),
+        "at": pa.timestamp("us"),
+        "seen": pa.timestamp("us", "UTC"),
+        "day": pa.date32(),
+        "name": pa.string(),
+        "raw": pa.binary(),
+        "tags": pa.list_(pa.string()),
+        "spot": pa.struct({"height": pa.float64(), "names": pa.list_(pa.string())}),
+    }
+)
+
+
+def row(number: int, night: int) -> dict[str, object]:
+    """Every fifth row has nulls alone beside its key, order and partition."""
+    moment = dt.datetime(2026, 1, night, 1, 2, 3, 456_000 + number)
+    key = {"id": number, "part": PARTITIONS[number % len(PARTITIONS)], "seen": moment.replace(tzinfo=dt.UTC)}
+    if number % 7 == 4:
+        return {**dict.fromkeys(SCHEMA.names), **key}
+    return {
+        **key,
+        "flag": number % 2 == 0,
+        "small": -number,
+        "amount": Decimal(number * night).scaleb(-2) - 5,
+        "ratio": (math.nan, math.inf, -1.25)[number % 3],
+        "at": moment,
+        "day": dt.date(1969 + number, 12, 31),
+        "name": ("", "Zoë", "'quoted'\n")[number % 3],
+        "raw": bytes([0, 255, number]),
+        "tags": ([], ["a", None, "ü"], None)[number % 3],
+        "spot": ({"height": math.nan, "names": ["n"]}, {"height": None, "names": None}, None)[number % 3],
+    }
+
+
+def rows(numbers: Sequence[int], night: int, **columns: Any) -> pa.Table:
+    table = pa.Table.from_pylist([row(number, night) for number in numbers], SCHEMA)
+    for name, values in columns.items():
+        place = table.column_names.index(name) if name in table.column_names else None
+        table = table.append_column(name, values) if place is None else table.set_column(place, name, values)
+    return table
+
+
+class Lake:
+    """A table below ``folder`` that takes a night at a time."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        (folder / "landing").mkdir(parents=True)
+        defaults = {"key": ("id",), "partition_by": ("part",), "order_by": ("seen",), "strategy": "delta"}
+        zones = {"landing": str(folder / "landing"), "processed": str(folder / "processed")}
+        self.table = Table("t", TableSettings(**{**zones, **defaults, "publishers": ("delta",), **settings}))
+        self.folder, self.count = folder, 0
+
+    def land(self, night: pa.Table) -> None:
+        self.count += 1
+        pq.write_table(night, self.folder / "landing" / f"{self.count}.parquet")
+
+    def run(self, *nights: pa.Table) -> "Lake":
+        for night in nights:
+            self.land(night)
+            self.table.run(host="local")
+        return self
+
+
+FIRST = rows(range(24), 1)
+SECOND = rows([*range(0, 24, 5), *range(24, 30)], 2)
+
+
+def renamed(folder: Path) -> Lake:
+    lake = Lake(folder).run(FIRST)
+    lake.table.rename_column("name", "title")
+    lake.table.drop_column("small")
+    again = SECOND.rename_columns({"name": "title"}).drop_columns("small")
+    lake.run(again.append_column("name", pa.array([None, *["again"] * (again.num_rows - 1)])))
+    lake.table.compact(full=True)
+    return lake
+
+
+def widened(folder: Path) -> Lake:
+    lake = Lake(folder).run(FIRST)
+    at = SECOND.column_names.index("small")
+    return lake.run(SECOND.set_column(at, "small", pa.array([1 << 40] * SECOND.num_rows, pa.int64())))
+
+
+def restored(folder: Path) -> Lake:
+    lake = Lake(folder).run(FIRST, SECOND)
+    lake.table.restore(0)
+    return lake.run(rows([3], 3))
+
+
+def in_between(folder: Path) -> Lake:
+    lake = Lake(folder).run(FIRST)
+    lake.land(SECOND)
+    lake.table.append(host="local")
+    lake.table.dedupe(host="local")
+    return lake
+
+
+def many_days(folder: Path, **settings: Any) -> Lake:
+    days = pa.array([dt.date(2020, 1, 1) + dt.timedelta(days=n) for n in range(DAYS)] * 3)
+    ids = pa.array(range(3 * DAYS), pa.int64())
+    first = pa.table({"id": ids, "day": days, "seen": pa.array([1] * len(ids), pa.int64())})
+    second = first.slice(0, DAYS).set_column(2, "seen", pa.array([2] * DAYS, pa.int64()))
+    return Lake(folder, partition_by=("day",), **settings).run(first, second)
+
+
+CASES: Mapping[str, Callable[[Path], Lake]] = {
+    "clean": lambda folder: Lake(folder, strategy="rewrite").run(FIRST, SECOND),
+    "vectors": lambda folder: Lake(folder).run(FIRST, SECOND, rows(range(1, 30, 3), 3)),
+    "new column": lambda folder: Lake(folder).run(FIRST, SECOND.append_column("more", SECOND["id"])),
+    "renamed": renamed,
+    "widened": widened,
+    "mode columns": lambda folder: Lake(folder, mode="columns").run(
+        FIRST, SECOND.select(["id", "part", "seen", "amount"])
+    ),
+    "history": lambda folder: Lake(folder, history=True).run(FIRST, SECOND),
+    "restored": restored,
+    "in between": in_between,
+    "545 vectors": many_days,
+    "545 inline": partial(many_days, delta_vectors="inline"),
+}
+REFUSED: Mapping[tuple[str, str], str] = {
+    ("trino", "545 inline"): "Unsupported storage type for deletion vector: i",
+}
+"""By reader and case: what its message has. Never other rows."""
+HANGS = {("polars", "545 vectors"), ("delta-rs", "545 vectors")}
+"""What may hang, and is not tried. The publisher warns of it."""
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Lake]:
+    lake = CASES[request.param](tmp_path_factory.mktemp("lake"))
+    assert lake.table.status().publishers["delta"].behind == 0
+    return request.param, lake
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_rows_of_every_reader(readers: Readers, reader: str, case: tuple[str, Lake]) -> None:
+    name, lake = case
+    if (reader, name) in HANGS:
+        pytest.skip("it may hang, and `run` warns of it: delta-rs has 512 threads for deletion vectors")
+    expected = as_shown(reader, "delta", lake.table.to_arrow().read_all())
+    try:
+        found = readers[reader].read(Place("delta", str(lake.folder / "processed")))
+    except Refusal as refusal:
+        assert (reader, name) in REFUSED, f"{reader} refused {name}: {refusal}"
+        assert REFUSED[reader, name] in str(refusal)
+        return
+    difference = compare(found, expected, ["id"])
+    assert difference.exact, f"{reader} reads {name}: {difference}"
+    assert (reader, name) not in REFUSED, "it reads what it was recorded to refuse"
