@@ -221,7 +221,9 @@ class Lake:
             if first <= link.number <= (-1 if log.head is None else log.head):
                 rows, ours = delta_rows(self.settings.processed, link.number), self.rows(link.number)
                 # Only partitions that a merge has settled are in the order of their keys.
-                assert sorted(rows, key=repr) == sorted(ours, key=repr), f"version {link.number} of the Delta log is wrong"
+                assert sorted(rows, key=repr) == sorted(ours, key=repr), (
+                    f"version {link.number} of the Delta log is wrong"
+                )
 
     def named_files(self) -> set[str]:
         """Every data file that any version of the table names, including those of batches not merged yet."""

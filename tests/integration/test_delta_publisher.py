@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
 from lakeupsert.api import Table
+from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import delta
@@ -235,6 +237,30 @@ def test_foreign_commit_stops_the_publisher_until_a_reset(tmp_path: Path) -> Non
     lake.table.publish(to="delta", reset=True)
     assert standing(lake) == (3, 0)
     lake.check()
+
+
+def test_doctor_status_and_report_say_how_far_a_publisher_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = nights(tmp_path / "lake", 1)
+    levels = [f.level for f in lake.table.doctor() if f.check == "publishers"]
+    with monkeypatch.context() as dead:
+        dead.setattr(delta.DeltaPublisher, "catch_up", lambda *a: None)
+        land(lake, 1)
+        land(lake, 2)
+    assert standing(lake) == (0, 2)
+    levels += [f.level for f in lake.table.doctor() if f.check == "publishers"]
+    assert levels == ["ok", "warning"]
+    config = str(lake.configure())
+    answer = CliRunner().invoke(main, ["status", "--json", "--config", config])
+    assert json.loads(answer.output)["result"]["publishers"]["delta"] == {
+        "snapshot": 0,
+        "behind": 2,
+        "warning": None,
+        "problem": None,
+    }
+    assert "publish --to delta" in json.loads(answer.output)["warnings"][0]
+    page = tmp_path / "report.html"
+    assert CliRunner().invoke(main, ["report", "--config", config, "--output", str(page)]).exit_code == 0
+    assert "2 behind" in page.read_text("utf-8")
 
 
 def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
