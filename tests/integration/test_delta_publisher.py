@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
@@ -196,6 +197,28 @@ def test_two_publishers_write_the_same_bytes(tmp_path: Path) -> None:
     assert {**log_of(third), "_last_checkpoint": b""} == {**first, "_last_checkpoint": b""}
 
 
+def test_log_that_begins_anew_has_all_vectors(tmp_path: Path) -> None:
+    """The last night brought one partition, so its objects lack the vectors of the others."""
+    lake = nights(tmp_path / "lake", 3)
+    lake.land("one.jsonl", [row(f"k{i:03}", 0, 9, i) for i in range(1, 90, 3)])
+    lake.run()
+    lake.table.publish(to="delta", reset=True)
+    lake.check()
+
+
+def test_publishers_with_other_settings_go_on_from_one_log(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    lake.mend(lambda row: False, delta_vectors="inline")
+    land(lake, 2)
+    places = {
+        a["add"]["deletionVector"]["storageType"] for a in commit(lake, 2) if "deletionVector" in a.get("add", {})
+    }
+    lake.mend(lambda row: False, delta_vectors="file")
+    land(lake, 3)
+    lake.check()
+    assert places <= {"i"}
+
+
 def test_many_publishers_at_once_make_one_version_a_snapshot(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 0)
     problems: list[object] = []
@@ -280,9 +303,22 @@ def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monk
 
 
 def test_vacuum_deletes_old_versions_and_their_vectors(tmp_path: Path) -> None:
-    lake = nights(tmp_path / "lake", 25, superseded_retention="0s", keep_snapshots=1)
+    lake = nights(tmp_path / "lake", 1, superseded_retention="0s", keep_snapshots=1)
+    for number in range(1, 25):
+        lake.land(
+            f"{number}.jsonl", [row(f"k{i:03}", day, number, i) for day in range(3) for i in range(number, 90, 20)]
+        )
+        lake.run()
     lake.table.compact(full=True)
-    lake.table.vacuum()
+    before = len(list((lake.root / "processed" / "dv").iterdir()))
+
+    class Later(clock.Source):
+        def now(self) -> datetime:
+            return super().now() + timedelta(hours=2)
+
+    with clock.use(Later()):  # objects of a version that somebody may write just now are kept for an hour
+        lake.table.vacuum()
+    assert len(list((lake.root / "processed" / "dv").iterdir())) < before
     log = [name for name in log_of(lake) if name[0].isdigit()]
     assert min(int(name[:20]) for name in log) >= 20
     assert delta_rows(lake.settings.processed) == lake.rows()
