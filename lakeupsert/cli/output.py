@@ -320,6 +320,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now"),
+        *((name, f"{count(standing.behind, 'snapshot')} behind") for name, standing in status.publishers.items()),
     ]
 
 

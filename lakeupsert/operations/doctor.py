@@ -28,6 +28,7 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.publishers import standings
 from lakeupsert.pipeline.worker import LEASE_SECONDS
 from lakeupsert.queue import SqliteQueue, SqsQueue
 from lakeupsert.storage import LocalStore, NotFoundError, ObjectStore, UnknownOutcomeError, open_store
@@ -381,6 +382,21 @@ def _settings(table: OpenTable) -> Iterator[Finding]:
     yield Finding("settings", "ok", f"they fit spec {spec.number}" if spec else "the table does not exist yet")
 
 
+def _publishers(table: OpenTable) -> Iterator[Finding]:
+    table.last_snapshot()
+    for name, standing in standings(table).items():
+        shown = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
+        if standing.behind:
+            yield Finding(
+                "publishers",
+                "warning",
+                f"readers of {name} see {shown}: {standing.behind} behind",
+                f"`lakeupsert publish --to {name}`",
+            )
+        else:
+            yield Finding("publishers", "ok", f"readers of {name} see {shown}, the newest")
+
+
 def _duration(span: timedelta) -> str:
     seconds = span.total_seconds()
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
@@ -398,4 +414,5 @@ CHECKS: dict[str, Callable[[OpenTable], Iterator[Finding]]] = {
     "landing": _landing,
     "disk": _disk,
     "settings": _settings,
+    "publishers": _publishers,
 }

@@ -11,6 +11,7 @@ table: the log asks for a writer feature that no program has.
 """
 
 import base64
+import hashlib
 import itertools
 import uuid
 import zlib
@@ -23,7 +24,7 @@ from urllib.parse import quote, unquote
 
 from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
-from lakeupsert.errors import ConfigurationError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers.delta_log import (
     LOG,
     Action,
@@ -95,7 +96,8 @@ class _Diff:
 
 @dataclass(frozen=True)
 class DeltaPublisher:
-    """
+    """Keeps the Delta log of one table.
+
     Attributes:
         retention: how long superseded files stay.
         vectors: the setting `delta_vectors`.
@@ -120,21 +122,23 @@ class DeltaPublisher:
             self.objects.store.delete([commit_name(version), checkpoint_name(version)])
         self.objects.store.delete(info.name for info in self.objects.store.list(f"{LOG}/"))
 
-    def garbage(self, oldest: int) -> list[ObjectInfo]:
-        """Objects that no version from ``oldest`` on needs. The log must show the newest snapshot, or none.
+    def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
+        """Objects that no version from ``oldest`` on needs; none if the log lacks snapshot ``newest``, or is not ours alone.
 
-        Raises DamagedTableError (``foreign-delta-commit``).
+        Vector objects of a version that is written just now are among them, so young ones must be kept.
         """
         listing = list_log(self.objects.store)
         begin = max((v for v in listing.checkpoints if v <= oldest), default=None)
-        if listing.head is None or begin is None:
+        if listing.head is None or listing.head < newest or begin is None:
             return []
-        found = [info for kind in (listing.commits, listing.checkpoints) for v, info in kind.items() if v < begin]
-        vectors = {add.deletion_vector for add in self._log().adds(begin, listing.head)}
+        try:
+            vectors = {add.deletion_vector for add in self._log().adds(begin, listing.head)}
+        except DamagedTableError:
+            return []
         needed = {_object_of(vector) for vector in vectors if vector and vector.storage_type == "u"}
-        return found + [
-            info for info in self.objects.store.list(f"{_FOLDER}/deletion_vector_") if info.name not in needed
-        ]
+        packs = self.objects.store.list(f"{_FOLDER}/deletion_vector_")
+        old = [info for kind in (listing.commits, listing.checkpoints) for v, info in kind.items() if v < begin]
+        return old + [info for info in packs if info.name not in needed]
 
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Write a version for each snapshot up to ``newest`` that the log lacks. Returns a warning about the newest version.
@@ -187,7 +191,7 @@ class DeltaPublisher:
         if state is not None:
             moment = max(moment, state.timestamp + 1)
         diffs = self._diffs(spec, link, before.body if before and state else None, state)
-        vectors = self._write_vectors(log, spec, link.number, [f for diff in diffs for f in diff.files])
+        vectors = self._write_vectors(log, spec, [f for diff in diffs for f in diff.files])
         actions = [*self._head(spec, link, state, moment, has_vectors=bool(vectors))]
         actions += itertools.chain.from_iterable(_actions(diff, vectors, moment) for diff in diffs)
         if state is None:
@@ -196,8 +200,7 @@ class DeltaPublisher:
                 log.checkpoint(state)
             log.append(link.number, actions)
             return state
-        log.append(link.number, actions)
-        state = state.after(link.number, actions)
+        state = state.after(link.number, log.append(link.number, actions))
         if link.number % CHECKPOINT_EVERY == 0:
             log.checkpoint(state)
         return state
@@ -213,21 +216,19 @@ class DeltaPublisher:
         shown = link.body.partitions
         old = before.partitions if before else {}
         changed = [p for p, now in shown.items() if p not in old or old[p].version != now.version]
-        known: dict[tuple[str | None, ...], dict[str, Add]] = {}
+        known: dict[frozenset[tuple[str, str | None]], dict[str, Add]] = {}
         for add in state.adds.values() if state else ():
-            known.setdefault(tuple(add.partition_values.values()), {})[add.path] = add
+            known.setdefault(frozenset(add.partition_values.items()), {})[add.path] = add
 
         def diff(partition: str) -> _Diff:
             values: dict[str, str | None] = {**partition_texts(partition)}
             manifest = self.version(partition, shown[partition].version)
             has_new_rows = partition not in old or old[partition].merged != shown[partition].merged
-            return _diff(spec, manifest, values, known.get(tuple(values.values()), {}), has_new_rows=has_new_rows)
+            return _diff(spec, manifest, values, known.get(frozenset(values.items()), {}), has_new_rows=has_new_rows)
 
         return self.map_concurrently(diff, changed)
 
-    def _write_vectors(
-        self, log: DeltaLog, spec: TableSpec, number: int, files: Iterable[DataFile]
-    ) -> dict[str, Vector]:
+    def _write_vectors(self, log: DeltaLog, spec: TableSpec, files: Iterable[DataFile]) -> dict[str, Vector]:
         """Write the vectors of these files. Returns them by the files' names."""
         marked = [(file, file.deleted) for file in files if file.deleted is not None]
         data = self.map_concurrently(lambda pair: vector_bytes(self.objects.store, *pair), marked)
@@ -238,12 +239,14 @@ class DeltaPublisher:
             }
         found: dict[str, Vector] = {}
         packs = runs(zip(marked, data, strict=True), lambda pair: len(pair[1]), PACK_BYTES)
-        for place, pack in enumerate(packs):
-            id_ = uuid.uuid5(uuid.UUID(spec.table_id), f"delta/{number}/{place}")
-            body = b"\x01"
-            for (file, vector), bitmap in pack:
-                found[file.name] = Vector("u", _FOLDER + _z85(id_.bytes), len(bitmap), vector.rows, offset=len(body))
-                body += len(bitmap).to_bytes(4) + bitmap + zlib.crc32(bitmap).to_bytes(4)
+        for pack in packs:
+            framed = [len(bitmap).to_bytes(4) + bitmap + zlib.crc32(bitmap).to_bytes(4) for _, bitmap in pack]
+            body = b"\x01" + b"".join(framed)
+            # Named by its content, because after a reset another object may be written for the same version.
+            id_ = uuid.uuid5(uuid.UUID(spec.table_id), hashlib.sha256(body).hexdigest())
+            begins = itertools.accumulate(map(len, framed), initial=1)
+            for ((file, vector), bitmap), begin in zip(pack, begins, strict=False):
+                found[file.name] = Vector("u", _FOLDER + _z85(id_.bytes), len(bitmap), vector.rows, offset=begin)
             log.write_object(_vector_object(id_), body)
         return found
 

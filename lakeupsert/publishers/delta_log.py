@@ -209,11 +209,13 @@ class DeltaLog:
             raise self._foreign(version, "was not written by this table's publisher")
         return actions
 
-    def append(self, version: int, actions: Sequence[Action]) -> None:
-        """Write a commit. If another publisher of the table has written it, that one stays: both are the same."""
+    def append(self, version: int, actions: Sequence[Action]) -> Sequence[Action]:
+        """Write a commit, and return it; or that of a publisher that was faster, and may have had other settings.
+
+        Raises DamagedTableError (``foreign-delta-commit``) if another program was.
+        """
         data = msgspec.json.Encoder().encode_lines(actions)
-        if not self._create(commit_name(version), data):
-            self.commit(version)  # raises if it is another program's
+        return actions if self._create(commit_name(version), data) else self.commit(version)
 
     def write_object(self, name: str, data: bytes) -> None:
         """Write an object whose name says what is in it."""

@@ -219,8 +219,11 @@ class Lake:
         first = max((n for n in log.checkpoints), default=min(log.commits, default=0))
         for link in self.table.snapshots():
             if first <= link.number <= (-1 if log.head is None else log.head):
-                rows = delta_rows(self.settings.processed, link.number)
-                assert rows == self.rows(link.number), f"version {link.number} of the Delta log is wrong"
+                rows, ours = delta_rows(self.settings.processed, link.number), self.rows(link.number)
+                # Only partitions that a merge has settled are in the order of their keys.
+                assert sorted(rows, key=repr) == sorted(ours, key=repr), (
+                    f"version {link.number} of the Delta log is wrong"
+                )
 
     def named_files(self) -> set[str]:
         """Every data file that any version of the table names, including those of batches not merged yet."""

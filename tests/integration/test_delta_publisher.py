@@ -4,7 +4,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 
+from lakeupsert import clock
 from lakeupsert.api import Table
+from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import delta
@@ -194,6 +197,28 @@ def test_two_publishers_write_the_same_bytes(tmp_path: Path) -> None:
     assert {**log_of(third), "_last_checkpoint": b""} == {**first, "_last_checkpoint": b""}
 
 
+def test_log_that_begins_anew_has_all_vectors(tmp_path: Path) -> None:
+    """The last night brought one partition, so its objects lack the vectors of the others."""
+    lake = nights(tmp_path / "lake", 3)
+    lake.land("one.jsonl", [row(f"k{i:03}", 0, 9, i) for i in range(1, 90, 3)])
+    lake.run()
+    lake.table.publish(to="delta", reset=True)
+    lake.check()
+
+
+def test_publishers_with_other_settings_go_on_from_one_log(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    lake.mend(lambda row: False, delta_vectors="inline")
+    land(lake, 2)
+    places = {
+        a["add"]["deletionVector"]["storageType"] for a in commit(lake, 2) if "deletionVector" in a.get("add", {})
+    }
+    lake.mend(lambda row: False, delta_vectors="file")
+    land(lake, 3)
+    lake.check()
+    assert places <= {"i"}
+
+
 def test_many_publishers_at_once_make_one_version_a_snapshot(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 0)
     problems: list[object] = []
@@ -237,6 +262,30 @@ def test_foreign_commit_stops_the_publisher_until_a_reset(tmp_path: Path) -> Non
     lake.check()
 
 
+def test_doctor_status_and_report_say_how_far_a_publisher_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = nights(tmp_path / "lake", 1)
+    levels = [f.level for f in lake.table.doctor() if f.check == "publishers"]
+    with monkeypatch.context() as dead:
+        dead.setattr(delta.DeltaPublisher, "catch_up", lambda *a: None)
+        land(lake, 1)
+        land(lake, 2)
+    assert standing(lake) == (0, 2)
+    levels += [f.level for f in lake.table.doctor() if f.check == "publishers"]
+    assert levels == ["ok", "warning"]
+    config = str(lake.configure())
+    answer = CliRunner().invoke(main, ["status", "--json", "--config", config])
+    assert json.loads(answer.output)["result"]["publishers"]["delta"] == {
+        "snapshot": 0,
+        "behind": 2,
+        "warning": None,
+        "problem": None,
+    }
+    assert "publish --to delta" in json.loads(answer.output)["warnings"][0]
+    page = tmp_path / "report.html"
+    assert CliRunner().invoke(main, ["report", "--config", config, "--output", str(page)]).exit_code == 0
+    assert "2 behind" in page.read_text("utf-8")
+
+
 def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = nights(tmp_path / "lake", 2, superseded_retention="0s", keep_snapshots=1)
     expected = delta_rows(lake.settings.processed)
@@ -254,9 +303,22 @@ def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monk
 
 
 def test_vacuum_deletes_old_versions_and_their_vectors(tmp_path: Path) -> None:
-    lake = nights(tmp_path / "lake", 25, superseded_retention="0s", keep_snapshots=1)
+    lake = nights(tmp_path / "lake", 1, superseded_retention="0s", keep_snapshots=1)
+    for number in range(1, 25):
+        lake.land(
+            f"{number}.jsonl", [row(f"k{i:03}", day, number, i) for day in range(3) for i in range(number, 90, 20)]
+        )
+        lake.run()
     lake.table.compact(full=True)
-    lake.table.vacuum(dry=False)
+    before = len(list((lake.root / "processed" / "dv").iterdir()))
+
+    class Later(clock.Source):
+        def now(self) -> datetime:
+            return super().now() + timedelta(hours=2)
+
+    with clock.use(Later()):  # objects of a version that somebody may write just now are kept for an hour
+        lake.table.vacuum(dry=False)
+    assert len(list((lake.root / "processed" / "dv").iterdir())) < before
     log = [name for name in log_of(lake) if name[0].isdigit()]
     assert min(int(name[:20]) for name in log) >= 20
     assert delta_rows(lake.settings.processed) == lake.rows()

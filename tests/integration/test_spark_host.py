@@ -5,8 +5,9 @@ import random
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -232,18 +233,12 @@ def test_an_error_of_phase_one_reaches_the_driver() -> None:
     assert (raised.value.code, raised.value.partition) == ("damaged-object", "d=2020-01-01")
 
 
-def test_a_stopped_command_takes_its_tasks_with_it(tmp_path: Path) -> None:
-    from lakeupsert.engine.spark_host import SparkHost
-    from lakeupsert.engine.spark_session import session
-
-    begun, over = tmp_path / "begun", tmp_path / "over"
-
-    def work_on(item: int) -> None:
-        begun.touch()
-        wait_until(over.exists, "the test is over")
+@contextmanager
+def terminated_once(reached: Callable[[], bool]) -> Iterator[None]:
+    """SIGTERM ends the block as soon as ``reached`` returns true: its task has begun."""
 
     def stop() -> None:
-        wait_until(begun.exists, "the task has begun")
+        wait_until(reached, "the task has begun")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -254,10 +249,24 @@ def test_a_stopped_command_takes_its_tasks_with_it(tmp_path: Path) -> None:
     stopper.start()
     try:
         with pytest.raises(Terminated):
-            SparkHost().map(work_on, [0], [1.0])
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
         stopper.join()
+
+
+def test_a_stopped_command_takes_its_tasks_with_it(tmp_path: Path) -> None:
+    from lakeupsert.engine.spark_host import SparkHost
+    from lakeupsert.engine.spark_session import session
+
+    begun, over = tmp_path / "begun", tmp_path / "over"
+
+    def work_on(item: int) -> None:
+        begun.touch()
+        wait_until(over.exists, "the test is over")
+
+    with terminated_once(begun.exists):
+        SparkHost().map(work_on, [0], [1.0])
     tracker = session().sparkContext.statusTracker()
     try:
         wait_until(lambda: not tracker.getActiveJobsIds(), "Spark has cancelled the job")
@@ -285,22 +294,10 @@ def test_a_stopped_command_leaves_other_jobs_of_the_session_alone(tmp_path: Path
         tracker = spark.sparkContext.statusTracker()
         wait_until(lambda: len(tracker.getActiveJobsIds()) == 1, "their job has begun")
 
-        def stop() -> None:
-            wait_until(lambda: len(tracker.getActiveJobsIds()) == 2, "our job has begun")
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-
-        def terminate(number: int, frame: FrameType | None) -> None:
-            raise Terminated
-
-        before = signal.signal(signal.SIGTERM, terminate)
-        stopper = threading.Thread(target=stop)
-        stopper.start()
         try:
-            with pytest.raises(Terminated):
+            with terminated_once(lambda: len(tracker.getActiveJobsIds()) == 2):
                 SparkHost().map(work_on, [0], [1.0])
         finally:
-            signal.signal(signal.SIGTERM, before)
-            stopper.join()
             over.touch()
         assert [row.id for row in theirs.result()] == [0]
 

@@ -155,14 +155,17 @@ class UpkeepMachine(RuleBasedStateMachine):
         chosen=st.sampled_from(["rewrite", "delta", "auto"]),
         together=st.sampled_from([2, 99]),
         bucket=st.sampled_from([MANY_BUCKETS, "256MiB"]),
+        publishers=st.sampled_from([(), ("delta",)]),
     )
-    def adopt(self, files: list[list[Any]], strike: Any, call: Any, chosen: str, together: int, bucket: str) -> None:
+    def adopt(
+        self, files: list[list[Any]], strike: Any, call: Any, chosen: str, together: int, bucket: str, publishers: Any
+    ) -> None:
         """Some lakes begin as plain Parquet with a key more than once; who adopts it dies, and then two do it at once."""
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(
             key_places, "MOST_CHANGED", together - 2
         )  # the index is written anew by every append, or by none
-        self.lake = Lake(self.root, **self.lake.given, strategy=chosen, bucket=bucket)
+        self.lake = Lake(self.root, **self.lake.given, strategy=chosen, bucket=bucket, publishers=publishers)
         homes: dict[str, date] = {}
         for number, rows in enumerate(files):
             if self.key_scope == "table":  # others are refused
