@@ -16,6 +16,7 @@ import itertools
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol as Interface
@@ -68,7 +69,7 @@ _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
 _NO_BOUNDS = '"minValues":{},"maxValues":{},"nullCount":{}'
-"""In the statistics of a file. Where they lack these, Trino's ANALYZE commits what it finds in the file, in spite of the fence."""
+"""In a file's statistics. If they lack these, Trino's ANALYZE commits what it finds in the file, in spite of the fence."""
 _ENABLED = "delta.inCommitTimestampEnablement"
 _DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 """Those of Python's base 85."""
@@ -127,18 +128,27 @@ class DeltaPublisher:
 
         Vector objects of a version that is written just now are among them, so young ones must be kept.
         """
-        listing = list_log(self.objects.store)
-        begin = max((v for v in listing.checkpoints if v <= oldest), default=None)
-        if listing.head is None or listing.head < newest or begin is None:
+        listing, log = list_log(self.objects.store), self._log()
+        named = log.points_to()  # readers may begin there
+        kept = [v for v in listing.checkpoints if v <= (oldest if named is None else min(oldest, named))]
+        if listing.head is None or listing.head < newest or not kept:
             return []
+        begin = max(kept)
         try:
-            vectors = {add.deletion_vector for add in self._log().adds(begin, listing.head)}
+            vectors = {add.deletion_vector for add in log.adds(begin, listing.head)}
         except DamagedTableError:
             return []
         needed = {_object_of(vector) for vector in vectors if vector and vector.storage_type == "u"}
         packs = self.objects.store.list(f"{_FOLDER}/deletion_vector_")
         old = [info for kind in (listing.commits, listing.checkpoints) for v, info in kind.items() if v < begin]
         return old + [info for info in packs if info.name not in needed]
+
+    def repair_hint(self) -> None:
+        """Let `_last_checkpoint` name the newest checkpoint, if whoever wrote that was not permitted to do so."""
+        newest, log = max(list_log(self.objects.store).checkpoints, default=None), self._log()
+        if newest is not None and log.points_to() != newest:
+            with suppress(DamagedTableError):  # another program's: `catch_up` tells
+                log.point_to(newest, len(log.adds(newest, newest)))
 
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Write a version for each snapshot up to ``newest`` that the log lacks. Returns a warning about the newest version.
@@ -274,9 +284,7 @@ class DeltaPublisher:
             yield Action(meta_data=metadata)
         yield Action(txn=Txn(spec.table_id, number, moment))
 
-    def _metadata(
-        self, spec: TableSpec, before: Metadata | None, number: int, moment: int, *, marks: bool
-    ) -> Metadata:
+    def _metadata(self, spec: TableSpec, before: Metadata | None, number: int, moment: int, *, marks: bool) -> Metadata:
         """``marks``: whether files may have deletion vectors. Without the property Trino finds those of commits, and overlooks
         those of checkpoints."""
         kept = f"interval {int(self.retention.total_seconds())} seconds"

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakeupsert.errors import DamagedTableError
+from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table.chain import ATTEMPTS
 from lakeupsert.table.metadata import damaged
@@ -25,6 +25,10 @@ LOG = "_delta_log"
 _LAST = f"{LOG}/_last_checkpoint"
 _COMMIT = re.compile(rf"{LOG}/(\d{{20}})\.json")
 _CHECKPOINT = re.compile(rf"{LOG}/(\d{{20}})\.checkpoint\.parquet")
+
+
+class _Hint(msgspec.Struct):
+    version: int
 
 
 class Vector(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -232,8 +236,27 @@ class DeltaLog:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], _SCHEMA), sink)
         self._create(checkpoint_name(state.version), sink.getvalue().to_pybytes())
-        self.store.delete([_LAST])  # only `create` is atomic in every store, and readers do without it meanwhile
-        self._create(_LAST, msgspec.json.encode({"version": state.version, "size": len(rows)}))
+        self.point_to(state.version, len(rows))
+
+    def point_to(self, version: int, size: int) -> None:
+        """Let `_last_checkpoint` name a checkpoint of so many actions.
+
+        It is a hint. Who may not delete, such as a worker on AWS, leaves it as it is: readers then begin at an older checkpoint.
+        """
+        data = msgspec.json.encode({"version": version, "size": size})
+        if not self._create(_LAST, data):
+            with suppress(ConfigurationError):
+                self.store.delete(
+                    [_LAST]
+                )  # only `create` is atomic in every store, and readers do without it meanwhile
+                self._create(_LAST, data)
+
+    def points_to(self) -> int | None:
+        """The checkpoint that `_last_checkpoint` names; None if it names none."""
+        try:
+            return msgspec.json.decode(self.store.get(_LAST), type=_Hint).version
+        except (NotFoundError, msgspec.DecodeError):
+            return None
 
     def _from_checkpoint(self, version: int) -> State:
         try:

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -179,7 +180,7 @@ class Soak:
         self.tally.deleted += before - len(list(self._store.list("")))
         self._travel()
 
-    def _do(self, step: str, number: int, strike: tuple[str, Strike | None] | None, **options: object) -> None:
+    def _do(self, step: str, number: int, strike: tuple[str, Strike | None] | None, **options: Any) -> None:
         """Let another process do the step, and die if it comes to the strike; then a third one does it again."""
         if number in DEAD_NIGHTS:
             self.lake.points = DeadPublisher()
@@ -276,14 +277,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begun = clock.elapsed()
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, Readers() as readers:
         tally = soak(Path(folder), readers, given.readers, given.nights, given.retention, given.seed)
-    print(f"{given.nights} nights, superseded_retention {given.retention!r}, {clock.elapsed() - begun:.0f} s: {tally.text()}")
+    print(
+        f"{given.nights} nights, superseded_retention {given.retention!r}, {clock.elapsed() - begun:.0f} s: {tally.text()}"
+    )
     return bool(tally.wrong or (tally.failures and given.retention != "0s"))
 
 
 def soak(folder: Path, readers: Readers, names: Sequence[str], nights: int, retention: str, seed: int = 0) -> Tally:
     """Run the nights on a new table below ``folder`` while the named readers read it."""
     kept = 1 if retention == "0s" else 5
-    settings = {"publishers": ("delta",), "strategy": "delta", "superseded_retention": retention, "keep_snapshots": kept}
+    settings = {
+        "publishers": ("delta",),
+        "strategy": "delta",
+        "superseded_retention": retention,
+        "keep_snapshots": kept,
+    }
     for name in names:
         readers[name].start()
     return Soak(Lake(folder / "lake", **settings), [readers[name] for name in names], seed).run(nights)

@@ -22,6 +22,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import delta
+from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, delta_rows, row
 
@@ -284,6 +285,32 @@ def test_doctor_status_and_report_say_how_far_a_publisher_is(tmp_path: Path, mon
     page = tmp_path / "report.html"
     assert CliRunner().invoke(main, ["report", "--config", config, "--output", str(page)]).exit_code == 0
     assert "2 behind" in page.read_text("utf-8")
+
+
+def test_publisher_that_may_not_delete_leaves_the_hint_to_vacuum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker on AWS may create objects only."""
+
+    def refuse(store: LocalStore, names: object) -> None:
+        raise ConfigurationError("not-permitted", "no right to delete", next="ask for it")
+
+    def named() -> int:
+        found: int = json.loads((lake.root / "processed" / "_delta_log" / "_last_checkpoint").read_text())["version"]
+        return found
+
+    lake = nights(tmp_path / "lake", 1, publishers=())
+    lake.mend(lambda row: False, publishers=("delta",))
+    with monkeypatch.context() as limited:
+        limited.setattr(LocalStore, "delete", refuse)
+        for number in range(1, 22):
+            land(lake, number)
+    assert standing(lake) == (21, 0)
+    assert named() == 1, "where the log began"
+    lake.check()
+    lake.table.vacuum(dry=False)
+    assert named() == 20
+    lake.check()
 
 
 def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
