@@ -68,7 +68,7 @@ _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
 _NO_BOUNDS = '"minValues":{},"maxValues":{},"nullCount":{}'
-"""In the statistics of a file. Where they lack these, Trino's ANALYZE commits what it finds in the file, in spite of the fence."""
+"""In the statistics of a file. If they lack these, Trino's ANALYZE reads the file and commits its own, in spite of the fence."""
 _ENABLED = "delta.inCommitTimestampEnablement"
 _DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 """Those of Python's base 85."""
@@ -274,9 +274,7 @@ class DeltaPublisher:
             yield Action(meta_data=metadata)
         yield Action(txn=Txn(spec.table_id, number, moment))
 
-    def _metadata(
-        self, spec: TableSpec, before: Metadata | None, number: int, moment: int, *, marks: bool
-    ) -> Metadata:
+    def _metadata(self, spec: TableSpec, before: Metadata | None, number: int, moment: int, *, marks: bool) -> Metadata:
         """``marks``: whether files may have deletion vectors. Without the property Trino finds those of commits, and overlooks
         those of checkpoints."""
         kept = f"interval {int(self.retention.total_seconds())} seconds"
