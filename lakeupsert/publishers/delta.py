@@ -69,7 +69,7 @@ _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
 _NO_BOUNDS = '"minValues":{},"maxValues":{},"nullCount":{}'
-"""In a file's statistics. If they lack these, Trino's ANALYZE commits what it finds in the file, in spite of the fence."""
+"""In the statistics of a file. If they lack these, Trino's ANALYZE reads the file and commits its own, in spite of the fence."""
 _ENABLED = "delta.inCommitTimestampEnablement"
 _DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 """Those of Python's base 85."""

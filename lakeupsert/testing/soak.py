@@ -28,16 +28,16 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from lakeupsert import clock
+from lakeupsert.operations.vacuum import VacuumResult
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import StoreUnavailableError, open_store
 from lakeupsert.testing.faults import Points
 from lakeupsert.testing.lake import Lake, delta_rows, row
-from lakeupsert.testing.processes import Died, LakeProcess, Strike, wait_until
+from lakeupsert.testing.processes import STEPS, Died, LakeProcess, Strike, wait_until
 from lakeupsert.testing.readers import FORMATS, Place, Reader, ReaderDied, Readers, Refusal, canonical
 
 READERS = tuple(name for name, formats in FORMATS.items() if "delta" in formats)
@@ -174,51 +174,60 @@ class Soak:
     def _vacuum(self, number: int) -> None:
         self.lake.table.compact(full=True)
         self._note_snapshots()  # a vacuum may expire them
-        before = len(list(self._store.list("")))
         at = Strike("delete", self._chance.randrange(20))
-        self._do("vacuum", number, ("in a vacuum", at) if number % (2 * VACUUM_EVERY) else None, dry=False)
-        self.tally.deleted += before - len(list(self._store.list("")))
+        done = self._do("vacuum", number, ("in a vacuum", at) if number % (2 * VACUUM_EVERY) else None, dry=False)
+        assert isinstance(done, VacuumResult)
+        self.tally.deleted += len(done.garbage)
         self._travel()
 
-    def _do(self, step: str, number: int, strike: tuple[str, Strike | None] | None, **options: Any) -> None:
+    def _do(self, step: str, number: int, strike: tuple[str, Strike | None] | None, **options: object) -> object:
         """Let another process do the step, and die if it comes to the strike; then a third one does it again."""
         if number in DEAD_NIGHTS:
             self.lake.points = DeadPublisher()
             self.lake.reopen()
-            getattr(self.lake, step)(**options) if step == "run" else self.lake.table.vacuum(dry=False)
+            answer = STEPS[step](self.lake, **options)
             assert self.lake.table.status().publishers["delta"].behind > 0
             self.lake.points = Points()
             self.lake.reopen()
         else:
             if strike is not None:
-                name, at = strike
-                with LakeProcess(self.lake) as process:
-                    try:
-                        process.do(step, strike=at or Strike(number=self._chance.randrange(CALLS)), **options)
-                    except Died:
-                        self.tally.kills[name] += 1
+                self._die(step, *strike, **options)
             with LakeProcess(self.lake) as process:
-                process.do(step, **options)
+                answer = process.do(step, **options)
             self.lake.reopen()
             assert self.lake.table.status().publishers["delta"].behind == 0
         self._note_snapshots()
+        return answer
+
+    def _die(self, step: str, name: str, at: Strike | None, **options: object) -> None:
+        with LakeProcess(self.lake) as process:
+            try:
+                process.do(step, strike=at or Strike(number=self._chance.randrange(CALLS)), **options)
+            except Died:
+                self.tally.kills[name] += 1
+
+    def _kept(self) -> list[int]:
+        """Snapshots that readers may choose, with those of expiry, which `snapshots` leaves out."""
+        chain = self.lake.table.objects.snapshots
+        head = chain.head()
+        return [n for n in chain.numbers() if head is not None and head.body.keeps(n)]
 
     def _note_snapshots(self) -> None:
         self.lake.reopen()
         schema = self.lake.table.to_arrow().schema
-        for link in self.lake.table.snapshots():
-            if link.number not in self.tally.digests:
-                expected = self.lake.expected_in(self.lake.table.view(link.number))
-                self.tally.digests[link.number] = digest(pa.Table.from_pylist(expected, schema))
+        for number in self._kept():
+            if number not in self.tally.digests:
+                expected = self.lake.expected_in(self.lake.table.view(number))
+                self.tally.digests[number] = digest(pa.Table.from_pylist(expected, schema))
 
     def _travel(self) -> None:
         """Read every version that a reader may choose."""
         log = list_log(self._store)
         assert log.head is not None
-        for link in self.lake.table.snapshots():
-            if min(log.checkpoints, default=0) <= link.number <= log.head:
-                rows = delta_rows(self.lake.settings.processed, link.number)
-                assert rows == self.lake.rows(link.number), f"version {link.number} is wrong after a vacuum"
+        for number in self._kept():
+            if min(log.checkpoints, default=0) <= number <= log.head:
+                rows = delta_rows(self.lake.settings.processed, number)
+                assert rows == self.lake.rows(number), f"version {number} is wrong after a vacuum"
                 self.tally.versions += 1
 
     def _wait_for_reads(self) -> None:

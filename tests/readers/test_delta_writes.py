@@ -1,4 +1,4 @@
-"""No engine writes to a table that `publishers = ["delta"]` shows. What engines may do below its log does no harm."""
+"""No engine writes to a table that `publishers = ["delta"]` shows, and what engines do below its log does no harm."""
 
 import os
 from collections.abc import Callable, Iterator
