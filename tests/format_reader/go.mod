@@ -1,6 +1,6 @@
 module lakeupsert.test/format_reader
 
-go 1.26
+go 1.25.0
 
 require (
 	github.com/RoaringBitmap/roaring/v2 v2.30.0
