@@ -203,7 +203,7 @@ func (t *table) deleted(of dataFile) *roaring64.Bitmap {
 func verify(data []byte, parquet *file.Reader, name string) {
 	keys := parquet.MetaData().KeyValueMetadata()
 	own, blocks, crc := keys.FindValue("lakeupsert.file"), keys.FindValue("lakeupsert.blocks"), keys.FindValue("lakeupsert.crc")
-	if own == nil || *own != filepath.Base(name) || blocks == nil && crc == nil {
+	if own == nil || *own != name || blocks == nil && crc == nil {
 		return
 	}
 	require(blocks != nil && crc != nil, "%s is damaged: it has one of two checksums", name)
@@ -228,7 +228,12 @@ func values(from arrow.Array, to arrow.DataType, rows int) []any {
 	if from == nil {
 		return found
 	}
+	if extended, ok := from.(array.ExtensionArray); ok {
+		from = extended.Storage()
+	}
 	switch want := to.(type) {
+	case arrow.ExtensionType:
+		return values(from, want.StorageType(), rows)
 	case *arrow.StructType:
 		stored := from.DataType().(*arrow.StructType)
 		for _, field := range want.Fields() {
@@ -251,8 +256,11 @@ func values(from arrow.Array, to arrow.DataType, rows int) []any {
 			found[at] = items[start:end]
 		}
 	default:
-		if to.ID() == arrow.FLOAT16 || to.ID() == arrow.FLOAT32 {
+		switch to.ID() {
+		case arrow.FLOAT16, arrow.FLOAT32:
 			to = arrow.PrimitiveTypes.Float64 // so that JSON has all digits of a float
+		case arrow.DECIMAL32, arrow.DECIMAL64: // arrow-go can't convert to them
+			to = &arrow.Decimal128Type{Precision: want.(arrow.DecimalType).GetPrecision(), Scale: want.(arrow.DecimalType).GetScale()}
 		}
 		if !arrow.TypeEqual(from.DataType(), to) {
 			from = must(compute.CastArray(context.Background(), from, compute.SafeCastOptions(to)))
@@ -290,7 +298,8 @@ func (t *table) fixed(folder string) row {
 	found, levels := row{}, strings.Split(folder, "/")
 	require(len(levels) == len(t.spec.PartitionBy), "%s is no partition of %v", folder, t.spec.PartitionBy)
 	for place, level := range levels {
-		name, text, _ := strings.Cut(level, "=")
+		encoded, text, _ := strings.Cut(level, "=")
+		name := must(url.PathUnescape(encoded))
 		at := slices.IndexFunc(t.columns, func(column arrow.Field) bool { return column.Name == name })
 		require(at >= 0 && name == t.spec.PartitionBy[place], "%s is no partition of %v", folder, t.spec.PartitionBy)
 		builder := array.NewBuilder(memory.DefaultAllocator, t.columns[at].Type)
@@ -306,6 +315,7 @@ func (t *table) print(out *json.Encoder, of dataFile, partition row) {
 	parquet := must(file.NewParquetReader(bytes.NewReader(data)))
 	verify(data, parquet, of.Name)
 	require(parquet.NumRows() == int64(of.Rows), "%s has %d rows, not %d", of.Name, parquet.NumRows(), of.Rows)
+	parquet.MetaData().FileMetaData.KeyValueMetadata = nil // the spec has the types, and arrow-go can't read all that a footer names
 	reader := must(pqarrow.NewFileReader(parquet, pqarrow.ArrowReadProperties{}, memory.DefaultAllocator))
 	batches := array.NewTableReader(must(reader.ReadTable(context.Background())), 0)
 	for position := uint64(0); batches.Next(); {

@@ -54,10 +54,10 @@ def call(root: Path, snapshot: int | None = None) -> subprocess.CompletedProcess
 def as_json(value: Any) -> object:
     """What the program prints for an Arrow scalar."""
     kind = value.type
-    if isinstance(value, pa.ExtensionScalar):
-        return as_json(value.value)
     if not value.is_valid:
         return None
+    if isinstance(value, pa.ExtensionScalar):
+        return as_json(value.value)
     if pa.types.is_struct(kind):
         return {name: as_json(part) for name, part in value.items()}
     if pa.types.is_nested(kind):
@@ -127,12 +127,12 @@ def test_a_table_of_today(name: str, make_tables: ModuleType, folder: Path) -> N
     assert_read(lake.table)
 
 
-def grown(folder: Path, chosen: str, step: int, bucket: str = "64MB") -> Lake:
-    """Two nights: 4,000 rows of a day, then every ``step``-th again."""
+def grown(folder: Path, chosen: str, step: int, *, rows: int = 3000, bucket: str = "64MB") -> Lake:
+    """Two nights: ``rows`` of a day, then every ``step``-th again."""
     lake = Lake(folder, strategy=chosen, bucket=bucket)
-    lake.land("1.jsonl", [row(f"k{i:05}", 0, 0, i) for i in range(4000)])
+    lake.land("1.jsonl", [row(f"k{i:05}", 0, 0, i) for i in range(rows)])
     lake.run()
-    lake.land("2.jsonl", [row(f"k{i:05}", 0, 1, -i, op="D" if i % 5 == 0 else None) for i in range(0, 4000, step)])
+    lake.land("2.jsonl", [row(f"k{i:05}", 0, 1, -i, op="D" if i % 5 == 0 else None) for i in range(0, rows, step)])
     lake.run()
     return lake
 
@@ -154,7 +154,7 @@ def test_vectors_in_the_manifest_and_in_objects(folder: Path) -> None:
     inline = grown(folder / "inline", "delta", 100)
     assert [bool(vector.inline) for vector in vectors(inline)] == [True]
     assert_read(inline.table)
-    stored = grown(folder / "stored", "delta", 2)
+    stored = grown(folder / "stored", "delta", 3, rows=9000)
     assert [bool(vector.name) for vector in vectors(stored)] == [True]
     assert_read(stored.table)
 
@@ -162,7 +162,7 @@ def test_vectors_in_the_manifest_and_in_objects(folder: Path) -> None:
 @pytest.mark.usefixtures("small_rewrites")
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
 def test_buckets(chosen: str, folder: Path) -> None:
-    lake = grown(folder, chosen, 7, "4KiB")
+    lake = grown(folder, chosen, 7, bucket="4KiB")
     head = lake.table.objects.partition("d=2020-01-01").head()
     assert head is not None
     assert len(head.body.buckets) > 3
@@ -292,7 +292,7 @@ def damaged(module_folder: Path) -> Path:
     """A table whose newest ledger entry names its newest snapshot, with a vector in an object."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strategy, "SMALL_BYTES", 0)
-        lake = grown(module_folder / "lake", "delta", 2)
+        lake = grown(module_folder / "lake", "delta", 3, rows=9000)
         lake.land("3.jsonl", [row("k00001", 1, 2, 3)])
         lake.table.append(host="local")
         assert vectors(lake)[0].name
