@@ -39,24 +39,24 @@ import (
 )
 
 const (
-	vectorMagic = 1681511377
-	blockBytes  = 16384
+	greatestFormat = 3
+	vectorMagic    = 1681511377
+	blockBytes     = 16384
 )
 
 var (
-	greatestFormat = map[string]int{"spec": 2, "ledger": 3, "manifest": 1, "snapshot": 1}
-	knownFeatures  = []string{"columns", "history", "key_scope", "renames"}
-	versionName    = regexp.MustCompile(`^v[0-9]{20}\.json$`)
-	digestField    = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
-	footerDigits   = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)
-	fractions      = map[arrow.TimeUnit]string{arrow.Millisecond: ".000", arrow.Microsecond: ".000000", arrow.Nanosecond: ".000000000"}
+	knownFeatures = []string{"columns", "history", "key_scope", "renames"}
+	versionName   = regexp.MustCompile(`^v[0-9]{20}\.json$`)
+	digestField   = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
+	footerDigits  = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)
+	fractions     = map[arrow.TimeUnit]string{arrow.Millisecond: ".000", arrow.Microsecond: ".000000", arrow.Nanosecond: ".000000000"}
 )
 
 type ledgerEntry struct{ Snapshot *int }
 
 type snapshot struct {
 	SpecVersion int `json:"spec_version"`
-	Partitions  map[string]struct{ Version int }
+	Partitions  map[string]struct{ Version, Merged int }
 	Tags        map[string]int
 	Expired     int
 }
@@ -73,17 +73,18 @@ type spec struct {
 }
 
 type manifest struct {
+	Merged  int
 	Buckets []struct{ Base, Deltas []dataFile }
 }
 
 type dataFile struct {
-	Name                 string
-	Rows, Bytes, Renames int
-	Deleted              *struct {
+	Name          string
+	Rows, Renames int
+	Deleted       *struct {
 		Rows, Size, At int
 		Inline         []byte
 		Name           string
-		CRC            uint32
+		CRC            *uint32
 	}
 }
 
@@ -114,11 +115,14 @@ func complement(digits string) string {
 	return strings.Map(func(digit rune) rune { return '9' - digit + '0' }, digits)
 }
 
-// head returns the number of a chain's newest version.
+// head returns the number of a chain's newest version, or -1 if it has none.
 func (t *table) head(chain string) int {
-	entries := must(os.ReadDir(filepath.Join(t.root, "_lakeupsert", chain))) // in the order of names
+	entries, err := os.ReadDir(filepath.Join(t.root, "_lakeupsert", chain)) // in the order of names
+	require(err == nil || os.IsNotExist(err), "%w", err)
 	at := slices.IndexFunc(entries, func(entry os.DirEntry) bool { return versionName.MatchString(entry.Name()) })
-	require(at >= 0, "chain %s has no version", chain)
+	if at < 0 {
+		return -1
+	}
 	return must(strconv.Atoi(complement(entries[at].Name()[1:21])))
 }
 
@@ -136,7 +140,7 @@ func (t *table) read(chain, kind string, number int, body any) {
 		Body           json.RawMessage
 	}
 	must(0, json.Unmarshal(data, &link))
-	require(link.Format <= greatestFormat[kind], "%s has format %d, which this reader does not know", path, link.Format)
+	require(link.Format <= greatestFormat, "%s has format %d, which this reader does not know", path, link.Format)
 	require(link.Kind == kind && link.Number == number, "%s is %s %d, not %s %d", path, link.Kind, link.Number, kind, number)
 	must(0, json.Unmarshal(link.Body, body))
 }
@@ -144,10 +148,16 @@ func (t *table) read(chain, kind string, number int, body any) {
 // open reads the wanted snapshot and its spec; the newest for a number below 0.
 func open(root string, wanted int) *table {
 	t := &table{root: root}
-	newest, batch := t.head("snapshots"), t.head("ledger")
+	batch := t.head("ledger") // before the snapshots: one exists before an entry names it
+	require(batch >= 0, "there is no table at %s", root)
 	var entry ledgerEntry
 	t.read("ledger", "ledger", batch, &entry)
+	newest := t.head("snapshots")
 	require(entry.Snapshot == nil || *entry.Snapshot <= newest, "ledger entry %d names a snapshot that is gone", batch)
+	require(wanted <= newest, "there is no snapshot %d", wanted)
+	if newest < 0 {
+		return t // nothing is published
+	}
 	t.read("snapshots", "snapshot", newest, &t.shown)
 	if wanted >= 0 {
 		kept := wanted >= t.shown.Expired || slices.Contains(slices.Collect(maps.Values(t.shown.Tags)), wanted)
@@ -167,7 +177,8 @@ func open(root string, wanted int) *table {
 func (t *table) nameIn(column arrow.Field, renames int) string {
 	text, _ := column.Metadata.GetValue("PARQUET:field_id")
 	id := must(strconv.Atoi(text))
-	for place, later := range t.spec.Renames[min(renames, len(t.spec.Renames)):] {
+	require(renames <= len(t.spec.Renames), "a file has the names after %d renames, the spec has %d", renames, len(t.spec.Renames))
+	for place, later := range t.spec.Renames[renames:] {
 		if place == 0 && id > later.LastFieldID {
 			return ""
 		}
@@ -189,7 +200,8 @@ func (t *table) deleted(of dataFile) *roaring64.Bitmap {
 		object := must(os.ReadFile(filepath.Join(t.root, vector.Name)))
 		require(vector.At+vector.Size <= len(object), "%s is cut", vector.Name)
 		data = object[vector.At : vector.At+vector.Size]
-		require(crc32.ChecksumIEEE(data) == vector.CRC, "%s is damaged: the CRC of the vector at %d differs", vector.Name, vector.At)
+		right := vector.CRC == nil || *vector.CRC == crc32.ChecksumIEEE(data)
+		require(right, "%s is damaged: the CRC of the vector at %d differs", vector.Name, vector.At)
 	}
 	known := len(data) > 4 && binary.LittleEndian.Uint32(data) == vectorMagic
 	require(known, "the vector of %s does not begin with %d", of.Name, vectorMagic)
@@ -302,9 +314,13 @@ func (t *table) fixed(folder string) row {
 		name := must(url.PathUnescape(encoded))
 		at := slices.IndexFunc(t.columns, func(column arrow.Field) bool { return column.Name == name })
 		require(at >= 0 && name == t.spec.PartitionBy[place], "%s is no partition of %v", folder, t.spec.PartitionBy)
-		builder := array.NewBuilder(memory.DefaultAllocator, t.columns[at].Type)
-		must(0, builder.AppendValueFromString(must(url.PathUnescape(text))))
-		found[name] = values(builder.NewArray(), t.columns[at].Type, 1)[0]
+		text = must(url.PathUnescape(text))
+		found[name] = text
+		if of := t.columns[at].Type; of.ID() != arrow.STRING && of.ID() != arrow.LARGE_STRING {
+			builder := array.NewBuilder(memory.DefaultAllocator, of)
+			must(0, builder.AppendValueFromString(text))
+			found[name] = values(builder.NewArray(), of, 1)[0]
+		}
 	}
 	return found
 }
@@ -360,6 +376,7 @@ func main() {
 	for folder, entry := range t.shown.Partitions {
 		var version manifest
 		t.read("partitions/"+folder, "manifest", entry.Version, &version)
+		require(version.Merged == entry.Merged, "manifest %d of %s is not the one that the snapshot shows", entry.Version, folder)
 		for _, bucket := range version.Buckets {
 			for _, of := range append(bucket.Base, bucket.Deltas...) {
 				t.print(out, of, t.fixed(folder))

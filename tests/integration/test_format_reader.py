@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert import Table
@@ -211,7 +212,7 @@ def test_a_name_that_was_renamed_dropped_and_comes_back(folder: Path) -> None:
 
 
 def test_odd_partition_values(columns: ModuleType, folder: Path) -> None:
-    texts = columns.TEXTS
+    texts = [*columns.TEXTS, "(null)", "NULL"]
     assert_read(columns.nights(folder / "text", columns.rows(range(len(texts)), d=texts)))
     for values in ([date(1, 1, 1), date(9999, 12, 31)], [-(2**63), -1, 2**63 - 1], [False, True]):
         table = columns.nights(folder / type(values[0]).__name__, columns.rows(range(len(values)), d=pa.array(values)))
@@ -230,6 +231,38 @@ def test_computed_partitions(columns: ModuleType, folder: Path) -> None:
     by = tuple(f"{function}(at) as {function}" for function in functions)
     table = columns.nights(folder, columns.rows(range(4), {"at": moments}).drop_columns("d"), partition_by=by)
     assert_read(table)
+
+
+def test_adopted_files_of_others(columns: ModuleType, folder: Path) -> None:
+    """INT96, a narrower type, a column less, another order, keys twice: before and after the first merge."""
+    early = {"at": pa.array(columns.MOMENTS[2:3] * 3, pa.timestamp("us")), "n": pa.array([1, 2, None], pa.int32())}
+    late = {"n": pa.array([2**40, 4]), "more": ["x", None]}
+    (folder / "processed/d=2020-01-01").mkdir(parents=True)
+    for name, rows, old in (
+        ("a", columns.rows([1, 2, 3], early), True),
+        ("b", columns.rows([3, 2], late, ts=2), False),
+    ):
+        names = [column for column in reversed(rows.column_names) if column != "d"]
+        path = folder / f"processed/d=2020-01-01/{name}.parquet"
+        pq.write_table(rows.select(names), path, use_deprecated_int96_timestamps=old, store_schema=not old)
+    table = columns.opened(folder)
+    table.adopt()
+    assert table.to_arrow().read_all().num_rows == 5
+    assert_read(table)
+    (folder / "landing").mkdir()
+    pq.write_table(columns.rows([4], {"n": [5]}), folder / "landing/1.parquet")
+    table.run(host="local")
+    assert table.to_arrow().read_all().num_rows == 4
+    assert_read(table)
+
+
+def test_nothing_is_published_yet(folder: Path) -> None:
+    lake = Lake(folder)
+    lake.land("1.jsonl", [row("a", 0, 1)])
+    lake.table.append(host="local")
+    for snapshot, status in ((None, 0), (0, 1)):
+        done = call(folder / "processed", snapshot)
+        assert (done.returncode, done.stdout) == (status, "")
 
 
 def test_tags_and_expired_snapshots(folder: Path) -> None:
@@ -275,12 +308,13 @@ REFUSED: dict[str, Callable[[Path, Path], object]] = {
     "manifest's digest": lambda inner, _: flip(first(inner / "partitions/d=2020-01-01"), 200),
     "spec's digest": lambda inner, _: flip(first(inner / "spec"), 300),
     "ledger's digest": lambda inner, _: flip(first(inner / "ledger"), 100),
-    "snapshot's format": lambda inner, _: change(first(inner / "snapshots"), format=2),
-    "manifest's format": lambda inner, _: change(first(inner / "partitions/d=2020-01-01"), format=2),
-    "spec's format": lambda inner, _: change(first(inner / "spec"), format=3),
+    "snapshot's format": lambda inner, _: change(first(inner / "snapshots"), format=4),
+    "manifest's format": lambda inner, _: change(first(inner / "partitions/d=2020-01-01"), format=4),
+    "spec's format": lambda inner, _: change(first(inner / "spec"), format=4),
     "ledger's format": lambda inner, _: change(first(inner / "ledger"), format=4),
     "requirement": lambda inner, _: change(first(inner / "spec"), format=2, requires=["geometry"]),
     "snapshot that is gone": lambda inner, _: first(inner / "snapshots").unlink(),
+    "another manifest": lambda inner, _: change(first(inner / "partitions/d=2020-01-01"), merged=1),
     "page": lambda _, file: flip(file, 100),
     "footer": lambda _, file: flip(file, -100),
     "vector": lambda inner, _: flip(next(inner.rglob("*.roaring")), 30),
