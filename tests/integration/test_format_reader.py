@@ -234,8 +234,12 @@ def test_computed_partitions(columns: ModuleType, folder: Path) -> None:
 
 
 def test_adopted_files_of_others(columns: ModuleType, folder: Path) -> None:
-    """INT96, a narrower type, a column less, another order, keys twice: before and after the first merge."""
-    early = {"at": pa.array(columns.MOMENTS[2:3] * 3, pa.timestamp("us")), "n": pa.array([1, 2, None], pa.int32())}
+    """INT96, a narrower type, nulls alone, a column less, another order, keys twice: before and after the first merge."""
+    early = {
+        "at": pa.array(columns.MOMENTS[2:3] * 3, pa.timestamp("us")),
+        "n": pa.array([1, 2, None], pa.int32()),
+        "more": pa.nulls(3),
+    }
     late = {"n": pa.array([2**40, 4]), "more": ["x", None]}
     (folder / "processed/d=2020-01-01").mkdir(parents=True)
     for name, rows, old in (
@@ -303,11 +307,16 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def flip_id(path: Path) -> None:
+    """Change what only the digest guards."""
+    flip(path, path.read_bytes().index(b'"write_id":"') + 15)
+
+
 REFUSED: dict[str, Callable[[Path, Path], object]] = {
-    "snapshot's digest": lambda inner, _: flip(first(inner / "snapshots"), 20),
-    "manifest's digest": lambda inner, _: flip(first(inner / "partitions/d=2020-01-01"), 200),
-    "spec's digest": lambda inner, _: flip(first(inner / "spec"), 300),
-    "ledger's digest": lambda inner, _: flip(first(inner / "ledger"), 100),
+    "snapshot's digest": lambda inner, _: flip_id(first(inner / "snapshots")),
+    "manifest's digest": lambda inner, _: flip_id(first(inner / "partitions/d=2020-01-01")),
+    "spec's digest": lambda inner, _: flip_id(first(inner / "spec")),
+    "ledger's digest": lambda inner, _: flip_id(first(inner / "ledger")),
     "snapshot's format": lambda inner, _: change(first(inner / "snapshots"), format=4),
     "manifest's format": lambda inner, _: change(first(inner / "partitions/d=2020-01-01"), format=4),
     "spec's format": lambda inner, _: change(first(inner / "spec"), format=4),
