@@ -32,7 +32,7 @@ PROGRAM = PROGRAMS / "format_reader"
 def program() -> None:
     """Builds what changed, without asking anybody for modules: the first build got them."""
     require(PROGRAM, "`make servers` builds it (Go)")
-    command = ["go", "build", "-o", PROGRAM, "."]
+    command = [require(Path(shutil.which("go") or "go"), "install Go"), "build", "-o", PROGRAM, "."]
     subprocess.run(command, cwd=TESTS / "format_reader", env={**os.environ, "GOPROXY": "off"}, check=True)
 
 
