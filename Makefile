@@ -189,10 +189,13 @@ lock: ## resolve requirements.lock, what of it the functions' image needs, and i
 
 VERSITYGW_VERSION := 1.8.0
 # Tests of a server that is not there are skipped, but fail in CI.
-servers: build/servers/versitygw build/servers/fake-gcs-server build/servers/elasticmq build/servers/azurite build/servers/hadoop ## the servers that tests run against, and Spark's jars for S3 and Azure; needs Go, Maven and npm, and minutes
+servers: build/servers/format_reader build/servers/versitygw build/servers/fake-gcs-server build/servers/elasticmq build/servers/azurite build/servers/hadoop ## the servers that tests run against, and Spark's jars for S3 and Azure; needs Go, Maven and npm, and minutes
 
 build/servers/versitygw:
 	@GOBIN=$(CURDIR)/build/servers go install github.com/versity/versitygw/cmd/versitygw@v$(VERSITYGW_VERSION)
+
+build/servers/format_reader: $(wildcard tests/format_reader/*)
+	@cd tests/format_reader && go build -o $(CURDIR)/$@ .
 
 FAKE_GCS_VERSION := 1.56.1
 build/servers/fake-gcs-server:
