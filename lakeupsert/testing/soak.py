@@ -8,7 +8,7 @@ Repeat    safe
 
 Each night updates a third of the keys, deletes some and brings new ones. The process that runs it dies (SIGKILL) between snapshot
 and commit, behind the commit, or at any call, and another one does the night again. Every third night is compacted and vacuumed,
-and every second vacuum dies too. For three nights the store refuses whatever the publisher creates.
+and every second vacuum dies too. For three nights in the middle the store refuses what the publisher creates.
 
 Every reader reads again and again, in turn the newest version and the one that was the newest as the read began. A read is wrong
 unless its rows are those that the model expects of one snapshot that was the newest during the read. With "24h" no read may fail.
@@ -44,7 +44,7 @@ READERS = tuple(name for name, formats in FORMATS.items() if "delta" in formats)
 DAYS = 12
 KEYS = 60
 VACUUM_EVERY = 3
-DEAD_NIGHTS = range(8, 11)
+DEAD_NIGHTS = 3
 CALLS = 200
 """About as many as a night makes. A strike at a later call kills nobody."""
 STRIKES = {
@@ -139,11 +139,13 @@ class Soak:
         self._chance = random.Random(seed)
         self._strikes = cycle(STRIKES.items())
         self._store = open_store(lake.settings.processed)
+        self._dead_nights = range(0)
         self._over = threading.Event()
         self._problems: list[BaseException] = []
 
     def run(self, nights: int) -> Tally:
         """Run the nights. Raises what a reader's thread raised."""
+        self._dead_nights = range(nights // 2 - 1, nights // 2 - 1 + DEAD_NIGHTS)
         self._night(0)
         threads = [threading.Thread(target=self._loop, args=(reader,)) for reader in self._readers]
         for thread in threads:
@@ -182,7 +184,7 @@ class Soak:
 
     def _do(self, step: str, number: int, strike: tuple[str, Strike | None] | None, **options: object) -> object:
         """Let another process do the step, and die if it comes to the strike; then a third one does it again."""
-        if number in DEAD_NIGHTS:
+        if number in self._dead_nights:
             self.lake.points = DeadPublisher()
             self.lake.reopen()
             answer = STEPS[step](self.lake, **options)
