@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -118,8 +119,8 @@ class Tally:
     def text(self) -> str:
         lines = [
             f"{len(self.digests)} snapshots, {self.kills.total()} kills ({_listed(self.kills)}), {self.deleted} objects deleted "
-            f"by vacuums, {self.versions} versions read again behind them",
-            f"{'reader':10} {'reads':>6} {'pinned':>6} {'wrong':>6} {'failed':>6}, {len(self.broken)} of these at the newest version",
+            f"by vacuums, {self.versions} versions read again behind them; {len(self.broken)} failed reads of the newest version",
+            f"{'reader':10} {'reads':>6} {'pinned':>6} {'wrong':>6} {'failed':>6}",
         ]
         for reader in sorted({read.reader for read in self.reads}):
             own = [read for read in self.reads if read.reader == reader]
@@ -187,7 +188,7 @@ class Soak:
         self.tally.deleted += len(done.garbage)
         self._travel()
 
-    def _do(self, step: str, strike: tuple[str, Strike | None] | None, **options: object) -> object:
+    def _do(self, step: str, strike: tuple[str, Strike | None] | None, **options: Any) -> object:
         """Let another process do the step, and die if it comes to the strike; then a third one does it again. With a dead
         publisher this process does it."""
         self.lake.reopen()
@@ -204,7 +205,7 @@ class Soak:
         self._note_snapshots()
         return answer
 
-    def _die(self, step: str, name: str, at: Strike | None, **options: object) -> None:
+    def _die(self, step: str, name: str, at: Strike | None, **options: Any) -> None:
         with LakeProcess(self.lake) as process:
             try:
                 process.do(step, strike=at or Strike(number=self._chance.randrange(CALLS)), **options)
