@@ -331,7 +331,7 @@ def _diff(
             stay.add(path)
         else:
             files.append(file)
-    gone = tuple(add for path, add in known.items() if path not in stay)
+    gone = tuple(add for path, add in sorted(known.items()) if path not in stay)
     return _Diff(values, tuple(files), gone, has_new_rows)
 
 

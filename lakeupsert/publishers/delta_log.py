@@ -119,7 +119,7 @@ class State:
 
     Attributes:
         timestamp: of the last commit, in milliseconds since 1970. Each commit's is greater than the one's before.
-        adds: by path.
+        adds: by path. Their order depends on where the reading began, so what is written is sorted.
     """
 
     version: int
@@ -231,7 +231,7 @@ class DeltaLog:
             Action(protocol=state.protocol),
             Action(meta_data=state.metadata),
             Action(txn=Txn(self._table_id, state.version, state.timestamp)),
-            *(Action(add=add) for add in state.adds.values()),
+            *(Action(add=add) for _, add in sorted(state.adds.items())),
         ]
         sink = pa.BufferOutputStream()
         pq.write_table(pa.Table.from_pylist([msgspec.to_builtins(row) for row in rows], _SCHEMA), sink)

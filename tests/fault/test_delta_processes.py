@@ -25,7 +25,7 @@ def log_of(lake: Lake) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if name[0].isdigit()}
 
 
-@pytest.mark.parametrize("rounds", [12, pytest.param(200, marks=pytest.mark.crash)])
+@pytest.mark.parametrize("rounds", [24, pytest.param(200, marks=pytest.mark.crash)])
 def test_two_processes_publish_at_once(folder: Path, rounds: int) -> None:
     """One commit a snapshot, with the bytes that one process alone writes."""
     lake = new_lake(folder / "lake")
