@@ -12,7 +12,7 @@ import pyarrow as pa
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.view import View, ViewFile
-from lakeupsert.table.layout import TableObjects
+from lakeupsert.table.layout import TableObjects, partition_texts
 from lakeupsert.table.spec import TableSpec
 
 _PATTERN = set("*?[{=")
@@ -54,6 +54,8 @@ def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
         return "a column has had another type"
     if odd := _PATTERN.intersection(files[0].path.removesuffix(files[0].name)):
         return f"the table's path has {''.join(sorted(odd))!r}"
+    if any(text.lower() == "null" for file in files for text in partition_texts(file.partition).values()):
+        return "a partition is named null, which DuckDB 1.5 takes for no value"
     return _unfit(view.spec)
 
 

@@ -19,7 +19,7 @@ from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
 
 LOGGER = "lakeupsert.read.native"
-PARTS = ["a b", "x=y", "ü", "%41", "'q'", "[y]*", "2026-01-01", "null"]
+PARTS = ["a b", "x=y", "ü", "%41", "'q'", "[y]*", "2026-01-01"]
 SCHEMA = pa.schema(
     {
         "k": pa.int64(),
@@ -151,6 +151,10 @@ def pattern(folder: Path) -> Table:
     return Lake(folder / "x=1[a]*").run(FIRST)
 
 
+def null_text(folder: Path) -> Table:
+    return Lake(folder).run(rows(range(4), 1, part=pa.array(["null", "NULL", "a", "a"])))
+
+
 def adopted(folder: Path) -> Table:
     lake = Lake(folder)
     (folder / "processed/part=a").mkdir(parents=True)
@@ -161,7 +165,7 @@ def adopted(folder: Path) -> Table:
     return lake.table
 
 
-ARROW: list[Callable[[Path], Table]] = [vectors, empty, widened, new_field, odd_types, pattern, adopted]
+ARROW: list[Callable[[Path], Table]] = [vectors, empty, widened, new_field, odd_types, pattern, null_text, adopted]
 
 
 def values(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
