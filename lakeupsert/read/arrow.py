@@ -114,7 +114,7 @@ def _refuse_unknown(schema: pa.Schema, columns: Collection[str]) -> None:
             raise ConfigurationError(
                 "unknown-column",
                 f"The table has no column {name!r}. It has: {', '.join(schema.names)}. Nothing was read.",
-                next="name columns of the table",
+                next="run `lakeupsert schema`, which lists them",
             )
 
 

@@ -220,6 +220,7 @@ def test_pandas(made: Callable[[Path], Table], tmp_path: Path) -> None:
     table = made(tmp_path)
     arrow = table.to_arrow().read_all()
     assert table.to_pandas().equals(arrow.to_pandas())
+    assert table.to_pandas(["ts"]).equals(arrow.select(["ts"]).to_pandas()), "in the order of a key that is not shown"
     chosen = table.to_pandas(columns=["ts", "part"], where="k > 5")
     assert chosen.equals(table.to_arrow(where="k > 5").read_all().select(["ts", "part"]).to_pandas())
     with pytest.raises(ConfigurationError) as refused:
