@@ -11,9 +11,8 @@ from lakeupsert import Table
 
 if __name__ == "__main__":
     table = Table.open(Path(__file__).with_name("lakeupsert.toml"))
-    connection = duckdb.connect()
-    connection.register("sales", table.to_arrow())  # a stream: it can be read once
+    sales = table.to_duckdb()
     query = "select transaction_date, sum(amount) as amount from sales group by all order by all"
-    for day, amount in connection.execute(query).fetchall():
+    for day, amount in duckdb.sql(query).fetchall():
         print(day, amount)
     table.close()

@@ -11,7 +11,7 @@ from lakeupsert import Table
 
 if __name__ == "__main__":
     table = Table.open(Path(__file__).with_name("lakeupsert.toml"))
-    sales = pl.DataFrame(table.to_arrow())
-    for day, amount in sales.group_by("transaction_date").agg(pl.col("amount").sum()).sort("transaction_date").rows():
+    sales = table.to_polars().group_by("transaction_date").agg(pl.col("amount").sum()).sort("transaction_date")
+    for day, amount in sales.collect().rows():
         print(day, amount)
     table.close()

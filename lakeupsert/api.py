@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from difflib import get_close_matches
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
@@ -50,6 +51,7 @@ from lakeupsert.pipeline.stored_objects import StoredObjects
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
+from lakeupsert.read.native import missing
 from lakeupsert.read.view import View, ViewFile, latest_has_no_files
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
@@ -531,6 +533,40 @@ class Table:
         if history:
             return history_to_spark(spark, self.view(snapshot), where)
         return to_spark(spark, self._view(snapshot, where), where)
+
+    def to_duckdb(self, connection: Any = None, snapshot: str | int | date = "published") -> Any:
+        """Return a DuckDB relation, which can be queried more than once; its rows are in no particular order.
+
+        ``connection``: default: the one that `duckdb.sql` uses. DuckDB scans the files by itself, with filters and columns
+        pushed down, if the table is local and no file has superseded rows or older types. Otherwise it reads `to_arrow`. The
+        logger `lakeupsert.read.native` tells which, and why.
+        """
+        from lakeupsert.read.duckdb import to_duckdb
+
+        return to_duckdb(self.view(snapshot), connection)
+
+    def to_polars(self, snapshot: str | int | date = "published") -> Any:
+        """Return a Polars LazyFrame; filters and columns are pushed down.
+
+        Polars scans the files by itself if `to_duckdb` would, otherwise it reads `to_arrow`; the same logger tells.
+        """
+        from lakeupsert.read.polars import to_polars
+
+        return to_polars(self.view(snapshot))
+
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        snapshot: str | int | date = "published",
+        where: str | None = None,
+    ) -> Any:
+        """Return a pandas DataFrame, ordered by partition and key, with the types of Arrow's `to_pandas`.
+
+        Arrow reads the files; beside ``columns`` only those of key and filter are read.
+        """
+        if find_spec("pandas") is None:
+            raise missing("pandas")
+        return to_arrow(self._view(snapshot, where), where, columns=columns).read_pandas()
 
     def export(
         self,

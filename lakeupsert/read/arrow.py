@@ -1,13 +1,14 @@
 """Read a view with Arrow. Polars and DuckDB take the reader as it is."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
 from lakeupsert.rows.datafiles import open_object
@@ -26,7 +27,9 @@ def reader_schema(spec: TableSpec) -> pa.Schema:
     return pa.schema([(field.name, normalize(field.type)) for field in spec.schema])
 
 
-def to_arrow(view: View, where: str | None = None, partition: str | None = None) -> pa.RecordBatchReader:
+def to_arrow(
+    view: View, where: str | None = None, partition: str | None = None, columns: Sequence[str] | None = None
+) -> pa.RecordBatchReader:
     """Read the view's rows: the columns of the spec, ordered by partition and key.
 
     Files are opened one after the other while the reader is consumed; those of several buckets and deltas of one partition
@@ -35,16 +38,21 @@ def to_arrow(view: View, where: str | None = None, partition: str | None = None)
 
     Args:
         partition: read only the rows of this partition.
+        columns: of the spec, in this order; default: all. Beside them, only those of key and filter are read.
 
     Raises:
-        ConfigurationError: the filter can't be used.
+        ConfigurationError: the filter can't be used, or there is no such column.
         DamagedTableError: while reading, a file is missing or can't be read.
         StoreUnavailableError: while reading, the disk or mount failed.
     """
-    scan = scans(view.spec, where)
+    schema = reader_schema(view.spec)
+    scan = scans(view.spec, where, columns=None if columns is None else (*columns, *view.spec.stored_key))
     scan(len(view.spec.renames))  # refuses the filter now, not when the first file is opened
-    files = view.files(where, partition)
-    return pa.RecordBatchReader.from_batches(reader_schema(view.spec), batches(view, files, scan))
+    rows = batches(view, view.files(where, partition), scan)
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
+        rows = (batch.select(list(columns)) for batch in rows)
+    return pa.RecordBatchReader.from_batches(schema, rows)
 
 
 @dataclass(frozen=True)
@@ -63,27 +71,51 @@ class Scan:
 
 
 def scans(
-    spec: TableSpec, where: str | None, filterable: pa.Schema | None = None, only: Collection[str] | None = None
+    spec: TableSpec,
+    where: str | None,
+    filterable: pa.Schema | None = None,
+    only: Collection[str] | None = None,
+    columns: Collection[str] | None = None,
 ) -> Callable[[int], Scan]:
     """How to read files, as a function of the number of renames before they were written.
 
     Args:
         filterable: the columns that the filter may name; default: the table's.
         only: apply only the conditions that name no other columns than these.
+        columns: read these and those of the filter; default: all.
     """
-    return cache(partial(_scan, spec, where, filterable, only))
+    return cache(partial(_scan, spec, where, filterable, only, columns))
 
 
 def _scan(
-    spec: TableSpec, where: str | None, filterable: pa.Schema | None, only: Collection[str] | None, renames: int
+    spec: TableSpec,
+    where: str | None,
+    filterable: pa.Schema | None,
+    only: Collection[str] | None,
+    columns: Collection[str] | None,
+    renames: int,
 ) -> Scan:
     schema, names = reader_schema(spec), spec.names_in(renames)
     conjuncts = parse_where(where, schema if filterable is None else filterable, ArrowTerms(names))
     if only is not None:
         conjuncts = [c for c in conjuncts if c.columns <= set(only)]
+    if columns is not None:
+        _refuse_unknown(schema, columns)
+        needed = {*columns, *itertools.chain.from_iterable(c.columns for c in conjuncts)}
+        schema = pa.schema([field for field in schema if field.name in needed])
     pushed, rest = all_of([c for c in conjuncts if c.prunes]), all_of([c for c in conjuncts if not c.prunes])
     in_file = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema]) if names else schema
     return Scan(in_file, pushed, rest, schema.names if names else None)
+
+
+def _refuse_unknown(schema: pa.Schema, columns: Collection[str]) -> None:
+    for name in columns:
+        if name not in schema.names:
+            raise ConfigurationError(
+                "unknown-column",
+                f"The table has no column {name!r}. It has: {', '.join(schema.names)}. Nothing was read.",
+                next="run `lakeupsert schema`, which lists them",
+            )
 
 
 def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) -> Iterator[pa.RecordBatch]:

@@ -34,7 +34,7 @@ from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import azureaccount
 from lakeupsert.table.layout import DATA, TableObjects
-from lakeupsert.table.spec import BATCH, DELETE_FLAG, field_id
+from lakeupsert.table.spec import BATCH, DELETE_FLAG
 from lakeupsert.table.types import normalize
 
 BLOCK = 1024
@@ -139,9 +139,8 @@ def _frame(spark: SparkSession, view: View, types: dict[str, s.DataType], files:
 
 def _narrow_columns(view: View, files: Sequence[ViewFile]) -> dict[str, Narrow]:
     """By file name. Opens adopted files, and all files if some column of the table has had another type."""
-    spec, types = view.spec, {field_id(field): field.type for field in view.spec.schema}
-    earlier = [link.body for n in range(view.snapshot.spec_version) if (link := view.objects.specs.get(n))]
-    if all(field.type.equals(types.get(field_id(field), field.type)) for old in earlier for field in old.schema):
+    spec = view.spec
+    if not view.retyped():
         files = [file for file in files if TableObjects.start_of(file.name) is None]
 
     def of_file(file: ViewFile) -> Narrow:

@@ -23,7 +23,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import TableSpec, field_id
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,14 @@ class View:
         for partition in self.partitions(where) if only is None else [only]:
             for bucket in self._buckets(partition):
                 yield from self._files(partition, bucket.data)
+
+    def retyped(self) -> bool:
+        """Whether a column of the table, or a field of one, has had another type, which old files then have."""
+        types = {field_id(field): field.type for field in self.spec.schema}
+        earlier = (link.body for n in range(self.snapshot.spec_version) if (link := self.objects.specs.get(n)))
+        return not all(
+            field.type.equals(types.get(field_id(field), field.type)) for old in earlier for field in old.schema
+        )
 
     def history(self, partition: str) -> Iterator[ViewFile]:
         """The partition's history files."""

@@ -1,0 +1,63 @@
+"""Read a view with DuckDB: with its own Parquet scan if the files allow it, otherwise through Arrow."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lakeupsert.read.arrow import reader_schema, to_arrow
+from lakeupsert.read.native import files_to_scan, missing
+from lakeupsert.read.view import View
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+
+
+class _Rows:
+    """The rows of a view, which can be read more than once."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return to_arrow(self._view).__arrow_c_stream__(requested_schema)
+
+
+def to_duckdb(view: View, connection: "DuckDBPyConnection | None" = None) -> "DuckDBPyRelation":
+    """A relation of the view's rows: the columns of the spec in its order, rows in no particular order.
+
+    Args:
+        connection: default: the one that `duckdb.sql` uses.
+
+    Raises:
+        ConfigurationError: DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ModuleNotFoundError as e:
+        raise missing("duckdb") from e
+    connection = connection or duckdb.default_connection()
+    files = files_to_scan(view, "DuckDB")
+    if files is None:
+        return connection.from_arrow(_Rows(view))
+    empty = connection.from_arrow(reader_schema(view.spec).empty_table())
+    types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
+    scans = [_scan(view, types, renames, paths) for renames, paths in files.items()]
+    return connection.sql(" UNION ALL ".join(scans))
+
+
+def _scan(view: View, types: Mapping[str, str], renames: int, paths: Sequence[str]) -> str:
+    """SQL over files whose columns have the names after so many renames. A column that no file has is null."""
+    names = view.spec.names_in(renames)
+    own = {name: names.get(name, name) for name in types}
+    columns = ", ".join(f"CAST(NULL AS {type_}) AS {_quote(own[name])}" for name, type_ in types.items())
+    hive = ", ".join(f"{_quote(own[name])}: {types[name]}" for name in view.spec.partition_by)
+    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+    options = f"hive_partitioning = true, hive_types = {{{hive}}}, union_by_name = true"
+    shown = ", ".join(f"CAST({_quote(own[name])} AS {type_}) AS {_quote(name)}" for name, type_ in types.items())
+    return (
+        f"SELECT {shown} FROM (SELECT {columns} WHERE false "
+        f"UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], {options}))"
+    )
+
+
+def _quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

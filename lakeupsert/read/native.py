@@ -1,0 +1,100 @@
+"""Which snapshots DuckDB and Polars may scan by themselves, from a list of files; they read all others through Arrow.
+
+A scan of their own is faster, and prunes by statistics. It is used only if each file has exactly the rows and types that readers
+see, so that nothing is left for an engine to decide.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.read.arrow import reader_schema
+from lakeupsert.read.view import View, ViewFile
+from lakeupsert.table.layout import TableObjects, partition_texts
+from lakeupsert.table.spec import TableSpec
+
+_PATTERN = set("*?[{=")
+"""Characters of a path below which engines would look for other files or partition columns."""
+
+log = logging.getLogger(__name__)
+
+
+def files_to_scan(view: View, engine: str) -> Mapping[int, Sequence[str]] | None:
+    """The paths of the files, by the number of renames before they were written. None: read through Arrow.
+
+    Logs which it is, and why.
+    """
+    files = list(view.files())
+    why = _why_arrow(view, files)
+    if why is not None:
+        log.info("%s reads through Arrow: %s", engine, why)
+        return None
+    log.info("%s scans %d files by itself", engine, len(files))
+    found: dict[int, list[str]] = {}
+    for file in files:
+        found.setdefault(file.file.renames, []).append(file.path)
+    return found
+
+
+def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
+    home = view.objects.store.uri()
+    if not files:
+        return "there are no files"
+    if view.number is None:
+        return "the rows are merged while they are read"
+    if not home.startswith("file:"):
+        return "the table is on a remote store, for which the engine has credentials of its own"
+    if superseded := sum(bool(file.superseded) for file in files):
+        return f"{superseded} of {len(files)} files have deletion vectors; `lakeupsert compact --full` leaves none"
+    if adopted := sum(TableObjects.start_of(file.name) is None for file in files):
+        return f"{adopted} of {len(files)} files are as they were adopted"
+    if view.retyped():
+        return "a column has had another type"
+    if odd := _PATTERN.intersection(files[0].path.removesuffix(files[0].name)):
+        return f"the table's path has {''.join(sorted(odd))!r}"
+    if any(text.lower() == "null" for file in files for text in partition_texts(file.partition).values()):
+        return "a partition is named null, which DuckDB 1.5 takes for no value"
+    return _unfit(view.spec)
+
+
+def _unfit(spec: TableSpec) -> str | None:
+    """Why the columns are none that every engine reads as we do."""
+    schema = reader_schema(spec)
+    for field in schema:
+        if not _is_plain(field.type):
+            return f"column {field.name!r} is {field.type}"
+    if len({name.lower() for name in schema.names}) < len(schema.names):
+        return "two columns differ only in case"
+    return None
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    t = pa.types
+    if t.is_list(kind) or t.is_large_list(kind):
+        return _is_plain(kind.value_type)
+    if t.is_struct(kind):
+        return kind.num_fields > 0 and all(_is_plain(field.type) for field in kind)
+    if t.is_timestamp(kind):
+        return kind.unit == "us" and kind.tz in (None, "UTC")
+    plain = (
+        t.is_integer,
+        t.is_float32,
+        t.is_float64,
+        t.is_boolean,
+        t.is_date32,
+        t.is_string,
+        t.is_binary,
+        t.is_decimal128,
+    )
+    return any(test(kind) for test in plain)
+
+
+def missing(package: str) -> ConfigurationError:
+    """The error if the engine is not installed."""
+    return ConfigurationError(
+        "extra-missing",
+        f"The table is to be read with {package}, which is not installed. Nothing was read.",
+        next=f"pip install {package}, or read the table with to_arrow",
+    )

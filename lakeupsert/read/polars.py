@@ -1,0 +1,72 @@
+"""Read a view with Polars: with its own Parquet scan if the files allow it, otherwise through Arrow. Both are lazy."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lakeupsert.read.arrow import reader_schema, to_arrow
+from lakeupsert.read.native import files_to_scan, missing
+from lakeupsert.read.view import View
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def to_polars(view: View) -> "pl.LazyFrame":
+    """A LazyFrame of the view's rows, with the columns of the spec in its order. Nothing is read before `collect`.
+
+    Raises:
+        ConfigurationError: Polars is not installed.
+    """
+    try:
+        import polars as pl
+    except ModuleNotFoundError as e:
+        raise missing("polars") from e
+    empty = pl.from_arrow(reader_schema(view.spec).empty_table())
+    assert isinstance(empty, pl.DataFrame)
+    files = files_to_scan(view, "Polars")
+    if files is None:
+        return _through_arrow(view, empty.schema)
+    return pl.concat([_scan(view, empty.schema, renames, paths) for renames, paths in files.items()])
+
+
+def _scan(view: View, schema: "pl.Schema", renames: int, paths: Sequence[str]) -> "pl.LazyFrame":
+    """The rows of files whose columns have the names after so many renames. A column that no file has is null."""
+    import polars as pl
+
+    names, parts = view.spec.names_in(renames), view.spec.partition_by
+    own = {name: names.get(name, name) for name in schema}
+    scan = pl.scan_parquet(
+        list(paths),
+        glob=False,
+        schema={own[name]: type_ for name, type_ in schema.items() if name not in parts},
+        hive_partitioning=True,
+        hive_schema={own[name]: schema[name] for name in parts},
+        missing_columns="insert",
+        extra_columns="ignore",
+    )
+    return scan.select([pl.col(own[name]).alias(name) for name in schema])
+
+
+def _through_arrow(view: View, schema: "pl.Schema") -> "pl.LazyFrame":
+    import polars as pl
+    from polars.io.plugins import register_io_source
+
+    def source(
+        columns: list[str] | None, predicate: "pl.Expr | None", limit: int | None, batch_size: int | None
+    ) -> Iterator["pl.DataFrame"]:
+        needed = None
+        if columns is not None:
+            needed = [*dict.fromkeys((*columns, *(predicate.meta.root_names() if predicate is not None else ())))]
+        for batch in to_arrow(view, columns=needed):
+            rows = pl.from_arrow(batch)
+            assert isinstance(rows, pl.DataFrame)
+            if limit is not None:
+                rows = rows.head(limit)
+                limit -= rows.height
+            if predicate is not None:
+                rows = rows.filter(predicate)
+            yield rows if columns is None else rows.select(columns)
+            if limit == 0:
+                return
+
+    return register_io_source(source, schema=schema)
