@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-damage test-feeds test-machines test-big test-readers readers bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-soak test-damage test-feeds test-machines test-big test-readers readers bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -149,6 +149,9 @@ test-big: setup ## a Spark driver of 512 MB, a worker of 1 GB with a partition o
 
 test-readers: setup readers build/servers/versitygw ## every engine of `make readers` reads tables as they are; minutes; READERS_TESTS="-k duckdb"
 	@$(BIN)/pytest -m readers $(READERS_TESTS)
+
+test-soak: setup readers ## twenty nights with kills, vacuums and a dead publisher, while six engines read the Delta table; minutes; SOAK_ARGS="--retention 0s"
+	@$(BIN)/python -m lakeupsert.testing.soak $(SOAK_ARGS)
 
 bench: setup ## one night against the plain Spark window; writes benchmarks/results/
 	@$(BIN)/python -m benchmarks.peers night --sides plain ours-rewrite --again $(BENCH_ARGS)
