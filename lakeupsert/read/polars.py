@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def to_polars(view: View) -> "pl.LazyFrame":
-    """A LazyFrame of the view's rows, with the columns of the spec in its order. Nothing is read before `collect`.
+    """A LazyFrame of the view's rows, with the columns of the spec in its order. No row is read before `collect`.
 
     Raises:
         ConfigurationError: Polars is not installed.

@@ -253,6 +253,16 @@ def test_older_snapshot(tmp_path: Path) -> None:
     assert table.to_polars(0).collect().height == len(table.to_pandas(snapshot=0)) == old.num_rows
 
 
+def test_latest_has_what_is_not_merged_yet(tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    lake.run(FIRST)
+    pq.write_table(rows(range(24, 30), 2), lake.landing / "more.parquet")
+    lake.table.append(host="local")
+    assert lake.table.to_duckdb(duckdb.connect(), "latest").count("*").fetchall() == [(30,)]
+    assert lake.table.to_polars("latest").collect().height == len(lake.table.to_pandas(snapshot="latest")) == 30
+    assert len(lake.table.to_pandas()) == 24
+
+
 @pytest.mark.parametrize("package", ["duckdb", "polars", "pandas"])
 def test_missing_package_is_named(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = clean(tmp_path)
