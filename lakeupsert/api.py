@@ -44,8 +44,7 @@ from lakeupsert.pipeline.landing_dates import Skipped
 from lakeupsert.pipeline.latest import latest
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publish import PublishResult, publish
-from lakeupsert.pipeline.publishers import publisher, require_caught_up
+from lakeupsert.pipeline.publish import PublishResult, publish, publish_to
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.stored_objects import StoredObjects
 from lakeupsert.read.arrow import to_arrow
@@ -293,18 +292,7 @@ class Table:
             to: raise the error of this publisher, which otherwise is in the result.
             reset: let that publisher first delete what it has written; its readers see nothing meanwhile.
         """
-        if to is None and reset:
-            raise ConfigurationError(
-                "no-such-publisher",
-                "A reset concerns one publisher. Nothing was changed.",
-                next='name it: `--to delta`, or to="delta"',
-            )
-        if to is not None and reset:
-            publisher(self._table, to).reset()
-        published = publish(self._table)
-        if to is not None:
-            require_caught_up(self._table, to, published.publishers)
-        return published
+        return publish(self._table) if to is None and not reset else publish_to(self._table, to, reset=reset)
 
     @_public
     def run(

@@ -746,8 +746,9 @@ def size_of(text: str | int) -> int | None:
 
 def refuse_in_zones(settings: TableSettings, output: str) -> None:
     """Raise ConfigurationError if an output would be in the landing or the processed zone of the table."""
+    place = canonical_address(output)
     for zone in (settings.landing, settings.processed):
-        if canonical_address(output).startswith(canonical_address(zone)):
+        if place.startswith(canonical_address(zone)):
             raise ConfigurationError(
                 "overlapping-zones",
                 f"--output {output} is inside {zone}, a zone of the table: the next run would take it for landing files, or a "

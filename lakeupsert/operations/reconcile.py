@@ -176,9 +176,8 @@ def prove(
 
     for at in range(0, len(partitions), PARTITIONS_TOGETHER):
         together = partitions[at : at + PARTITIONS_TOGETHER]
-        progress(
-            f"counting the rows of {len(partitions):,} partitions, {at:,} are done"
-        )  # executors count all together
+        # Executors count all of these before the first one is told below.
+        progress(f"counting the rows of {len(partitions):,} partitions, {at:,} are done")
         manifests = table.map_concurrently(read, together)
         counts = _count(table, snapshot, host, [m for m in manifests if isinstance(m, Manifest)])
         for number, (partition, manifest) in enumerate(zip(together, manifests, strict=True), at + 1):

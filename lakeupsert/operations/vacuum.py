@@ -215,9 +215,8 @@ class _Survey:
         self._survey_snapshots()
         for one in self._publishers:
             for found in one.garbage(self._oldest, max(self._snapshots)):
-                if not self._is_older(found, ORPHANS_KEPT):
-                    continue
-                self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
+                if self._is_older(found, ORPHANS_KEPT):
+                    self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
         for found in table.store.list(f"{SCRATCH}/"):
             if self._is_older(found, UNFINISHED_KEPT):
                 self._add(found, "its writer died before it was whole", None, None)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import msgspec
 
 from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.events import Publish
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publishers import PublisherStanding, catch_up
+from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, publisher
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
@@ -58,16 +59,16 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         also: partitions that may have a newer version at the same `merged`; the heads of others are not read for that.
     """
     begun = clock.elapsed()
-    publisher = _Publisher(table, also)
-    published = publisher.append()
-    now = published or publisher.last
+    snapshots = _Publisher(table, also)
+    published = snapshots.append()
+    now = published or snapshots.last
     body = now.body if now else None
-    behind = table.unpublished(body, publisher.head.number) if publisher.head else {}
+    behind = table.unpublished(body, snapshots.head.number) if snapshots.head else {}
     changed = 0
     if published:
-        old = publisher.last.body.partitions if publisher.last else {}
+        old = snapshots.last.body.partitions if snapshots.last else {}
         changed = sum(old.get(p) != shown for p, shown in published.body.partitions.items())
-        table.emit(_event(table, publisher.last, published, changed, begun))
+        table.emit(_event(table, snapshots.last, published, changed, begun))
     return PublishResult(
         snapshot=now.number if now else None,
         batch=body.batch if body else 0,
@@ -76,9 +77,28 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
         lagging=body.lagging if body else (),
         waiting=tuple(behind),
         failed=table.failed(behind, now),
-        lost=publisher.stand_in.number if publisher.stand_in else None,
+        lost=snapshots.stand_in.number if snapshots.stand_in else None,
         publishers=catch_up(table),
     )
+
+
+def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishResult:
+    """As `publish`, and raises what stops a publisher, which otherwise is in the result. ``reset``: it first deletes what it has
+    written. Raises ConfigurationError if the table has no such publisher."""
+    if name is None:
+        raise ConfigurationError(
+            "no-such-publisher",
+            "A reset concerns one publisher. Nothing was changed.",
+            next='name it: `--to delta`, or to="delta"',
+        )
+    one = publisher(table, name)
+    if reset:
+        one.reset()
+    published = publish(table)
+    standing = published.publishers.get(name)
+    if standing is not None and standing.problem is not None:
+        raise standing.problem
+    return published
 
 
 def _event(
