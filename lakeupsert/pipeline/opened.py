@@ -19,7 +19,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertE
 from lakeupsert.events import Event, Sink
 from lakeupsert.pipeline.declared import Declaration
 from lakeupsert.pipeline.strategy import Strategy
-from lakeupsert.publishers.delta import hides_vectors
+from lakeupsert.publishers import hides_vectors
 from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import (
     LocalStore,

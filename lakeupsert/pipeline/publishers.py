@@ -6,10 +6,13 @@ Repeat    safe: a publisher goes on from what it has written
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.publishers.delta import DeltaPublisher
+
+if TYPE_CHECKING:
+    from lakeupsert.publishers.delta import DeltaPublisher
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class PublisherStanding:
     warning: str | None = None
 
 
-def publisher(table: OpenTable, name: str) -> DeltaPublisher:
+def publisher(table: OpenTable, name: str) -> "DeltaPublisher":
     """Raises ConfigurationError if the table has no such publisher."""
     if name not in table.settings.publishers:
         raise ConfigurationError(
@@ -37,6 +40,8 @@ def publisher(table: OpenTable, name: str) -> DeltaPublisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f'set `publishers = ["{name}"]` in [tables.{table.name}]',
         )
+    from lakeupsert.publishers.delta import DeltaPublisher  # a worker of a table without publishers starts without it
+
     settings = table.settings
     return DeltaPublisher(
         table.objects, settings.retention, settings.delta_vectors, table.version, table.map_concurrently

@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol as Interface
 from typing import TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.publishers import hides_vectors, url_path
 from lakeupsert.publishers.delta_log import (
     LOG,
     Action,
@@ -378,13 +379,7 @@ def _object_of(vector: Vector) -> str:
 
 
 def _path(file: DataFile) -> str:
-    return quote(file.name, safe="/=")
-
-
-def hides_vectors(name: str) -> bool:
-    """Whether Polars finds no deletion vector of a file of that name: it escapes some paths once more than others, and those of
-    checkpoints not as it does those of commits."""
-    return quote(name, safe="/=") != name
+    return url_path(file.name)
 
 
 def _tags(file: DataFile) -> dict[str, str]:
