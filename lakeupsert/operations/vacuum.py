@@ -85,7 +85,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     if not dry:
         catch_up(table)  # a publisher that is behind keeps files, and one that has died can commit nothing behind it
         for name in table.settings.publishers:
-            publisher(table, name).repair_hint()
+            publisher(table, name).mend()
     progress("looking for files that nobody needs")
     survey = _Survey(table, expiry.planned)
     if dry or not survey.garbage:

@@ -6,13 +6,10 @@ Repeat    safe: a publisher goes on from what it has written
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
-
-if TYPE_CHECKING:
-    from lakeupsert.publishers.delta import DeltaPublisher
+from lakeupsert.publishers import Publisher
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class PublisherStanding:
     warning: str | None = None
 
 
-def publisher(table: OpenTable, name: str) -> "DeltaPublisher":
+def publisher(table: OpenTable, name: str) -> Publisher:
     """Raises ConfigurationError if the table has no such publisher."""
     if name not in table.settings.publishers:
         raise ConfigurationError(

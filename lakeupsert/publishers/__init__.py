@@ -1,6 +1,46 @@
 """Show the published snapshots to other engines, in their own formats."""
 
+from collections.abc import Callable, Collection
+from typing import Protocol, TypeVar
 from urllib.parse import quote
+
+from lakeupsert.storage import ObjectInfo
+from lakeupsert.table.chain import Link
+from lakeupsert.table.snapshot import Snapshot
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
+
+
+class Publisher(Protocol):
+    """Shows the snapshots of one table in one format. What it writes is derived from committed snapshots alone."""
+
+    def shown(self) -> int | None:
+        """The snapshot that its readers see; None if they see nothing yet."""
+
+    def catch_up(self, newest: Link[Snapshot]) -> str | None:
+        """Show every snapshot up to ``newest`` that its readers lack. Returns a warning about the newest one.
+
+        Raises LakeupsertError if it can't; readers then see an older snapshot.
+        """
+
+    def reset(self) -> None:
+        """Delete what it has written, so that `catch_up` begins anew."""
+
+    def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
+        """Its objects that no snapshot from ``oldest`` on needs; none if it does not show ``newest``, the newest one.
+
+        Objects that are being written may be among them, so young ones must be kept.
+        """
+
+    def mend(self) -> None:
+        """Put right what a role that may not delete had to leave."""
+
+
+class Concurrently(Protocol):
+    """`pipeline.opened.OpenTable.map_concurrently`."""
+
+    def __call__(self, call: Callable[[Item], Found], items: Collection[Item], /) -> list[Found]: ...
 
 
 def url_path(name: str) -> str:

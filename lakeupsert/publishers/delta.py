@@ -15,18 +15,16 @@ import hashlib
 import itertools
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol as Interface
-from typing import TypeVar
 from urllib.parse import unquote
 
 from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.publishers import hides_vectors, url_path
+from lakeupsert.publishers import Concurrently, hides_vectors, url_path
 from lakeupsert.publishers.delta_log import (
     LOG,
     Action,
@@ -53,9 +51,6 @@ from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
-Item = TypeVar("Item")
-Found = TypeVar("Found")
-
 CHECKPOINT_EVERY = 10
 """Versions between checkpoints. More: readers and publishers read more commits. Fewer: more is written."""
 PACK_BYTES = 2 << 20
@@ -77,12 +72,6 @@ _DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&(
 _Z85_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 """Those of ZeroMQ's base 85, which Delta uses."""
 _TO_Z85, _FROM_Z85 = bytes.maketrans(_DIGITS, _Z85_DIGITS), bytes.maketrans(_Z85_DIGITS, _DIGITS)
-
-
-class Concurrently(Interface):
-    """`pipeline.opened.OpenTable.map_concurrently`."""
-
-    def __call__(self, call: Callable[[Item], Found], items: Collection[Item], /) -> list[Found]: ...
 
 
 @dataclass(frozen=True)
@@ -144,7 +133,7 @@ class DeltaPublisher:
         old = [info for kind in (listing.commits, listing.checkpoints) for v, info in kind.items() if v < begin]
         return old + [info for info in packs if info.name not in needed]
 
-    def repair_hint(self) -> None:
+    def mend(self) -> None:
         """Let `_last_checkpoint` name the newest checkpoint, if whoever wrote that was not permitted to do so."""
         newest, log = max(list_log(self.objects.store).checkpoints, default=None), self._log()
         if newest is not None and log.points_to() != newest:
