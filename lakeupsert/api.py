@@ -412,13 +412,15 @@ class Table:
 
         Raises ConfigurationError if there is no such column, ``name`` is taken, or a setting names the column.
         """
-        return change(self._table, lambda spec: rename(spec, column, name), dry=dry)
+        one_name = self._table.settings.one_name_in_files
+        return change(self._table, lambda spec: rename(spec, column, name, one_name=one_name), dry=dry)
 
     @_public
     def drop_column(self, column: str, *, dry: bool = False) -> SchemaChange:
         """Drop a column from the next ledger number on, as `rename_column` renames one. A later column of that name is a new
         one."""
-        return change(self._table, lambda spec: drop(spec, column), dry=dry)
+        one_name = self._table.settings.one_name_in_files
+        return change(self._table, lambda spec: drop(spec, column, one_name=one_name), dry=dry)
 
     def shows(self, change: SchemaChange) -> bool:
         """Whether readers see a rename or drop already."""

@@ -172,6 +172,14 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
         kept = self.tombstone_retention
         return None if kept is None else _duration(kept) // timedelta(microseconds=1)
 
+    @property
+    def one_name_in_files(self) -> bool:
+        """Whether a renamed column keeps its name in data files, for engines that look for one name in all of them.
+
+        Otherwise files that are written later have the new name, which is what readers of folders expect.
+        """
+        return "delta" in self.publishers
+
     def within_limit(self, refused: int, rows: int, *, is_first: bool) -> bool:
         """Whether a batch (``is_first``: the table's first one) may have ``refused`` of its ``rows`` refused (ADR 0024)."""
         if isinstance(self.quarantine_limit, int):

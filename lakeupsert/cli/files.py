@@ -1,11 +1,19 @@
 """`lakeupsert files`: list the files that a reader opens."""
 
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
 import click
 
+from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.options import snapshot_option, where_option
 from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
+
+if TYPE_CHECKING:
+    from lakeupsert.table.manifest import DataFile
+    from lakeupsert.table.spec import TableSpec
 
 
 @main.command()
@@ -35,16 +43,21 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
         superseded = sum(bool(file["superseded"]) for file in found)
         if superseded:
             return Answer(result, "", error=_superseded_rows(table.name, superseded, len(found)))
-        older = sum(bool(view.spec.changed_names(file.file.renames)) for file in listed)
-        warnings = (
-            (
-                f"{older:,} of {len(found):,} files still contain renamed or dropped columns under their old names; "
-                "`lakeupsert reprocess` rewrites these files",
-            )
-            if older
-            else ()
+        paths = "\n".join(str(file["path"]) for file in found)
+        return Answer(result, paths, tuple(_other_names(view.spec, [file.file for file in listed])))
+
+
+def _other_names(spec: "TableSpec", listed: Sequence["DataFile"]) -> Iterator[str]:
+    """Warnings about files that call columns otherwise than the table does."""
+    older = sum(bool(spec.changed_names(file.renames)) and not spec.keeps_names(file.renames) for file in listed)
+    if older:
+        yield (
+            f"{older:,} of {len(listed):,} files still contain renamed or dropped columns under their old names; "
+            "`lakeupsert reprocess` rewrites these files"
         )
-        return Answer(result, "\n".join(str(file["path"]) for file in found), warnings)
+    if spec.names_written:
+        names = [f"{name} is called {written}" for name, written in spec.names_written.items()]
+        yield f"files keep the first name of a renamed column, for engines that need one name: {output.short_list(names)}"
 
 
 def _superseded_rows(table: str, files: int, total: int) -> RefusedError:

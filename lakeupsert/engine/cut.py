@@ -138,9 +138,9 @@ class HeldPieces:
 
     def write(self, store: ObjectStore, name: str) -> DataFile:
         """Write what is held, and hold nothing any more."""
-        pieces, key = map(self._decompress, self._blocks), self._spec.stored_key
+        pieces = map(self._decompress, self._blocks)
         with Pack(store, name) as pack:
-            file = write_in_pieces(pack, pieces, self._bits, self._schema, self._footer, key)
+            file = write_in_pieces(pack, pieces, self._bits, self._schema, self._footer, self._spec)
         self._clear()
         return file
 

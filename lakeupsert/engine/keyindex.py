@@ -485,7 +485,7 @@ def _add_moved(to: IndexTarget, touched: dict[str, Touched], rows: Rows) -> dict
             digest = Digest(spec)
             digest.add(leaving)
             ordered = leaving.take(sort_by_key(leaving, spec.stored_key))
-            files = write_to_pack(pack, ordered, schema, to.footer("appended", partition), spec.stored_key)
+            files = write_to_pack(pack, ordered, schema, to.footer("appended", partition), spec)
             before = result.get(partition, NOTHING)
             result[partition] = msgspec.structs.replace(
                 before,

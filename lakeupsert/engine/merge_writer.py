@@ -64,6 +64,7 @@ class MergeWriter:
             spec.base_schema,
             footer(kind=kind),
             spec.stored_key,
+            spec.names_written,
         )
         self._tombstones = DataFileWriter(
             store,
@@ -78,6 +79,7 @@ class MergeWriter:
             spec.history_schema,
             footer(kind="history"),
             (),
+            spec.names_written,
         )
         self._quarantine = DataFileWriter(
             store, partial(TableObjects.new_quarantine, task.start), QUARANTINE_SCHEMA, footer(kind="quarantine"), ()

@@ -218,12 +218,12 @@ def _write(job: AppendJob, rows: Rows) -> dict[str, list[DataFile]]:
         for number, of_range in cut_by_number(rows, ranges.numbers):
             partition, bucket = ranges.partitions[number >> ranges.bits], number & ((1 << ranges.bits) - 1)
             footer = job.footer("appended", partition, bucket)
-            schema, key = job.spec.ranked_schema, job.spec.stored_key
+            schema = job.spec.ranked_schema
             if bits := job.piece_bits(partition, of_range):
                 pieces = cut_into_pieces(of_range, footer, bits, job.spec)
-                files[partition].append(write_in_pieces(pack, pieces, bits, schema, footer, key))
+                files[partition].append(write_in_pieces(pack, pieces, bits, schema, footer, job.spec))
             else:
-                files[partition] += write_to_pack(pack, of_range, schema, footer, key)
+                files[partition] += write_to_pack(pack, of_range, schema, footer, job.spec)
     return files
 
 

@@ -314,7 +314,7 @@ class LandedRows:
     def _values(self, source: _Source) -> Iterator[str]:
         """The value of each column that readers see, in SQL."""
         spec = self._table.spec(source.entry.spec_version)
-        old_names = self._spec.names_in(len(spec.renames))
+        old_names = self._spec.names_at(len(spec.renames))
         old_types = self._types(spec)
         present = set(map(str.lower, source.columns))  # DuckDB ignores case, too
         for new_name, type_ in self._types(self._spec).items():

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -60,7 +60,7 @@ MOST_VECTORS = 500
 """delta-rs reads each vector in a thread of its own, of which it has 512, and may wait for another one for ever."""
 FENCE = "lakeupsert"
 """A writer feature that no other program has, so none writes to the table."""
-_VECTORS, _NAIVE_TIMES, _TIMESTAMPS = "deletionVectors", "timestampNtz", "inCommitTimestamp"
+_VECTORS, _NAIVE_TIMES, _MAPPING, _TIMESTAMPS = "deletionVectors", "timestampNtz", "columnMapping", "inCommitTimestamp"
 _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
@@ -268,15 +268,16 @@ class DeltaPublisher:
         protocol = _protocol(spec, state.protocol if state else None, has_vectors=has_vectors)
         if state is None or protocol != state.protocol:
             yield Action(protocol=protocol)
-        marks = _VECTORS in (protocol.reader_features or ())
-        metadata = self._metadata(spec, state.metadata if state else None, number, moment, marks=marks)
+        metadata = self._metadata(
+            spec, state.metadata if state else None, number, moment, protocol.reader_features or ()
+        )
         if state is None or metadata != state.metadata:
             yield Action(meta_data=metadata)
         yield Action(txn=Txn(spec.table_id, number, moment))
 
-    def _metadata(self, spec: TableSpec, before: Metadata | None, number: int, moment: int, *, marks: bool) -> Metadata:
-        """``marks``: whether files may have deletion vectors. Without the property Trino finds those of commits, and overlooks
-        those of checkpoints."""
+    def _metadata(
+        self, spec: TableSpec, before: Metadata | None, number: int, moment: int, features: Collection[str]
+    ) -> Metadata:
         kept = f"interval {int(self.retention.total_seconds())} seconds"
         enabled = {}
         if before is not None:
@@ -286,11 +287,13 @@ class DeltaPublisher:
         return Metadata(
             id=str(uuid.UUID(spec.table_id)),
             format=Format(),
-            schema_string=schema_string(spec.schema),
+            schema_string=schema_string(spec, mapped=_MAPPING in features),
             partition_columns=spec.partition_by,
             configuration={
                 "delta.enableInCommitTimestamps": "true",
-                **({"delta.enableDeletionVectors": "true"} if marks else {}),
+                # Without it Trino finds deletion vectors of commits, and overlooks those of checkpoints.
+                **({"delta.enableDeletionVectors": "true"} if _VECTORS in features else {}),
+                **(_mapping(spec) if _MAPPING in features else {}),
                 **enabled,
                 "delta.deletedFileRetentionDuration": kept,
             },
@@ -309,12 +312,13 @@ def _diff(
     """``known``: what readers read of the partition so far, by path."""
     files, stay = [], set()
     for file in (file for bucket in manifest.buckets for file in bucket.data):
-        if spec.names_in(file.renames):
+        if spec.names_in(file.renames) != spec.names_written:
             raise ConfigurationError(
                 "unfit-for-delta",
-                f"{file.name} has the column names from before a rename, and readers of Delta would look for those of now. They "
-                "see the last version from before; readers of lakeupsert are not concerned.",
-                next="run `lakeupsert compact --full`, which writes all files with the names of now",
+                f"{file.name} has other column names than newer files, because an earlier lakeupsert renamed columns. Readers of "
+                "Delta would look for one name in all files. They see the last version from before; readers of lakeupsert are "
+                "not concerned.",
+                next="run `lakeupsert compact --full`, which writes all files with one name a column",
             )
         path = _path(file)
         if path in known and (known[path].tags or {}) == _tags(file):
@@ -354,6 +358,10 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int) -> Iterator[A
         )
 
 
+def _mapping(spec: TableSpec) -> dict[str, str]:
+    return {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(spec.last_field_id)}
+
+
 def _vector_object(id_: uuid.UUID) -> str:
     return f"{_FOLDER}/deletion_vector_{id_}.bin"
 
@@ -382,7 +390,12 @@ def _tags(file: DataFile) -> dict[str, str]:
 def _protocol(spec: TableSpec, before: Protocol | None, *, has_vectors: bool) -> Protocol:
     """Only features that some reader needs: each one keeps some program out. A feature stays."""
     features = set((before and before.reader_features) or ())
-    features |= {name for name, used in ((_VECTORS, has_vectors), (_NAIVE_TIMES, has_naive_times(spec.schema))) if used}
+    needed = {
+        _VECTORS: has_vectors,
+        _NAIVE_TIMES: has_naive_times(spec.schema.types),
+        _MAPPING: bool(spec.names_written),
+    }
+    features |= {name for name, is_needed in needed.items() if is_needed}
     return Protocol(
         min_reader_version=3 if features else 1,
         min_writer_version=7,

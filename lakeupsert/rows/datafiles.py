@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import msgspec
 import numpy as np
@@ -129,6 +129,10 @@ class DataFileWriter:
     """Writes rows, given in key order, to files of about ``FILE_BYTES`` each. ``files`` is complete when the block ends.
 
     A file appears in the store when it is closed. If the block ends with an error, the open file never appears.
+
+    Args:
+        schema: the columns that are taken from the rows.
+        names: what they are called in the file, where it differs (`TableSpec.names_written`).
     """
 
     def __init__(
@@ -138,11 +142,13 @@ class DataFileWriter:
         schema: pa.Schema,
         footer: Footer,
         sorted_by: tuple[str, ...],
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.files: list[DataFile] = []
         self._store = store
         self._new_name = new_name
         self.schema = schema
+        self._written = pa.schema([field.with_name(names.get(field.name, field.name)) for field in schema])
         self._footer = footer
         # Parquet numbers sorting columns by leaf. With nested columns, a column's index is not its leaf's number.
         flat = not any(pa.types.is_nested(type_) for type_ in schema.types)
@@ -174,7 +180,7 @@ class DataFileWriter:
         if rows.num_rows == 0:
             return
         columns = [rows.column(name) for name in self.schema.names]
-        rows = pa.Table.from_arrays(columns, schema=self.schema)
+        rows = pa.Table.from_arrays(columns, schema=self._written)
         self._held.append(rows)
         self._held_bytes += rows.nbytes
         if self._held_bytes >= ROW_GROUP_BYTES:
@@ -197,7 +203,7 @@ class DataFileWriter:
         stack = ExitStack()
         checksums = ChecksumSink(stack.enter_context(self._store.write(name)))
         sink = pa.BufferedOutputStream(pa.PythonFile(checksums, "w"), BUFFER_BYTES)
-        schema = self.schema.with_metadata(self._footer.metadata(name))
+        schema = self._written.with_metadata(self._footer.metadata(name))
         writer = stack.enter_context(
             pq.ParquetWriter(
                 sink,
@@ -231,12 +237,10 @@ class DataFileWriter:
         self._rows = 0
 
 
-def write_to_pack(
-    pack: Pack, rows: Rows, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]
-) -> list[DataFile]:
+def write_to_pack(pack: Pack, rows: Rows, schema: pa.Schema, footer: Footer, spec: TableSpec) -> list[DataFile]:
     """Write ``rows``, in key order, to one file in the pack, or to several if there are many rows."""
     at, files = pack.bytes, []
-    with DataFileWriter(pack, lambda: pack.name, schema, footer, sorted_by) as out:
+    with DataFileWriter(pack, lambda: pack.name, schema, footer, spec.stored_key, spec.names_written) as out:
         out.write(rows)
     for file in out.files:
         files.append(msgspec.structs.replace(file, at=at))
@@ -245,14 +249,14 @@ def write_to_pack(
 
 
 def write_in_pieces(
-    pack: Pack, pieces: Iterable[Rows], bits: int, schema: pa.Schema, footer: Footer, sorted_by: tuple[str, ...]
+    pack: Pack, pieces: Iterable[Rows], bits: int, schema: pa.Schema, footer: Footer, spec: TableSpec
 ) -> DataFile:
     """Write 2^``bits`` tables to one file in the pack: the parts of the footer's bucket, in their order."""
     at, count = pack.bytes, 0
     ends: list[PieceEnd] = []
     for number, rows in enumerate(pieces, footer.bucket << bits):
         of_piece = replace(footer, bucket=number, bits=footer.bits + bits)
-        files = write_to_pack(pack, rows, schema, of_piece, sorted_by)
+        files = write_to_pack(pack, rows, schema, of_piece, spec)
         if len(files) > 1:
             raise ValueError(f"{rows.num_rows} rows do not fit into one piece")
         count += sum(file.rows for file in files)

@@ -21,6 +21,7 @@ from lakeupsert.table.spec import (
     ColumnGroup,
     DeleteRule,
     FieldText,
+    FileName,
     Ordering,
     PartitionColumn,
     Rename,
@@ -300,8 +301,11 @@ def evolve(spec: TableSpec, schema: pa.Schema) -> TableSpec:
     return _spec(fields, spec, numbering.last)
 
 
-def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
-    """The spec with a column renamed to ``name``. Raises ConfigurationError if that is not possible."""
+def rename(spec: TableSpec, column: str, name: str, *, one_name: bool = False) -> TableSpec:
+    """The spec with a column renamed to ``name``. Raises ConfigurationError if that is not possible.
+
+    ``one_name``: from now on no column changes its name in data files.
+    """
     field = _free_field(spec, column, f"be called {name!r}")
     if not name.strip() or name.lower().startswith(RESERVED) or not name.isprintable():
         raise ConfigurationError(
@@ -325,13 +329,13 @@ def rename(spec: TableSpec, column: str, name: str) -> TableSpec:
             next="choose another name, or rename or drop that column first",
         )
     fields = [f.with_name(name) if f.name == field.name else f for f in spec.schema]
-    return _record_rename(spec, field, fields)
+    return _record_rename(spec, field, fields, one_name=one_name)
 
 
-def drop(spec: TableSpec, column: str) -> TableSpec:
-    """The spec without a column. Raises ConfigurationError if the column is needed."""
+def drop(spec: TableSpec, column: str, *, one_name: bool = False) -> TableSpec:
+    """The spec without a column. Raises ConfigurationError if the column is needed. ``one_name`` as in `rename`."""
     field = _free_field(spec, column, "be dropped")
-    return _record_rename(spec, field, [f for f in spec.schema if f.name != field.name])
+    return _record_rename(spec, field, [f for f in spec.schema if f.name != field.name], one_name=one_name)
 
 
 def roles(spec: TableSpec) -> dict[str, str]:
@@ -376,11 +380,24 @@ def _free_field(spec: TableSpec, column: str, what: str) -> pa.Field:
     return spec.schema.field(name)
 
 
-def _record_rename(spec: TableSpec, field: pa.Field, fields: Sequence[pa.Field]) -> TableSpec:
-    one = Rename(id=field_id(field), name=field.name, last_field_id=spec.last_field_id)
-    requires = tuple(sorted({*spec.requires, "renames"}))  # a reader that goes by name alone would misread such a table
+def _record_rename(spec: TableSpec, field: pa.Field, fields: Sequence[pa.Field], *, one_name: bool) -> TableSpec:
+    id_ = field_id(field)
+    one = Rename(id=id_, name=field.name, last_field_id=spec.last_field_id)
+    changed = msgspec.structs.replace(
+        _spec(fields, spec, spec.last_field_id),
+        renames=(*spec.renames, one),
+        requires=tuple(
+            sorted({*spec.requires, "renames"})
+        ),  # a reader that goes by names alone would misread such a table
+    )
+    if spec.one_name_since is None and not one_name:
+        return changed
+    written = [] if id_ in {other.id for other in spec.file_names} else [FileName(id=id_, name=field.name)]
     return msgspec.structs.replace(
-        _spec(fields, spec, spec.last_field_id), renames=(*spec.renames, one), requires=requires
+        changed,
+        one_name_since=len(spec.renames) if spec.one_name_since is None else spec.one_name_since,
+        file_names=(*spec.file_names, *written),
+        requires=tuple(sorted({*changed.requires, "file_names"})),
     )
 
 
@@ -565,9 +582,25 @@ class _Numbering:
 
 def _spec(fields: Sequence[pa.Field], like: TableSpec, last_field_id: int) -> TableSpec:
     schema = pa.schema(fields)
+    texts = tuple(FieldText(id=field_id(f), name=f.name, type=str(f.type)) for f in schema)
     return msgspec.structs.replace(
         like,
-        fields=tuple(FieldText(id=field_id(f), name=f.name, type=str(f.type)) for f in schema),
+        fields=texts,
         arrow_schema=base64.b64encode(schema.serialize()).decode(),
         last_field_id=last_field_id,
+        file_names=_with_new_names(like, texts),
     )
+
+
+def _with_new_names(spec: TableSpec, fields: Iterable[FieldText]) -> tuple[FileName, ...]:
+    """`file_names`, with those of the ``fields`` that are new and whose name is that of another field in files."""
+    found = list(spec.file_names)
+    for field in fields:
+        if field.id <= spec.last_field_id:
+            continue
+        name, taken = field.name, {one.name.lower() for one in found}
+        while name.lower() in taken:
+            name, taken = f"{name}_{field.id}", taken | {other.name.lower() for other in fields}
+        if name != field.name:
+            found.append(FileName(id=field.id, name=name))
+    return tuple(found)

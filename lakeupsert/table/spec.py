@@ -1,8 +1,9 @@
 """The spec: what a table is. Columns with field ids; key, ordering and partition columns; the delete rule. A chain; never
 trimmed.
 
-A field keeps its id for life and its name until `rename` or `drop`. The spec remembers both, so a file of any age is read by the
-names of its time, and a reused name never shows the values of another column (ADR 0020).
+A field keeps its id for life and its name until `rename` or `drop`. The spec remembers both, so landing files of any age are read
+by the names of their time, and a reused name never shows the values of another column (ADR 0020). In data files a field keeps one
+name, so that engines that go by name can read all of them alike (ADR 0036).
 """
 
 import base64
@@ -34,7 +35,7 @@ BATCH = "_lakeupsert_batch"
 """Integer column of history files: the ledger number of the row's batch; for a stored row, of the last merged batch."""
 MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` wrote: the partition that the key moved to."""
-FEATURES = frozenset({"columns", "history", "renames", "key_scope"})
+FEATURES = frozenset({"columns", "history", "renames", "key_scope", "file_names"})
 """Format features that a spec may require its readers and writers to know."""
 
 
@@ -157,6 +158,13 @@ class Rename(msgspec.Struct, frozen=True, kw_only=True):
     last_field_id: int
 
 
+class FileName(msgspec.Struct, frozen=True, kw_only=True):
+    """What field ``id`` is called in data files, if that is not its name."""
+
+    id: int
+    name: str
+
+
 class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One version of the spec.
 
@@ -174,6 +182,9 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         requires: format features that a reader or writer must know to use the table.
         arrow_schema: the schema as Arrow IPC in base64, with field ids in the fields' metadata and with the partition columns.
         renames: all renames and drops, oldest first.
+        one_name_since: in files that were written after at least so many of ``renames``, a field has one name for ever. None: it
+            has the name of that time.
+        file_names: these names, of fields that were renamed or dropped since, and of new ones whose name is taken in files.
         bucket_count: always 1; manifests say how each partition is split into buckets.
     """
 
@@ -198,6 +209,8 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     arrow_schema: str
     last_field_id: int
     renames: tuple[Rename, ...] = ()
+    one_name_since: int | None = None
+    file_names: tuple[FileName, ...] = ()
     bucket_count: int = 1
 
     @cached_property
@@ -325,10 +338,17 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             and ids.get(one.name.lower(), one.last_field_id + 1) > one.last_field_id
         }
 
-    def names_in(self, renames: int) -> dict[str, str]:
-        """For a file written after so many ``renames``, the current name to the file's name of each column where they differ.
+    @cached_property
+    def names_written(self) -> dict[str, str]:
+        """What columns are called in the files that are written now, for each current name that differs."""
+        in_files = {one.id: one.name for one in self.file_names}
+        names = {field.name: in_files.get(field.id, field.name) for field in self.fields}
+        return {name: written for name, written in names.items() if name != written}
 
-        A newer column whose name another column had at that time gets a name that is in no file."""
+    def names_in(self, renames: int) -> dict[str, str]:
+        """What columns are called in a data file that was written after so many ``renames``, for each current name that differs.
+
+        A column that is not in such a file may have a name that is in no file."""
         if renames > len(self.renames):  # else columns would silently be taken for others
             raise TryAgainError(
                 "columns-renamed",
@@ -336,6 +356,16 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 f"started with {len(self.renames)}. Nothing was changed.",
                 next="run the same command again",
             )
+        return self.names_written if self.keeps_names(renames) else self.names_at(renames)
+
+    def keeps_names(self, renames: int) -> bool:
+        """Whether files that were written after so many ``renames`` have the one name of each column that never changes."""
+        return self.one_name_since is not None and renames >= self.one_name_since
+
+    def names_at(self, renames: int) -> dict[str, str]:
+        """What columns were called after so many ``renames``, for each current name that differs.
+
+        A newer column whose name another column had at that time gets a name that no column has."""
         changed = self.changed_names(renames)
         if not changed:
             return {}
@@ -386,6 +416,8 @@ def check_spec(old: TableSpec | None, new: TableSpec) -> None:
     broken = [name for name in fixed if getattr(old, name) != getattr(new, name)]
     broken += [f"field {f.id} ({f.name})" for f in old.fields if kept.get(f.id) != renamed.get(f.name, f.name)]
     broken += ["renames"] if new.renames[: len(old.renames)] != old.renames else []
+    broken += ["file_names"] if new.file_names[: len(old.file_names)] != old.file_names else []
+    broken += ["one_name_since"] if old.one_name_since not in (None, new.one_name_since) else []
     broken += ["requires"] if set(old.requires) - set(new.requires) else []
     if broken or new.last_field_id < old.last_field_id:
         raise DamagedTableError(

@@ -45,7 +45,7 @@ const (
 )
 
 var (
-	knownFeatures = []string{"columns", "history", "key_scope", "renames"}
+	knownFeatures = []string{"columns", "file_names", "history", "key_scope", "renames"}
 	versionName   = regexp.MustCompile(`^v[0-9]{20}\.json$`)
 	digestField   = regexp.MustCompile(`,"digest":"([0-9a-f]{64})"}$`)
 	footerDigits  = regexp.MustCompile(`(?s)lakeupsert\.crc..([0-9a-f]{8})`)
@@ -70,6 +70,11 @@ type spec struct {
 		Name        string
 		LastFieldID int `json:"last_field_id"`
 	}
+	OneNameSince *int `json:"one_name_since"`
+	FileNames    []struct {
+		ID   int
+		Name string
+	} `json:"file_names"`
 }
 
 type manifest struct {
@@ -178,6 +183,14 @@ func (t *table) nameIn(column arrow.Field, renames int) string {
 	text, _ := column.Metadata.GetValue("PARQUET:field_id")
 	id := must(strconv.Atoi(text))
 	require(renames <= len(t.spec.Renames), "a file has the names after %d renames, the spec has %d", renames, len(t.spec.Renames))
+	if since := t.spec.OneNameSince; since != nil && renames >= *since {
+		for _, named := range t.spec.FileNames {
+			if named.ID == id {
+				return named.Name
+			}
+		}
+		return column.Name
+	}
 	for place, later := range t.spec.Renames[renames:] {
 		if place == 0 && id > later.LastFieldID {
 			return ""

@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -351,10 +352,10 @@ def test_vacuum_deletes_old_versions_and_their_vectors(tmp_path: Path) -> None:
     assert delta_rows(lake.settings.processed) == lake.rows()
 
 
-def test_columns_renamed_hold_the_publisher_until_a_full_compaction(tmp_path: Path) -> None:
+def test_columns_that_were_renamed_before_hold_the_publisher_until_a_full_compaction(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 2)
     before = delta_rows(lake.settings.processed)
-    lake.table.rename_column("v", "value")
+    Table("t", msgspec.structs.replace(lake.settings, publishers=())).rename_column("v", "value")
     lake.land("2.jsonl", [{**row("k000", 0, 5), "value": 5}])
     lake.table.append(host="local")
     lake.table.dedupe(host="local")
@@ -367,3 +368,18 @@ def test_columns_renamed_hold_the_publisher_until_a_full_compaction(tmp_path: Pa
     lake.table.compact(full=True)
     assert standing(lake)[1] == 0
     assert delta_rows(lake.settings.processed) == lake.rows()
+
+
+def test_a_column_keeps_its_name_in_files_and_no_rename_holds_the_publisher(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    plain = DeltaTable(lake.settings.processed).protocol().reader_features or []
+    assert "columnMapping" not in plain  # Polars refuses it
+    lake.table.rename_column("v", "value")
+    lake.land("2.jsonl", [{**row("k000", 0, 5), "value": 5, "v": 7}])
+    lake.run()
+    assert standing(lake)[1] == 0
+    found = delta_rows(lake.settings.processed)
+    assert found == lake.rows()
+    assert {r["v"] for r in found} == {None, 7}
+    written = {name for file in lake.table.view().files() for name in pq.read_schema(file.path).names}
+    assert {name for name in written if name.startswith("v")} == {"v", "v_6"}

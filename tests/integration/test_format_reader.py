@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lakeupsert import Table
+from lakeupsert.config import PublisherName
 from lakeupsert.pipeline import strategy
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.servers import PROGRAMS, require
@@ -188,10 +189,12 @@ def test_added_and_wider_columns(columns: ModuleType, folder: Path) -> None:
     assert_read(columns.nights(folder, *nights, strategy="delta"))
 
 
+@pytest.mark.parametrize("publishers", [(), ("delta",)])
 @pytest.mark.usefixtures("small_rewrites")
-def test_a_name_that_was_renamed_dropped_and_comes_back(folder: Path) -> None:
+def test_a_name_that_was_renamed_dropped_and_comes_back(publishers: tuple[PublisherName, ...], folder: Path) -> None:
+    """With a publisher, a column keeps its name in files."""
     schema = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}
-    lake = Lake(folder, schema=schema, strategy="delta")
+    lake = Lake(folder, schema=schema, strategy="delta", publishers=publishers)
 
     def night(number: int, first: int, **values: object) -> None:
         plain = ({n: v for n, v in row(f"k{i}", 0, number).items() if n != "v"} for i in range(first, first + 4))

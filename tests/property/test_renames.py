@@ -1,5 +1,5 @@
 """Columns come, are renamed, dropped and come again under names that others had; batches, merges and restores in between: what
-readers see, of every snapshot, by Arrow and by Spark, is a model's."""
+readers see, of every snapshot, by Arrow, by Spark, and by delta-rs as a Delta table, is a model's."""
 
 import json
 import random
@@ -16,12 +16,15 @@ import pytest
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.pipeline import strategy
-from lakeupsert.testing.lake import Lake
+from lakeupsert.publishers.delta_log import list_log
+from lakeupsert.storage import open_store
+from lakeupsert.testing.lake import Lake, delta_rows
 from lakeupsert.testing.spark import collect
 
 NAMES = ("a", "b", "c", "e", "A")
 DAYS = (date(2020, 1, 1), date(2020, 1, 2))
 TYPES = {"int": pa.int64(), "text": pa.string(), "float": pa.float64()}
+SCHEMA = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}
 FIXED = {"k": pa.string(), "l": pa.int32(), "d": pa.date32(), "ts": pa.timestamp("us")}
 
 
@@ -67,8 +70,7 @@ class Model:
 
 class Machine:
     def __init__(self, root: Path, rng: random.Random, adopted: bool, **settings: Any) -> None:
-        schema = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "op": "string"}
-        self.lake, self.rng = Lake(root, schema=schema, **settings), rng
+        self.lake, self.rng = Lake(root, schema=SCHEMA, **settings), rng
         self.model = Model(settings["mode"] == "columns")
         self.kept: list[Column] = []  # a dropped one must not leave its address to another
         self.batches = 0
@@ -206,6 +208,10 @@ def as_seen(table: Any) -> list[dict[str, Any]]:
     return sorted(({**r, "ts": (r["ts"] - datetime(2020, 1, 1)).seconds} for r in rows), key=lambda r: (r["d"], r["k"]))
 
 
+def by_delta(machine: Machine, snapshot: int) -> list[dict[str, Any]]:
+    return as_seen(pa.Table.from_pylist(delta_rows(machine.lake.settings.processed, snapshot)))
+
+
 def by_spark(spark: Any, machine: Machine, snapshot: Any, where: str | None = None) -> list[dict[str, Any]]:
     return as_seen(collect(machine.lake.table.to_spark(spark, snapshot, where)))
 
@@ -229,12 +235,46 @@ def test_spark_sees_the_same(seed: int, folder: Path, monkeypatch: pytest.Monkey
             assert by_spark(spark, machine, number, f'"{name}" >= {least!r}') == wanted
 
 
-def run(seed: int, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> Machine:
+@pytest.mark.parametrize("mode", ["rows", "columns"])
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_delta_table_is_the_same_and_no_rename_holds_it(
+    seed: int, later: bool, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``later``: columns were renamed before the table got its publisher."""
+    if later:
+        before = run(seed, mode, folder, monkeypatch, steps=10)
+        machine = run(seed, mode, folder, monkeypatch, steps=20, publishers=("delta",), before=before)
+        machine.lake.table.compact(full=True)
+        machine.publish()
+    else:
+        machine = run(seed, mode, folder, monkeypatch, steps=30, publishers=("delta",))
+    assert machine.lake.table.status().publishers["delta"].behind == 0
+    log = list_log(open_store(machine.lake.settings.processed))
+    first = max(log.checkpoints) if later else 0
+    versions = [number for number in machine.snapshots if number >= first]
+    assert versions
+    for number in versions:
+        assert by_delta(machine, number) == machine.snapshots[number][1], f"version {number}"
+
+
+def run(
+    seed: int,
+    mode: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    before: Machine | None = None,
+    **settings: Any,
+) -> Machine:
+    """Take some steps with a new table, or go on with that of ``before``."""
     monkeypatch.setattr(strategy, "TOGETHER", 2)
-    rng = random.Random(seed)
-    machine = Machine(
-        folder, rng, adopted=seed % 3 == 0, strategy=("rewrite", "delta")[seed % 2], keep_snapshots=1000, mode=mode
-    )
+    settings |= {"strategy": ("rewrite", "delta")[seed % 2], "keep_snapshots": 1000, "mode": mode}
+    if before is None:
+        machine = Machine(folder, random.Random(seed), adopted=seed % 3 == 0, **settings)
+    else:
+        machine = before
+        machine.lake = Lake(folder, schema=SCHEMA, **settings)
     for _ in range(steps):
         machine.step()
         machine.check()

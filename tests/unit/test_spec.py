@@ -137,6 +137,22 @@ def test_spec_that_renames_without_saying_so_is_not_written() -> None:
         assert raised.value.code == "broken-invariant"
 
 
+def test_a_column_keeps_its_name_in_files_and_no_other_gets_it() -> None:
+    first = made(pa.schema([*SCHEMA, ("a", pa.int8()), ("b", pa.int8())]))
+    old = rename(first, "b", "c")  # before files kept names
+    kept = rename(old, "a", "x", one_name=True)
+    assert kept.names_in(0) == {"c": "b", "x": "a"}
+    assert kept.names_in(1) == kept.names_written == {"x": "a"}
+    anew = drop(evolve(kept, pa.schema([("A", pa.int8())])), "c")
+    assert anew.names_written == {"x": "a", "A": f"A_{anew.last_field_id}"}
+    again = evolve(anew, pa.schema([(f"a_{anew.last_field_id}", pa.int8()), ("c", pa.string())]))
+    written = [again.names_written.get(name, name).lower() for name in again.schema.names]
+    assert len({*written, "c"}) == len(written) + 1, "the dropped column is still in files"
+    assert {"file_names", "renames"} <= {*again.requires}
+    for before, after in ((first, old), (old, kept), (kept, anew), (anew, again)):
+        check_spec(before, after)
+
+
 def test_columns_that_settings_name() -> None:
     spec = made(
         partition_by=["day", "hour(at)"],
