@@ -1,12 +1,13 @@
 """What deltas cost a reader in Spark: the same rows read in turns, with deltas and vectors, and as plain Parquet.
 
-Reads     nothing; makes the workload `large` (benchmarks/workload.py)
+Reads     what `make readers` got; makes the workload `large` (benchmarks/workload.py)
 Writes    build/bench, and benchmarks/results/reads.md
 Repeat    safe: begins anew
 
 Two tables get the same nights, one by strategy `auto`, which leaves deltas and compacts by itself, one by `rewrite`. After the
-first night and the last one session reads them in turns: ours through `to_spark`, planning included, and the other's files by
-`spark.read.parquet`. Neighbours of the machine slow down both. Every figure has to equal DuckDB's; otherwise exit code 1.
+first night and the last one session reads them in turns: ours through `to_spark`, planning included, and as a Delta table; the
+other's files by `spark.read.parquet`. Neighbours of the machine slow down all. Every figure has to equal
+DuckDB's; otherwise exit code 1.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import msgspec
+
 from benchmarks.machine import commit, facts, sentence, versions
 from benchmarks.peers.ours import settings
 from benchmarks.peers.spark import session
@@ -26,6 +29,11 @@ from benchmarks.workload import WORKLOADS, Workload, make
 from lakeupsert import sparkenv
 from lakeupsert.api import Table
 
+JARS = Path("build/readers/jars")
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 9
 WARMING = 3
@@ -47,7 +55,8 @@ def main() -> int:
         shutil.rmtree(folder / strategy, ignore_errors=True)
         (folder / strategy / "landing").mkdir(parents=True)
         tables[strategy] = Table("t", settings(workload, folder / strategy, strategy))
-    spark = session(folder)
+    tables["auto"] = Table("t", msgspec.structs.replace(tables["auto"].settings, publishers=("delta",)))
+    spark = session(folder, sorted(path.absolute() for path in JARS.glob("*.jar")), DELTA)
     lines, good = [], True
     for number, file in enumerate(["base.parquet", *(night.file for night in workload.nights)]):
         for strategy, table in tables.items():
@@ -58,7 +67,17 @@ def main() -> int:
             lines += found
             good = good and same
             print(*found, sep="\n", flush=True)
-    head = ["nights", "read", "plain, s", "ours, s", "times", "delta files", "superseded rows"]
+    head = [
+        "nights",
+        "read",
+        "plain, s",
+        "`to_spark`, s",
+        "times",
+        "Delta, s",
+        "times",
+        "delta files",
+        "superseded rows",
+    ]
     told = [
         "# Reads after deltas",
         "",
@@ -92,15 +111,18 @@ def read(spark: Any, workload: Workload, tables: dict[str, Table], number: int) 
         def theirs(where: str = where) -> Any:
             return spark.read.option("basePath", root).parquet(*plain).where(where)
 
-        seconds: dict[Callable[[], Any], list[float]] = {theirs: [], ours: []}
+        def by_delta(where: str = where) -> Any:
+            return spark.read.format("delta").load(tables["auto"].settings.processed).where(where)
+
+        seconds: dict[Callable[[], Any], list[float]] = {theirs: [], ours: [], by_delta: []}
         for _ in range(ROUNDS):
             for side, taken in seconds.items():
                 begun = perf_counter()
                 seen = side().selectExpr(*workload.figures.values()).collect()[0]
                 taken.append(perf_counter() - begun)
                 good = good and workload.comparable(seen) == expected
-        plain_seconds, our_seconds = (median(taken[WARMING:]) for taken in seconds.values())
-        figures = f"{plain_seconds:.2f} | {our_seconds:.2f} | {our_seconds / plain_seconds:.2f}"
+        plain_seconds, *others = (median(taken[WARMING:]) for taken in seconds.values())
+        figures = " | ".join([f"{plain_seconds:.2f}", *(f"{s:.2f} | {s / plain_seconds:.2f}" for s in others)])
         lines.append(f"| {number} | {name} | {figures} | {deltas} | {dead:,} |")
     return lines, good
 

@@ -30,6 +30,7 @@ _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 VectorPlace = Literal["file", "inline"]
+DeltaTimestamps = Literal["naive", "utc"]
 PublisherName = Literal["delta"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
@@ -147,6 +148,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Formats in which other engines read the table: after each publish, these are brought up to its snapshot."""
     delta_vectors: VectorPlace = "file"
     """Where the Delta log has deletion vectors: in files, or in the log itself, which delta-rs and Polars need for many."""
+    delta_timestamps: DeltaTimestamps = "naive"
+    """How readers of Delta see times without a zone: as they are, or as instants, which Fabric and BigQuery need."""
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
@@ -510,7 +513,8 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
     _check_retention(settings, refuse)
     _check_order_in_name(settings, refuse)
     if "delta" not in settings.publishers:
-        _check_alone(settings, {"delta_vectors": "file"}, 'it has no effect without publishers = ["delta"]', refuse)
+        unused = {"delta_vectors": "file", "delta_timestamps": "naive"}
+        _check_alone(settings, unused, 'it has no effect without publishers = ["delta"]', refuse)
     names: dict[str, str] = {}
     for name in settings.schema:
         if (other := names.setdefault(name.lower(), name)) != name:

@@ -33,6 +33,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # keep_snapshots      = 7
 # superseded_retention = "24h"
 # publishers          = []         # ["delta"]: other engines read the table as a Delta table (docs/DELTA.md)
+# delta_timestamps    = "naive"    # or "utc": readers of Delta see times without a zone as UTC (Fabric, BigQuery)
 # delta_vectors       = "file"     # or "inline", for delta-rs and Polars with more than 512 deletion vectors
 # tombstone_retention  = "90d"    # how long deleted keys are remembered; by default for ever
 

@@ -41,7 +41,12 @@ def publisher(table: OpenTable, name: str) -> Publisher:
 
     settings = table.settings
     return DeltaPublisher(
-        table.objects, settings.retention, settings.delta_vectors, table.version, table.map_concurrently
+        table.objects,
+        settings.retention,
+        settings.delta_vectors,
+        "timestamp" if settings.delta_timestamps == "utc" else "timestamp_ntz",
+        table.version,
+        table.map_concurrently,
     )
 
 

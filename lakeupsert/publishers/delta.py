@@ -42,7 +42,7 @@ from lakeupsert.publishers.delta_log import (
     commit_name,
     list_log,
 )
-from lakeupsert.publishers.delta_types import has_naive_times, schema_string
+from lakeupsert.publishers.delta_types import DeltaSchema, NaiveTime, has_naive_times
 from lakeupsert.rows.vectors import vector_bytes
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
@@ -92,6 +92,7 @@ class DeltaPublisher:
     Attributes:
         retention: how long superseded files stay.
         vectors: the setting `delta_vectors`.
+        naive_time: as the setting `delta_timestamps` says.
         version: `pipeline.opened.OpenTable.version`.
         map_concurrently: for requests to the store.
     """
@@ -99,6 +100,7 @@ class DeltaPublisher:
     objects: TableObjects
     retention: timedelta
     vectors: VectorPlace
+    naive_time: NaiveTime
     version: Callable[[str, int], Manifest]
     map_concurrently: Concurrently
 
@@ -265,7 +267,7 @@ class DeltaPublisher:
                 txn_id=str(uuid.uuid5(uuid.UUID(spec.table_id), f"delta/{number}")),
             )
         )
-        protocol = _protocol(spec, state.protocol if state else None, has_vectors=has_vectors)
+        protocol = self._protocol(spec, state.protocol if state else None, has_vectors=has_vectors)
         if state is None or protocol != state.protocol:
             yield Action(protocol=protocol)
         metadata = self._metadata(
@@ -274,6 +276,24 @@ class DeltaPublisher:
         if state is None or metadata != state.metadata:
             yield Action(meta_data=metadata)
         yield Action(txn=Txn(spec.table_id, number, moment))
+
+    def _protocol(self, spec: TableSpec, before: Protocol | None, *, has_vectors: bool) -> Protocol:
+        """Only features that some reader needs: each one keeps some program out. A feature stays."""
+        needed = {
+            _VECTORS: has_vectors,
+            _NAIVE_TIMES: self.naive_time == "timestamp_ntz" and has_naive_times(spec.schema.types),
+            _MAPPING: bool(spec.names_written),
+        }
+        features = {
+            *((before and before.reader_features) or ()),
+            *(name for name, is_needed in needed.items() if is_needed),
+        }
+        return Protocol(
+            min_reader_version=3 if features else 1,
+            min_writer_version=7,
+            reader_features=tuple(sorted(features)) or None,
+            writer_features=tuple(sorted({*features, _TIMESTAMPS, FENCE})),
+        )
 
     def _metadata(
         self, spec: TableSpec, before: Metadata | None, number: int, moment: int, features: Collection[str]
@@ -287,7 +307,7 @@ class DeltaPublisher:
         return Metadata(
             id=str(uuid.UUID(spec.table_id)),
             format=Format(),
-            schema_string=schema_string(spec, mapped=_MAPPING in features),
+            schema_string=DeltaSchema(self.naive_time, _MAPPING in features).text(spec),
             partition_columns=spec.partition_by,
             configuration={
                 "delta.enableInCommitTimestamps": "true",
@@ -385,20 +405,3 @@ def _tags(file: DataFile) -> dict[str, str]:
     if vector is None:
         return {}
     return {_TAG: f"{vector.name}:{vector.at}" if vector.name else f"{zlib.crc32(vector.inline):08x}:{vector.rows}"}
-
-
-def _protocol(spec: TableSpec, before: Protocol | None, *, has_vectors: bool) -> Protocol:
-    """Only features that some reader needs: each one keeps some program out. A feature stays."""
-    features = set((before and before.reader_features) or ())
-    needed = {
-        _VECTORS: has_vectors,
-        _NAIVE_TIMES: has_naive_times(spec.schema.types),
-        _MAPPING: bool(spec.names_written),
-    }
-    features |= {name for name, is_needed in needed.items() if is_needed}
-    return Protocol(
-        min_reader_version=3 if features else 1,
-        min_writer_version=7,
-        reader_features=tuple(sorted(features)) or None,
-        writer_features=tuple(sorted({*features, _TIMESTAMPS, FENCE})),
-    )

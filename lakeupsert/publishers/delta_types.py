@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 import pyarrow as pa
 
@@ -10,8 +12,9 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.spec import TableSpec, field_id
 
 Json = str | int | None | Mapping[str, "Json"] | list["Json"]
+NaiveTime = Literal["timestamp_ntz", "timestamp"]
+"""As what readers see times without a zone."""
 
-_NAIVE_TIME = "timestamp_ntz"
 _NAMES = {
     pa.string(): "string",
     pa.large_string(): "string",
@@ -25,73 +28,68 @@ _NAMES = {
     pa.binary(): "binary",
     pa.large_binary(): "binary",
     pa.date32(): "date",
-    pa.timestamp("us"): _NAIVE_TIME,
-    pa.timestamp("ms"): _NAIVE_TIME,
-    pa.timestamp("s"): _NAIVE_TIME,
 }
 
 
-def schema_string(spec: TableSpec, *, mapped: bool) -> str:
-    """The table's schema in Delta's JSON, if ``mapped`` with what each column is called in files.
+@dataclass(frozen=True)
+class DeltaSchema:
+    """How the columns are shown. ``mapped``: with what each is called in files, because some names differ."""
 
-    Raises ConfigurationError if Delta has no type for a column, or one that some engine reads wrongly.
-    """
-    schema = spec.schema
-    unfit = {field.name: str(field.type) for field in schema if _type(field.type) is None}
-    if unfit:
-        columns = ", ".join(f"{name!r} is {type_}" for name, type_ in unfit.items())
-        raise ConfigurationError(
-            "unfit-for-delta",
-            f"Delta has no type for some columns: {columns}. The Delta log "
-            "was not changed; readers of lakeupsert are not concerned.",
-            next="declare another type in [tables.NAME.schema] of a new table, or remove 'delta' from `publishers`",
-        )
-    struct = _struct(schema, mapped=mapped, names=spec.names_written)
-    return json.dumps(struct, ensure_ascii=False, separators=(",", ":"))
+    naive_time: NaiveTime
+    mapped: bool
+
+    def text(self, spec: TableSpec) -> str:
+        """The schema in Delta's JSON.
+
+        Raises ConfigurationError if Delta has no type for a column, or one that some engine reads wrongly.
+        """
+        unfit = {field.name: str(field.type) for field in spec.schema if self._type(field.type) is None}
+        if unfit:
+            columns = ", ".join(f"{name!r} is {type_}" for name, type_ in unfit.items())
+            raise ConfigurationError(
+                "unfit-for-delta",
+                f"Delta has no type for some columns: {columns}. The Delta log "
+                "was not changed; readers of lakeupsert are not concerned.",
+                next="declare another type in [tables.NAME.schema] of a new table, or remove 'delta' from `publishers`",
+            )
+        return json.dumps(self._struct(spec.schema, spec.names_written), ensure_ascii=False, separators=(",", ":"))
+
+    def _struct(
+        self, fields: pa.Schema | pa.StructType, names_written: Mapping[str, str] = MappingProxyType({})
+    ) -> Json:
+        def metadata(field: pa.Field) -> Json:
+            if not self.mapped:
+                return {}
+            return {
+                "delta.columnMapping.id": field_id(field),
+                "delta.columnMapping.physicalName": names_written.get(field.name, field.name),
+            }
+
+        shown: list[Json] = [
+            {"name": f.name, "type": self._type(f.type), "nullable": True, "metadata": metadata(f)} for f in fields
+        ]
+        return {"type": "struct", "fields": shown}
+
+    def _type(self, type_: pa.DataType) -> Json:
+        """Delta's name or JSON of a type; None if it has none: unsigned integers, nanoseconds, float16, times of day."""
+        t = pa.types
+        if t.is_timestamp(type_):
+            return None if type_.unit == "ns" else "timestamp" if type_.tz else self.naive_time
+        if t.is_decimal(type_):
+            fits = type_.precision <= 38 and 0 <= type_.scale <= type_.precision
+            return f"decimal({type_.precision},{type_.scale})" if fits else None
+        if t.is_struct(type_):
+            return self._struct(type_) if all(self._type(field.type) for field in type_) else None
+        if t.is_list(type_) or t.is_large_list(type_):
+            element = self._type(type_.value_type)
+            return element and {"type": "array", "elementType": element, "containsNull": True}
+        if t.is_map(type_):
+            key, value = self._type(type_.key_type), self._type(type_.item_type)
+            return key and value and {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+        return _NAMES.get(type_)
 
 
 def has_naive_times(types: Sequence[pa.DataType]) -> bool:
-    """Whether readers need the feature `timestampNtz`."""
+    """Whether a type is, or has in it, a time without a zone."""
     inner = ([type_.field(i).type for i in range(type_.num_fields)] for type_ in types if pa.types.is_nested(type_))
-    return any(_NAMES.get(type_) == _NAIVE_TIME for type_ in types) or any(map(has_naive_times, inner))
-
-
-def _struct(
-    fields: pa.Schema | pa.StructType, *, mapped: bool, names: Mapping[str, str] = MappingProxyType({})
-) -> Json:
-    """``names``: what top-level fields are called in files."""
-    return {
-        "type": "struct",
-        "fields": [
-            {
-                "name": f.name,
-                "type": _type(f.type, mapped=mapped),
-                "nullable": True,
-                "metadata": {
-                    "delta.columnMapping.id": field_id(f),
-                    "delta.columnMapping.physicalName": names.get(f.name, f.name),
-                }
-                if mapped
-                else {},
-            }
-            for f in fields
-        ],
-    }
-
-
-def _type(type_: pa.DataType, *, mapped: bool = False) -> Json:
-    """Delta's name or JSON of a type; None if it has none. Unsigned integers, nanoseconds, float16 and times of day have none."""
-    t = pa.types
-    if t.is_timestamp(type_) and type_.tz is not None and type_.unit != "ns":
-        return "timestamp"
-    if t.is_decimal(type_) and type_.precision <= 38 and 0 <= type_.scale <= type_.precision:
-        return f"decimal({type_.precision},{type_.scale})"
-    if t.is_struct(type_) and all(_type(field.type) for field in type_):
-        return _struct(type_, mapped=mapped)
-    if t.is_list(type_) or t.is_large_list(type_):
-        element = _type(type_.value_type, mapped=mapped)
-        return element and {"type": "array", "elementType": element, "containsNull": True}
-    if t.is_map(type_):
-        key, value = (_type(inner, mapped=mapped) for inner in (type_.key_type, type_.item_type))
-        return key and value and {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
-    return _NAMES.get(type_)
+    return any(pa.types.is_timestamp(type_) and not type_.tz for type_ in types) or any(map(has_naive_times, inner))
