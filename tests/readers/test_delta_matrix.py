@@ -3,6 +3,7 @@
 import datetime as dt
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -114,8 +115,8 @@ def restored(folder: Path) -> Lake:
 
 
 def in_between(folder: Path) -> Lake:
-    lake = Lake(folder).run(FIRST)
-    lake.land(SECOND)
+    lake = Lake(folder).run(FIRST, SECOND)
+    lake.land(rows([3, 30], 3))
     lake.table.append(host="local")
     lake.table.dedupe(host="local")
     return lake
@@ -155,30 +156,55 @@ HANGS = {("polars", "545 vectors"), ("delta-rs", "545 vectors")}
 """What may hang, and is not tried. The publisher warns of it."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """Snapshots of a table, by number, as `export --snapshot` gives them."""
+
+    name: str
+    lake: Lake
+    exported: Mapping[int, pa.Table]
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Lake]:
-    lake = CASES[request.param](tmp_path_factory.mktemp("lake"))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("lake")
+    lake = CASES[request.param](folder)
     assert lake.table.status().publishers["delta"].behind == 0
-    return request.param, lake
+    exported: dict[int, pa.Table] = {}
+    for link in lake.table.snapshots():
+        lake.table.export(folder / f"{link.number}.parquet", snapshot=link.number)
+        exported[link.number] = as_declared(lake, pq.read_table(folder / f"{link.number}.parquet"))
+    assert len(exported) > 1
+    return Case(request.param, lake, exported)
+
+
+def as_declared(lake: Lake, exported: pa.Table) -> pa.Table:
+    if lake.table.settings.delta_timestamps == "naive":
+        return exported
+    return exported.set_column(exported.column_names.index("at"), "at", exported["at"].cast(SCHEMA.field("seen").type))
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_rows_of_every_reader(readers: Readers, reader: str, case: tuple[str, Lake]) -> None:
-    name, lake = case
-    if (reader, name) in HANGS:
+def test_newest_version_by_every_reader(readers: Readers, reader: str, case: Case) -> None:
+    if (reader, case.name) in HANGS:
         pytest.skip("it may hang, and `run` warns of it: delta-rs has 512 threads for deletion vectors")
-    expected = lake.table.to_arrow().read_all()
-    if lake.table.settings.delta_timestamps == "utc":
-        expected = expected.set_column(
-            expected.column_names.index("at"), "at", expected["at"].cast(SCHEMA.field("seen").type)
-        )
-    expected = as_shown(reader, "delta", expected)
+    is_read = check(readers, reader, case, max(case.exported), version=None)
+    assert is_read != ((reader, case.name) in REFUSED), "it reads what it was recorded to refuse"
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_earlier_versions_by_every_reader(readers: Readers, reader: str, case: Case) -> None:
+    for number in sorted(case.exported)[:-1]:
+        check(readers, reader, case, number, version=number)
+
+
+def check(readers: Readers, reader: str, case: Case, number: int, version: int | None) -> bool:
+    """Whether the reader read the version, which then was exact; otherwise it is recorded to refuse the table."""
     try:
-        found = readers[reader].read(Place("delta", str(lake.folder / "processed")))
+        found = readers[reader].read(Place("delta", str(case.lake.folder / "processed")), version=version)
     except Refusal as refusal:
-        assert (reader, name) in REFUSED, f"{reader} refused {name}: {refusal}"
-        assert REFUSED[reader, name] in str(refusal)
-        return
-    difference = compare(found, expected, ["id"])
-    assert difference.exact, f"{reader} reads {name}: {difference}"
-    assert (reader, name) not in REFUSED, "it reads what it was recorded to refuse"
+        assert REFUSED.get((reader, case.name), "nothing") in str(refusal), f"{reader} refused {case.name}: {refusal}"
+        return False
+    difference = compare(found, as_shown(reader, "delta", case.exported[number]), ["id"])
+    assert difference.exact, f"{reader} reads version {number} of {case.name}: {difference}"
+    return True
