@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -114,6 +115,20 @@ def restored(folder: Path) -> Lake:
     return lake.run(rows([3], 3))
 
 
+def adopted(folder: Path) -> Lake:
+    """Files that another program wrote, with field ids of its own, before and after their first merge."""
+    lake = Lake(folder)
+    for number in (0, 4):
+        own = FIRST.filter(pc.equal(FIRST["part"], PARTITIONS[number])).drop_columns("part")
+        fields = [field.with_metadata({"PARQUET:field_id": str(40 - place)}) for place, field in enumerate(own.schema)]
+        place = folder / "processed" / f"part={PARTITIONS[number]}"
+        place.mkdir(parents=True)
+        pq.write_table(own.cast(pa.schema(fields)), place / "part-0.parquet")
+    lake.table.adopt()
+    lake.table.rename_column("name", "title")
+    return lake.run(rows([*range(0, 24, 10), 24], 2).rename_columns({"name": "title"}))
+
+
 def in_between(folder: Path) -> Lake:
     lake = Lake(folder).run(FIRST, SECOND)
     lake.land(rows([3, 30], 3))
@@ -136,6 +151,7 @@ CASES: Mapping[str, Callable[[Path], Lake]] = {
     "checkpoint": lambda folder: Lake(folder).run(FIRST, *[rows(range(n % 3, 24, 3), n) for n in range(2, 12)]),
     "new column": lambda folder: Lake(folder).run(FIRST, SECOND.append_column("more", SECOND["id"])),
     "renamed": renamed,
+    "adopted": adopted,
     "widened": widened,
     "mode columns": lambda folder: Lake(folder, mode="columns").run(
         FIRST, SECOND.select(["id", "part", "seen", "amount"])
@@ -149,6 +165,7 @@ CASES: Mapping[str, Callable[[Path], Lake]] = {
 }
 REFUSED: Mapping[tuple[str, str], str] = {
     ("polars", "renamed"): "columnMapping",
+    ("polars", "adopted"): "columnMapping",
     ("trino", "545 inline"): "Unsupported storage type for deletion vector: i",
 }
 """By reader and case: what its message has. Never other rows."""
