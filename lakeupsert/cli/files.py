@@ -12,6 +12,7 @@ from lakeupsert.cli.program import main
 from lakeupsert.errors import RefusedError
 
 if TYPE_CHECKING:
+    from lakeupsert.api import Table
     from lakeupsert.table.manifest import DataFile
     from lakeupsert.table.spec import TableSpec
 
@@ -42,7 +43,7 @@ def files(call: Call, snapshot: str, where: str | None) -> Answer:
         result = {"snapshot": view.number, "files": found}
         superseded = sum(bool(file["superseded"]) for file in found)
         if superseded:
-            return Answer(result, "", error=_superseded_rows(table.name, superseded, len(found)))
+            return Answer(result, "", error=_superseded_rows(table, superseded, len(found)))
         paths = "\n".join(str(file["path"]) for file in found)
         return Answer(result, paths, tuple(_other_names(view.spec, [file.file for file in listed])))
 
@@ -60,11 +61,14 @@ def _other_names(spec: "TableSpec", listed: Sequence["DataFile"]) -> Iterator[st
         yield f"files keep the first name of a renamed column, for engines that need one name: {output.short_list(names)}"
 
 
-def _superseded_rows(table: str, files: int, total: int) -> RefusedError:
+def _superseded_rows(table: "Table", files: int, total: int) -> RefusedError:
+    ways = "read the table with to_arrow or to_spark, or `lakeupsert export`"
+    if "delta" in table.settings.publishers:
+        ways = f"read {table.settings.processed} as a Delta table (docs/engines), or with to_arrow or to_spark"
     return RefusedError(
         "superseded-rows",
-        f"{files:,} of {total:,} files of table {table!r} contain superseded rows. A reader that opens only the files, "
+        f"{files:,} of {total:,} files of table {table.name!r} contain superseded rows. A reader that opens only the files, "
         "without their deletion vectors, would see them, so the files are not listed (--json lists them).",
-        next="read the table with to_arrow or to_spark, or `lakeupsert export`; or run `lakeupsert compact --full`, and set "
+        next=f"{ways}; or run `lakeupsert compact --full`, and set "
         'strategy = "rewrite" if readers open the files themselves',
     )

@@ -383,3 +383,11 @@ def test_a_column_keeps_its_name_in_files_and_no_rename_holds_the_publisher(tmp_
     assert {r["v"] for r in found} == {None, 7}
     written = {name for file in lake.table.view().files() for name in pq.read_schema(file.path).names}
     assert {name for name in written if name.startswith("v")} == {"v", "v_6"}
+
+
+def test_files_names_the_delta_table_where_a_listing_would_be_wrong(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    answer = CliRunner().invoke(main, ["files", "--json", "--config", str(lake.configure())])
+    error = json.loads(answer.output)["error"]
+    assert error["code"] == "superseded-rows"
+    assert f"{lake.settings.processed} as a Delta table" in error["next"]
