@@ -1,11 +1,15 @@
 """Read a view with DuckDB: with its own Parquet scan if the files allow it, otherwise through Arrow."""
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from lakeupsert.read.arrow import reader_schema, to_arrow
-from lakeupsert.read.native import files_to_scan, missing
-from lakeupsert.read.view import View
+from lakeupsert.read.native import DUCKDB_PLACE, files_to_scan, missing, superseded_rows
+from lakeupsert.read.view import View, ViewFile
+from lakeupsert.table.spec import FILE, PLACE
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -40,23 +44,37 @@ def to_duckdb(view: View, connection: "DuckDBPyConnection | None" = None) -> "Du
         return connection.from_arrow(_Rows(view))
     empty = connection.from_arrow(reader_schema(view.spec).empty_table())
     types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
-    scans = [_scan(view, types, renames, paths) for renames, paths in files.items()]
-    return connection.sql(" UNION ALL ".join(scans))
+    scans = [_scan(connection, view, types, renames, some) for renames, some in files.items()]
+    return reduce(lambda one, other: one.union(other), scans)
 
 
-def _scan(view: View, types: Mapping[str, str], renames: int, paths: Sequence[str]) -> str:
-    """SQL over files whose columns have the names after so many renames. A column that no file has is null."""
+def _scan(
+    connection: "DuckDBPyConnection", view: View, types: Mapping[str, str], renames: int, files: Sequence[ViewFile]
+) -> "DuckDBPyRelation":
+    """The rows of files whose columns have the names after so many renames. A column that no file has is null."""
     names = view.spec.names_in(renames)
     own = {name: names.get(name, name) for name in types}
     columns = ", ".join(f"CAST(NULL AS {type_}) AS {_quote(own[name])}" for name, type_ in types.items())
     hive = ", ".join(f"{_quote(own[name])}: {types[name]}" for name in view.spec.partition_by)
-    listed = ", ".join("'" + path.replace("'", "''") + "'" for path in paths)
+    listed = ", ".join("'" + file.path.replace("'", "''") + "'" for file in files)
     options = f"hive_partitioning = true, hive_types = {{{hive}}}, union_by_name = true"
     shown = ", ".join(f"CAST({_quote(own[name])} AS {type_}) AS {_quote(name)}" for name, type_ in types.items())
-    return (
-        f"SELECT {shown} FROM (SELECT {columns} WHERE false "
-        f"UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], {options}))"
+    dead = [
+        pa.table(
+            {FILE: pa.DictionaryArray.from_arrays(pa.nulls(len(places), pa.int8()).fill_null(0), [path]), PLACE: places}
+        )
+        for path, places in ((files[number].path, places) for number, places in superseded_rows(view, files))
+    ]
+    if dead:
+        options += f", {DUCKDB_PLACE} = true, filename = '{FILE}'"
+    scan = connection.sql(
+        f"SELECT {columns} WHERE false UNION ALL BY NAME SELECT * FROM read_parquet([{listed}], {options})"
     )
+    if dead:
+        marked = connection.from_arrow(pa.concat_tables(dead).unify_dictionaries()).set_alias("dead")
+        condition = f"live.{FILE} = dead.{FILE} AND live.{DUCKDB_PLACE} = dead.{PLACE}"
+        scan = scan.set_alias("live").join(marked, condition, how="anti")
+    return scan.project(shown)
 
 
 def _quote(name: str) -> str:

@@ -1,28 +1,35 @@
 """Which snapshots DuckDB and Polars may scan by themselves, from a list of files; they read all others through Arrow.
 
-A scan of their own is faster, and prunes by statistics. It is used only if each file has exactly the rows and types that readers
-see, so that nothing is left for an engine to decide.
+A scan of their own is faster, and prunes by statistics. It is used only if each file has exactly the types that readers see, so
+that nothing is left for an engine to decide. Superseded rows are taken out by an anti-join over their places in the files.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.view import View, ViewFile
+from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.table.layout import TableObjects, partition_texts
 from lakeupsert.table.spec import TableSpec
 
 _PATTERN = set("*?[{=")
 """Characters of a path below which engines would look for other files or partition columns."""
 
+MOST_SUPERSEDED = 50_000_000
+"""Superseded rows whose places an engine gets, some 16 bytes each. Reading through Arrow holds those of one file at a time."""
+DUCKDB_PLACE = "file_row_number"
+"""DuckDB's name for a row's place in its file."""
+
 log = logging.getLogger(__name__)
 
 
-def files_to_scan(view: View, engine: str) -> Mapping[int, Sequence[str]] | None:
-    """The paths of the files, by the number of renames before they were written. None: read through Arrow.
+def files_to_scan(view: View, engine: str) -> Mapping[int, Sequence[ViewFile]] | None:
+    """The files, by the number of renames before they were written. None: read through Arrow.
 
     Logs which it is, and why.
     """
@@ -32,10 +39,17 @@ def files_to_scan(view: View, engine: str) -> Mapping[int, Sequence[str]] | None
         log.info("%s reads through Arrow: %s", engine, why)
         return None
     log.info("%s scans %d files by itself", engine, len(files))
-    found: dict[int, list[str]] = {}
+    found: dict[int, list[ViewFile]] = {}
     for file in files:
-        found.setdefault(file.file.renames, []).append(file.path)
+        found.setdefault(file.file.renames, []).append(file)
     return found
+
+
+def superseded_rows(view: View, files: Sequence[ViewFile]) -> Iterator[tuple[int, pa.Array]]:
+    """The number of each file that has superseded rows, among ``files``, and their places in it, as int64."""
+    for number, file in enumerate(files):
+        if file.superseded:
+            yield number, pa.array(deleted_positions(view.objects.store, file.file).astype(np.int64))
 
 
 def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
@@ -46,8 +60,8 @@ def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
         return "the rows are merged while they are read"
     if not home.startswith("file:"):
         return "the table is on a remote store, for which the engine has credentials of its own"
-    if superseded := sum(bool(file.superseded) for file in files):
-        return f"{superseded} of {len(files)} files have deletion vectors; `lakeupsert compact --full` leaves none"
+    if (superseded := sum(file.superseded for file in files)) > MOST_SUPERSEDED:
+        return f"{superseded:,} rows are superseded; `lakeupsert compact --full` leaves none"
     if adopted := sum(TableObjects.start_of(file.name) is None for file in files):
         return f"{adopted} of {len(files)} files are as they were adopted"
     if view.retyped():
@@ -65,6 +79,9 @@ def _unfit(spec: TableSpec) -> str | None:
     for field in schema:
         if not _is_plain(field.type):
             return f"column {field.name!r} is {field.type}"
+    names = {name.lower() for name in (*schema.names, *spec.names_written.values())}
+    if DUCKDB_PLACE in names:
+        return f"a column is called {DUCKDB_PLACE}, as what DuckDB counts the rows of a file by"
     if len({name.lower() for name in schema.names}) < len(schema.names):
         return "two columns differ only in case"
     return None

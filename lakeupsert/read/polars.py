@@ -1,14 +1,20 @@
 """Read a view with Polars: with its own Parquet scan if the files allow it, otherwise through Arrow. Both are lazy."""
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from lakeupsert.engine.runs import runs
 from lakeupsert.read.arrow import reader_schema, to_arrow
-from lakeupsert.read.native import files_to_scan, missing
-from lakeupsert.read.view import View
+from lakeupsert.read.native import files_to_scan, missing, superseded_rows
+from lakeupsert.read.view import View, ViewFile
+from lakeupsert.table.spec import PLACE
 
 if TYPE_CHECKING:
     import polars as pl
+
+MOST_ROWS = 2**32 - 1
+"""In one scan. Polars counts them with 32 bits, unless it is the build for more."""
 
 
 def to_polars(view: View) -> "pl.LazyFrame":
@@ -26,24 +32,37 @@ def to_polars(view: View) -> "pl.LazyFrame":
     files = files_to_scan(view, "Polars")
     if files is None:
         return _through_arrow(view, empty.schema)
-    return pl.concat([_scan(view, empty.schema, renames, paths) for renames, paths in files.items()])
+    scans = [
+        _scan(view, empty.schema, renames, some)
+        for renames, of_one_time in files.items()
+        for some in runs(of_one_time, lambda file: file.file.rows, MOST_ROWS)
+    ]
+    return pl.concat(scans)
 
 
-def _scan(view: View, schema: "pl.Schema", renames: int, paths: Sequence[str]) -> "pl.LazyFrame":
+def _scan(view: View, schema: "pl.Schema", renames: int, files: Sequence[ViewFile]) -> "pl.LazyFrame":
     """The rows of files whose columns have the names after so many renames. A column that no file has is null."""
     import polars as pl
 
     names, parts = view.spec.names_in(renames), view.spec.partition_by
     own = {name: names.get(name, name) for name in schema}
+    firsts = list(
+        accumulate((file.file.rows for file in files), initial=0)
+    )  # Polars counts the rows of all files together
+    dead = [firsts[number] + pl.Series(places) for number, places in superseded_rows(view, files)]
     scan = pl.scan_parquet(
-        list(paths),
+        [file.path for file in files],
         glob=False,
+        row_index_name=PLACE if dead else None,
         schema={own[name]: type_ for name, type_ in schema.items() if name not in parts},
         hive_partitioning=True,
         hive_schema={own[name]: schema[name] for name in parts},
         missing_columns="insert",
         extra_columns="ignore",
     )
+    if dead:
+        marked = pl.LazyFrame({PLACE: pl.concat(dead)})
+        scan = scan.join(marked.cast(pl.get_index_type()), on=PLACE, how="anti")
     return scan.select([pl.col(own[name]).alias(name) for name in schema])
 
 

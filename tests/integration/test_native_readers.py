@@ -17,6 +17,7 @@ import pytest
 from lakeupsert.api import Table
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.read import native, polars
 
 LOGGER = "lakeupsert.read.native"
 PARTS = ["a b", "x=y", "ü", "%41", "'q'", "[y]*", "2026-01-01"]
@@ -115,20 +116,34 @@ def renamed(folder: Path) -> Table:
     return lake.run(again.append_column("day", pa.array(["a", "b", None, "d"])))  # another column under an old name
 
 
+def vectors(folder: Path) -> Table:
+    table = Lake(folder, strategy="delta").run(FIRST, rows(range(0, 24, 9), 2), rows(range(9, 27, 6), 3))
+    assert 1 < sum(bool(file.superseded) for file in table.files()) < len(table.files())
+    return table
+
+
+def renamed_vectors(folder: Path) -> Table:
+    lake = Lake(folder, strategy="delta")
+    lake.run(FIRST)
+    lake.table.rename_column("small", "tiny")
+    lake.run(rows(range(0, 24, 3), 2).rename_columns({"small": "tiny"}))
+    lake.table.rename_column("count", "small")
+    return lake.run(rows(range(0, 24, 9), 3).rename_columns({"small": "tiny", "count": "small"}))
+
+
 def dates(folder: Path) -> Table:
     table = pa.table({"k": range(4), "part": [date(1, 1, 1), *[date(2020, 1, 1)] * 3], "b": [i == 0 for i in range(4)]})
     table = table.append_column("n", pa.array([-(2**31), -1, 0, 7], pa.int32()))
     return Lake(folder, partition_by=("part", "b", "n")).run(table.append_column("ts", pa.array([1] * 4)))
 
 
-NATIVE: list[Callable[[Path], Table]] = [clean, added, renamed, dates]
+NATIVE: list[Callable[[Path], Table]] = [clean, added, renamed, vectors, renamed_vectors, dates]
 
 
-def vectors(folder: Path) -> Table:
-    lake = Lake(folder, strategy="delta")
-    table = lake.run(FIRST, rows(range(0, 24, 9), 2))
-    assert any(file.superseded for file in table.files())
-    return table
+def place_of_duckdb(folder: Path) -> Table:
+    return Lake(folder, strategy="delta").run(
+        *(night.append_column("FILE_row_number", night["ts"]) for night in (FIRST, rows(range(0, 24, 9), 2)))
+    )
 
 
 def widened(folder: Path) -> Table:
@@ -165,7 +180,16 @@ def adopted(folder: Path) -> Table:
     return lake.table
 
 
-ARROW: list[Callable[[Path], Table]] = [vectors, empty, widened, new_field, odd_types, pattern, null_text, adopted]
+ARROW: list[Callable[[Path], Table]] = [
+    place_of_duckdb,
+    empty,
+    widened,
+    new_field,
+    odd_types,
+    pattern,
+    null_text,
+    adopted,
+]
 
 
 def values(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
@@ -240,10 +264,27 @@ def test_filters_and_columns_reach_the_scan(tmp_path: Path) -> None:
 
 
 def test_arrow_reads_only_the_columns_that_polars_needs(tmp_path: Path) -> None:
-    table = vectors(tmp_path)
+    table = pattern(tmp_path)
     frame = table.to_polars().filter(pl.col("part") == "ü").select("ts")
     assert "PYTHON SCAN" in frame.explain()
     assert frame.collect().columns == ["ts"]
+
+
+def test_too_many_superseded_rows_are_left_to_arrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = vectors(tmp_path)
+    superseded = sum(file.superseded for file in table.files())
+    for most, scan in ((superseded, "Parquet SCAN"), (superseded - 1, "PYTHON SCAN")):
+        monkeypatch.setattr(native, "MOST_SUPERSEDED", most)
+        assert scan in table.to_polars().explain()
+
+
+def test_polars_scans_no_more_rows_at_once_than_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = vectors(tmp_path)
+    expected = pl.DataFrame(table.to_arrow().read_all())
+    monkeypatch.setattr(polars, "MOST_ROWS", 6)
+    frame = table.to_polars()
+    assert frame.explain().count("Parquet SCAN") > 1
+    assert same(frame.collect().rows(), expected.rows())
 
 
 def test_older_snapshot(tmp_path: Path) -> None:
