@@ -19,6 +19,7 @@ from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import DataFileWriter, Footer, stream_file, to_bytes
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import DELETED_AT, greatest_floor
+from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.rows.vectors import mark_deleted
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.layout import TableObjects, partition_scalars
@@ -65,6 +66,7 @@ class MergeWriter:
             footer(kind=kind),
             spec.stored_key,
             spec.names_written,
+            columns_with_statistics(spec, task.bits),
         )
         self._tombstones = DataFileWriter(
             store,

@@ -15,11 +15,13 @@ import hashlib
 import itertools
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import unquote
+
+import pyarrow as pa
 
 from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
@@ -42,6 +44,7 @@ from lakeupsert.publishers.delta_log import (
     commit_name,
     list_log,
 )
+from lakeupsert.publishers.delta_stats import stats_json
 from lakeupsert.publishers.delta_types import DeltaSchema, NaiveTime, has_naive_times
 from lakeupsert.rows.vectors import vector_bytes
 from lakeupsert.storage import ObjectInfo
@@ -49,7 +52,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_texts
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import TableSpec, field_id
 
 CHECKPOINT_EVERY = 10
 """Versions between checkpoints. More: readers and publishers read more commits. Fewer: more is written."""
@@ -64,8 +67,6 @@ _VECTORS, _NAIVE_TIMES, _MAPPING, _TIMESTAMPS = "deletionVectors", "timestampNtz
 _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
-_NO_BOUNDS = '"minValues":{},"maxValues":{},"nullCount":{}'
-"""In the statistics of a file. If they lack these, Trino's ANALYZE reads the file and commits its own, in spite of the fence."""
 _ENABLED = "delta.inCommitTimestampEnablement"
 _DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 """Those of Python's base 85."""
@@ -195,7 +196,8 @@ class DeltaPublisher:
         diffs = self._diffs(spec, link, before.body if before and state else None, state)
         vectors = self._write_vectors(log, spec, [f for diff in diffs for f in diff.files])
         actions = [*self._head(spec, link, state, moment, has_vectors=bool(vectors))]
-        actions += itertools.chain.from_iterable(_actions(diff, vectors, moment) for diff in diffs)
+        fields = {field_id(field): field for field in spec.schema}
+        actions += itertools.chain.from_iterable(_actions(diff, vectors, moment, fields) for diff in diffs)
         if state is None:
             state = State.first(link.number, actions)
             if link.number:  # first, because a log can't begin with a later commit
@@ -349,7 +351,7 @@ def _diff(
     return _Diff(values, tuple(files), gone, has_new_rows)
 
 
-def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int) -> Iterator[Action]:
+def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int, fields: Mapping[int, pa.Field]) -> Iterator[Action]:
     for add in diff.gone:
         yield Action(
             remove=Remove(
@@ -363,7 +365,6 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int) -> Iterator[A
             )
         )
     for file in diff.files:
-        bounds = ',"tightBounds":false' if file.deleted else ""
         yield Action(
             add=Add(
                 path=_path(file),
@@ -371,7 +372,7 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int) -> Iterator[A
                 size=file.bytes,
                 modification_time=moment,
                 data_change=diff.has_new_rows,
-                stats=f'{{"numRecords":{file.rows},{_NO_BOUNDS}{bounds}}}',
+                stats=stats_json(file, fields),
                 tags=_tags(file) or None,
                 deletion_vector=vectors.get(file.name),
             )

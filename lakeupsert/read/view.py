@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.read.skipping import file_test
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
@@ -99,10 +100,15 @@ class View:
         return partitions_of(self.spec, self.snapshot.partitions, where, schema)
 
     def files(self, where: str | None = None, only: str | None = None) -> Iterator[ViewFile]:
-        """The files to open, by partition and key; with ``only``, those of one partition."""
+        """The files to open for the filter, by partition and key; with ``only``, those of one partition.
+
+        Left out are files whose statistics rule out that a row passes.
+        """
+        may_pass = file_test(self.spec, where)
         for partition in self.partitions(where) if only is None else [only]:
+            values = partition_scalars(self.spec, partition) if where else {}
             for bucket in self._buckets(partition):
-                yield from self._files(partition, bucket.data)
+                yield from self._files(partition, (file for file in bucket.data if may_pass(file, values)))
 
     def retyped(self) -> bool:
         """Whether a column of the table, or a field of one, has had another type, which old files then have."""

@@ -4,7 +4,7 @@ import errno
 import io
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
@@ -19,12 +19,14 @@ import pyarrow.parquet as pq
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, ChecksumSink, open_checked
+from lakeupsert.rows.statistics import statistics_of
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
 from lakeupsert.table.layout import HOME, partition_of, rebuild_command
 from lakeupsert.table.manifest import DataFile, PieceEnd, TombstoneFile
 from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.types import leaves
 
 ROW_GROUP_BYTES = 32 << 20
 """Uncompressed bytes of a row group, and of the part of a base file that a merge holds in memory."""
@@ -116,13 +118,15 @@ class Pack:
 
 @dataclass(frozen=True)
 class _OpenFile:
-    """A file that is being written: the object in the store (``stack`` closes it), its checksums, a buffer, Arrow's writer."""
+    """A file that is being written: the object in the store (``stack`` closes it), its checksums, a buffer, Arrow's writer, and
+    where that puts the footer in the end."""
 
     name: str
     stack: ExitStack
     sink: pa.NativeFile
     checksums: ChecksumSink
     writer: pq.ParquetWriter
+    footers: list[pq.FileMetaData]
 
 
 class DataFileWriter:
@@ -133,6 +137,7 @@ class DataFileWriter:
     Args:
         schema: the columns that are taken from the rows.
         names: what they are called in the file, where it differs (`TableSpec.names_written`).
+        statistics: field ids of the columns that `DataFile.statistics` is to have.
     """
 
     def __init__(
@@ -143,8 +148,10 @@ class DataFileWriter:
         footer: Footer,
         sorted_by: tuple[str, ...],
         names: Mapping[str, str] = MappingProxyType({}),
+        statistics: Sequence[int] = (),
     ) -> None:
         self.files: list[DataFile] = []
+        self._statistics = statistics
         self._store = store
         self._new_name = new_name
         self.schema = schema
@@ -204,6 +211,7 @@ class DataFileWriter:
         checksums = ChecksumSink(stack.enter_context(self._store.write(name)))
         sink = pa.BufferedOutputStream(pa.PythonFile(checksums, "w"), BUFFER_BYTES)
         schema = self._written.with_metadata(self._footer.metadata(name))
+        footers: list[pq.FileMetaData] = []
         writer = stack.enter_context(
             pq.ParquetWriter(
                 sink,
@@ -215,9 +223,10 @@ class DataFileWriter:
                 write_page_index=first.nbytes > PAGE_BYTES,  # with one page it would repeat the column's statistics
                 sorting_columns=self._sorting or None,
                 write_page_checksum=True,
+                metadata_collector=footers,
             )
         )
-        self._open = _OpenFile(name, stack, sink, checksums, writer)
+        self._open = _OpenFile(name, stack, sink, checksums, writer, footers)
         return self._open
 
     def _close(self) -> None:
@@ -233,7 +242,8 @@ class DataFileWriter:
         footer = self._footer
         size = here.checksums.bytes
         file = DataFile(name=here.name, rows=self._rows, bytes=size, bucket=footer.bucket, bits=footer.bits)
-        self.files.append(msgspec.structs.replace(file, renames=footer.renames))
+        found = statistics_of(here.footers[0], self.schema, self._statistics) if self._statistics else ()
+        self.files.append(msgspec.structs.replace(file, renames=footer.renames, statistics=found))
         self._rows = 0
 
 
@@ -283,7 +293,7 @@ def decoded_width(type_: pa.DataType) -> int:
 
 def bytes_without_rows(types: Iterable[pa.DataType]) -> int:
     """About how many bytes a file with columns of these types has beside its rows."""
-    return BARE_BYTES + COLUMN_BYTES * sum(len(_leaves("", type_)) for type_ in types)
+    return BARE_BYTES + COLUMN_BYTES * sum(len(leaves("", type_)) for type_ in types)
 
 
 def _dictionary_columns(first: Rows) -> list[str] | bool:
@@ -297,26 +307,10 @@ def _dictionary_columns(first: Rows) -> list[str] | bool:
     names: list[str] = []
     for field in sample.schema:
         if pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
-            names += _leaves(field.name, field.type)
+            names += leaves(field.name, field.type)
         elif pc.count_distinct(sample[field.name]).as_py() <= MOST_DISTINCT * sample.num_rows:
             names.append(field.name)
     return names
-
-
-def _leaves(path: str, type_: pa.DataType) -> list[str]:
-    """Parquet's names of the leaf columns of a column."""
-    t = pa.types
-    if isinstance(type_, pa.BaseExtensionType):
-        return _leaves(path, type_.storage_type)
-    if t.is_struct(type_):
-        inner = [(f.name, f.type) for f in type_]
-    elif t.is_map(type_):
-        inner = [("key_value.key", type_.key_type), ("key_value.value", type_.item_type)]
-    elif t.is_nested(type_):
-        inner = [("list.element", type_.value_type)]
-    else:
-        return [path]
-    return [leaf for name, child in inner for leaf in _leaves(f"{path}.{name}", child)]
 
 
 def to_bytes(rows: Rows) -> bytes:

@@ -73,6 +73,24 @@ class PieceEnd(msgspec.Struct, frozen=True, array_like=True):
 
 _BEGIN = PieceEnd(0, 0)
 
+Bound = int | str | bool | None
+"""A value of a column in a manifest (docs/FORMAT.md, "Statistics"). None: not known."""
+
+
+class ColumnStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """What the values of a column in a file are, superseded rows included.
+
+    Attributes:
+        id: the field's, because a file's column may be called otherwise now.
+        nulls: how many rows have none.
+        least, greatest: no value is below or above. They need not be there: text is cut.
+    """
+
+    id: int
+    nulls: int
+    least: Bound = None
+    greatest: Bound = None
+
 
 class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An immutable Parquet file, or several in one object, one behind the other.
@@ -85,6 +103,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         deleted: the superseded rows; None: all rows are live.
         bucket, bits: see `Bucketed`.
         renames: how many renames and drops its spec has. Its columns have the names of that time (`TableSpec.names_in`).
+        statistics: of some columns of a base or delta file, so that readers need not open it to see that nothing passes a filter.
     """
 
     name: str
@@ -96,6 +115,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bits: int = 0
     renames: int = 0
     pieces: tuple[PieceEnd, ...] = ()
+    statistics: tuple[ColumnStatistics, ...] = ()
 
     @property
     def live(self) -> int:

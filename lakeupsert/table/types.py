@@ -174,3 +174,19 @@ def is_order_type(t: pa.DataType) -> bool:
 def is_partition_type(t: pa.DataType) -> bool:
     p = pa.types
     return bool(p.is_date32(t) or p.is_string(t) or p.is_large_string(t) or p.is_integer(t) or p.is_boolean(t))
+
+
+def leaves(path: str, type_: pa.DataType) -> list[str]:
+    """Parquet's names of the leaf columns of a column."""
+    t = pa.types
+    if isinstance(type_, pa.BaseExtensionType):
+        return leaves(path, type_.storage_type)
+    if t.is_struct(type_):
+        inner = [(f.name, f.type) for f in type_]
+    elif t.is_map(type_):
+        inner = [("key_value.key", type_.key_type), ("key_value.value", type_.item_type)]
+    elif t.is_nested(type_):
+        inner = [("list.element", type_.value_type)]
+    else:
+        return [path]
+    return [leaf for name, child in inner for leaf in leaves(f"{path}.{name}", child)]
