@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.checksums import CheckedBytes, CheckedFile, ChecksumSink, open_checked
-from lakeupsert.rows.statistics import statistics_of
+from lakeupsert.rows.statistics import StatisticsColumn, statistics_of
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
 from lakeupsert.table import metadata
@@ -137,7 +137,7 @@ class DataFileWriter:
     Args:
         schema: the columns that are taken from the rows.
         names: what they are called in the file, where it differs (`TableSpec.names_written`).
-        statistics: field ids of the columns that `DataFile.statistics` is to have.
+        statistics: the columns that `DataFile.statistics` is to have.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class DataFileWriter:
         footer: Footer,
         sorted_by: tuple[str, ...],
         names: Mapping[str, str] = MappingProxyType({}),
-        statistics: Sequence[int] = (),
+        statistics: Sequence[StatisticsColumn] = (),
     ) -> None:
         self.files: list[DataFile] = []
         self._statistics = statistics
@@ -242,7 +242,7 @@ class DataFileWriter:
         footer = self._footer
         size = here.checksums.bytes
         file = DataFile(name=here.name, rows=self._rows, bytes=size, bucket=footer.bucket, bits=footer.bits)
-        found = statistics_of(here.footers[0], self.schema, self._statistics) if self._statistics else ()
+        found = statistics_of(here.footers[0], self._statistics) if self._statistics else ()
         self.files.append(msgspec.structs.replace(file, renames=footer.renames, statistics=found))
         self._rows = 0
 

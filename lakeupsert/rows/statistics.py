@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,21 +16,33 @@ from lakeupsert.table.types import leaves
 MOST_COLUMNS = 32
 """Columns of a file that have statistics. More: manifests and Delta logs grow, and every reader and publish reads them. Less: a
 filter on one of the others opens files in vain."""
-MOST_A_PARTITION = 1024
+MOST_A_PARTITION = 512
 """Columns that have statistics in all buckets of a partition together. The rows of a bucket are a sample of the partition's, so
 many buckets have nearly the same statistics. More: the manifest of a large partition grows. Less: see `MOST_COLUMNS`."""
 CHARACTERS = 32
 """Characters of a bound of text; Delta's writers take as many."""
 
 
-def columns_with_statistics(spec: TableSpec, bits: int) -> list[int]:
-    """Field ids of the columns that have statistics in a file of one of 2^``bits`` buckets: first of key and ordering columns,
-    then of others in their order."""
+class StatisticsColumn(NamedTuple):
+    """A column that has statistics. ``leaf``: its place among the leaf columns of a base file."""
+
+    id: int
+    leaf: int
+    type: pa.DataType
+
+
+def columns_with_statistics(spec: TableSpec, bits: int) -> Sequence[StatisticsColumn]:
+    """Those of a file of one of 2^``bits`` buckets: key and ordering columns first, then others in their order."""
+    return _columns(spec)[: min(MOST_COLUMNS, MOST_A_PARTITION >> bits)]
+
+
+@lru_cache(maxsize=64)  # each merge of a bucket asks
+def _columns(spec: TableSpec) -> list[StatisticsColumn]:
+    begins = accumulate((len(leaves("", type_)) for type_ in spec.base_schema.types), initial=0)
+    places = dict(zip(spec.base_schema.names, begins, strict=False))
     names = dict.fromkeys((*spec.stored_key, *spec.order_by, *spec.stored_schema.names))
-    fields = map(spec.schema.field, names)
-    return [field_id(field) for field in fields if has_bounds(field.type)][
-        : min(MOST_COLUMNS, MOST_A_PARTITION >> bits)
-    ]
+    fields = [field for field in map(spec.schema.field, names) if has_bounds(field.type)]
+    return [StatisticsColumn(field_id(field), places[field.name], field.type) for field in fields]
 
 
 def has_bounds(type_: pa.DataType) -> bool:
@@ -38,18 +52,13 @@ def has_bounds(type_: pa.DataType) -> bool:
     return any(test(type_) for test in tests)
 
 
-def statistics_of(footer: pq.FileMetaData, schema: pa.Schema, ids: Sequence[int]) -> tuple[ColumnStatistics, ...]:
-    """The statistics of these columns of a file that was written with ``schema``, whose fields have ids."""
-    begins = accumulate((len(leaves("", type_)) for type_ in schema.types), initial=0)
-    columns = {
-        field_id(field): (place, field.type) for place, field in zip(begins, schema, strict=False) if field.metadata
-    }
+def statistics_of(footer: pq.FileMetaData, columns: Sequence[StatisticsColumn]) -> tuple[ColumnStatistics, ...]:
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     found = []
-    for id_ in ids:
-        place, type_ = columns[id_]
-        chunks = [group.column(place).statistics for group in groups]
-        found.append(ColumnStatistics(id_, sum(chunk.null_count for chunk in chunks), *_bounds(chunks, type_)))
+    for column in columns:
+        chunks = [group.column(column.leaf).statistics for group in groups]
+        nulls = sum(chunk.null_count for chunk in chunks)
+        found.append(ColumnStatistics(column.id, nulls, *_bounds(chunks, column.type)))
     return tuple(found)
 
 
