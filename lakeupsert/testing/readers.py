@@ -144,6 +144,7 @@ class Reader:
         place: Place,
         columns: Sequence[str] | None = None,
         version: int | None = None,
+        query: str | None = None,
         patience: float = PATIENCE_SECONDS,
     ) -> pa.Table:
         """All rows in canonical types (see `canonical`).
@@ -151,6 +152,7 @@ class Reader:
         Args:
             columns: top-level columns; all by default.
             version: a version of Delta or the id of an Iceberg snapshot; the newest by default.
+            query: what to answer instead: a SELECT from `{table}`.
             patience: seconds after which the process is killed.
 
         Raises:
@@ -158,7 +160,9 @@ class Reader:
             ReaderDied: it crashed or gave no answer.
         """
         path = self._folder / "rows.arrow"
-        self._ask(patience, **asdict(place), columns=columns and list(columns), version=version, path=str(path))
+        self._ask(
+            patience, **asdict(place), columns=columns and list(columns), version=version, query=query, path=str(path)
+        )
         with pa.OSFile(str(path)) as source:
             return canonical(pa.ipc.open_file(source).read_all())
 

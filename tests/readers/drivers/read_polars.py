@@ -10,7 +10,7 @@ def read(request: Request) -> pa.Table:
         frame = pl.scan_delta(request.root, version=request.version)
     else:
         frame = pl.scan_iceberg(request.iceberg_metadata(), snapshot_id=request.version)
-    return (frame.select(request.columns) if request.columns else frame).collect().to_arrow()
+    return pl.SQLContext(t=frame).execute(request.select("t")).collect().to_arrow()
 
 
 serve(read)

@@ -26,6 +26,7 @@ class Request:
     Attributes:
         columns: names of top-level columns; all if it is None.
         version: a version of Delta, or the id of an Iceberg snapshot; the newest if it is None.
+        query: instead of ``columns``, a SELECT from `{table}`.
         statement: what `write` runs.
     """
 
@@ -35,9 +36,12 @@ class Request:
     name: str
     columns: list[str] | None = None
     version: int | None = None
+    query: str | None = None
     statement: str = ""
 
     def select(self, source: str, quote: str = '"') -> str:
+        if self.query is not None:
+            return self.query.format(table=source)
         columns = ", ".join(f"{quote}{name}{quote}" for name in self.columns) if self.columns else "*"
         return f"SELECT {columns} FROM {source}"
 
