@@ -15,13 +15,11 @@ import hashlib
 import itertools
 import uuid
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from urllib.parse import unquote
-
-import pyarrow as pa
 
 from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
@@ -44,7 +42,7 @@ from lakeupsert.publishers.delta_log import (
     commit_name,
     list_log,
 )
-from lakeupsert.publishers.delta_stats import stats_json
+from lakeupsert.publishers.delta_stats import DeltaStats
 from lakeupsert.publishers.delta_types import DeltaSchema, NaiveTime, has_naive_times
 from lakeupsert.rows.vectors import vector_bytes
 from lakeupsert.storage import ObjectInfo
@@ -52,7 +50,7 @@ from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_texts
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec, field_id
+from lakeupsert.table.spec import TableSpec
 
 CHECKPOINT_EVERY = 10
 """Versions between checkpoints. More: readers and publishers read more commits. Fewer: more is written."""
@@ -64,6 +62,7 @@ MOST_VECTORS = 500
 FENCE = "lakeupsert"
 """A writer feature that no other program has, so none writes to the table."""
 _VECTORS, _NAIVE_TIMES, _MAPPING, _TIMESTAMPS = "deletionVectors", "timestampNtz", "columnMapping", "inCommitTimestamp"
+_NAIVE_TYPE: NaiveTime = "timestamp_ntz"
 _FOLDER = "dv"
 """Of vector objects. Trino refuses names that are not alphanumeric."""
 _TAG = "lakeupsert.vector"
@@ -155,6 +154,8 @@ class DeltaPublisher:
         log = self._log()
         state = log.read(listing)
         before = self.objects.snapshots.get(state.version) if state else None
+        if state is not None:
+            self._refuse_other_times(state, self._spec(before or newest))
         try:
             for number in range(state.version + 1, newest.number) if state else ():
                 link = self.objects.snapshots.get(number) if newest.body.keeps(number) else None
@@ -166,6 +167,19 @@ class DeltaPublisher:
             state = None
         state = self._append(log, newest, before, state)
         return self._warning([add.path for add in state.adds.values() if add.deletion_vector])
+
+    def _refuse_other_times(self, state: State, spec: TableSpec) -> None:
+        """A zone in the bounds of files says how the table shows times, and files that stay keep their bounds."""
+        if (_NAIVE_TYPE in state.metadata.schema_string) != self._shows_naive_times(spec):
+            raise ConfigurationError(
+                "unfit-for-delta",
+                "The Delta log was begun with another `delta_timestamps`. Its statistics of times would mislead readers, so "
+                "nothing was added to the log; readers of lakeupsert are not concerned.",
+                next="run `lakeupsert publish --to delta --reset`, which writes the log anew; or set `delta_timestamps` back",
+            )
+
+    def _shows_naive_times(self, spec: TableSpec) -> bool:
+        return self.naive_time == _NAIVE_TYPE and has_naive_times(spec.schema.types)
 
     def _warning(self, with_vectors: Sequence[str]) -> str | None:
         count, mend = len(with_vectors), "`lakeupsert compact --full` leaves no vectors"
@@ -196,8 +210,8 @@ class DeltaPublisher:
         diffs = self._diffs(spec, link, before.body if before and state else None, state)
         vectors = self._write_vectors(log, spec, [f for diff in diffs for f in diff.files])
         actions = [*self._head(spec, link, state, moment, has_vectors=bool(vectors))]
-        fields = {field_id(field): field for field in spec.schema}
-        actions += itertools.chain.from_iterable(_actions(diff, vectors, moment, fields) for diff in diffs)
+        stats = DeltaStats.of(spec, self.naive_time)
+        actions += itertools.chain.from_iterable(_actions(diff, vectors, moment, stats) for diff in diffs)
         if state is None:
             state = State.first(link.number, actions)
             if link.number:  # first, because a log can't begin with a later commit
@@ -283,7 +297,7 @@ class DeltaPublisher:
         """Only features that some reader needs: each one keeps some program out. A feature stays."""
         needed = {
             _VECTORS: has_vectors,
-            _NAIVE_TIMES: self.naive_time == "timestamp_ntz" and has_naive_times(spec.schema.types),
+            _NAIVE_TIMES: self._shows_naive_times(spec),
             _MAPPING: bool(spec.names_written),
         }
         features = {
@@ -351,7 +365,7 @@ def _diff(
     return _Diff(values, tuple(files), gone, has_new_rows)
 
 
-def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int, fields: Mapping[int, pa.Field]) -> Iterator[Action]:
+def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int, stats: DeltaStats) -> Iterator[Action]:
     for add in diff.gone:
         yield Action(
             remove=Remove(
@@ -372,7 +386,7 @@ def _actions(diff: _Diff, vectors: dict[str, Vector], moment: int, fields: Mappi
                 size=file.bytes,
                 modification_time=moment,
                 data_change=diff.has_new_rows,
-                stats=stats_json(file, fields),
+                stats=stats.text(file),
                 tags=_tags(file) or None,
                 deletion_vector=vectors.get(file.name),
             )

@@ -1,61 +1,67 @@
-"""Statistics of a file in Delta's JSON."""
+"""Statistics of files as Delta's logs have them."""
 
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pyarrow as pa
 
+from lakeupsert.publishers.delta_types import NaiveTime
 from lakeupsert.table.manifest import Bound, DataFile
+from lakeupsert.table.spec import TableSpec, field_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _Value = int | str | msgspec.Raw
 
 
-def stats_json(file: DataFile, fields: Mapping[int, pa.Field]) -> str:
-    """The statistics of a file. ``fields``: the table's columns by id.
+@dataclass(frozen=True)
+class DeltaStats:
+    """Writes statistics of files. ``columns``: name in files and type by field id. ``naive_time``: as for the schema."""
 
-    Without one of the three objects, even empty, Trino's ANALYZE reads the file and commits its own, in spite of the fence.
-    """
-    least: dict[str, _Value] = {}
-    greatest: dict[str, _Value] = {}
-    nulls: dict[str, int] = {}
-    for one in file.statistics:
-        field = fields.get(one.id)
-        if field is None:  # dropped
-            continue
-        nulls[field.name] = one.nulls
-        for found, bound, up in ((least, one.least, False), (greatest, one.greatest, True)):
-            value = None if bound is None else _value(bound, field.type, up=up)
-            if value is not None:
-                found[field.name] = value
-    stats: dict[str, object] = {
-        "numRecords": file.rows,
-        "minValues": least,
-        "maxValues": greatest,
-        "nullCount": nulls,
-    }
-    if file.deleted:
-        stats["tightBounds"] = False
-    return msgspec.json.encode(stats).decode()
+    columns: Mapping[int, tuple[str, pa.DataType]]
+    naive_time: NaiveTime
 
+    @classmethod
+    def of(cls, spec: TableSpec, naive_time: NaiveTime) -> "DeltaStats":
+        written = spec.names_written
+        columns = {field_id(field): (written.get(field.name, field.name), field.type) for field in spec.schema}
+        return cls(columns, naive_time)
 
-def _value(bound: Bound, type_: pa.DataType, *, up: bool) -> _Value | None:
-    """A bound as Delta has it, rounded ``up`` or down; None if it has no form for it."""
-    t = pa.types
-    if t.is_decimal(type_):
-        return msgspec.Raw(str(bound).encode())
-    if isinstance(bound, bool) or bound is None:  # Delta's own writers give none of booleans
-        return None
-    if isinstance(bound, str):
+    def text(self, file: DataFile) -> str:
+        """The statistics in JSON.
+
+        Trino's ANALYZE reads files whose statistics lack one of the three objects, and commits its own in spite of the fence.
+        """
+        least: dict[str, _Value] = {}
+        greatest: dict[str, _Value] = {}
+        nulls: dict[str, int] = {}
+        for one in file.statistics:
+            if one.id not in self.columns:  # dropped since
+                continue
+            name, type_ = self.columns[one.id]
+            nulls[name] = one.nulls
+            if (low := self._value(one.least, type_, up=False)) is not None:
+                least[name] = low
+            if (high := self._value(one.greatest, type_, up=True)) is not None:
+                greatest[name] = high
+        found = {"numRecords": file.rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+        return msgspec.json.encode(found | ({"tightBounds": False} if file.deleted else {})).decode()
+
+    def _value(self, bound: Bound, type_: pa.DataType, *, up: bool) -> _Value | None:
+        """A bound as Delta has it, rounded ``up`` or down; None if it has no form for it."""
+        t = pa.types
+        if bound is None or isinstance(bound, bool):  # Delta's own writers give none of booleans
+            return None
+        if isinstance(bound, str):
+            return msgspec.Raw(bound.encode()) if t.is_decimal(type_) else bound
+        try:
+            if t.is_date(type_):
+                return (_EPOCH.date() + timedelta(days=bound)).isoformat()
+            if t.is_timestamp(type_):
+                zone = "Z" if type_.tz or self.naive_time == "timestamp" else ""
+                moment = _EPOCH + timedelta(milliseconds=-(-bound // 1000) if up else bound // 1000)
+                return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone
+        except OverflowError:  # before the year 1, or after 9999
+            return None
         return bound
-    try:
-        if t.is_date(type_):
-            return (date(1970, 1, 1) + timedelta(days=bound)).isoformat()
-        if t.is_timestamp(type_):
-            milliseconds = -(-bound // 1000) if up else bound // 1000
-            moment = _EPOCH + timedelta(milliseconds=milliseconds)
-            return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + ("Z" if type_.tz else "")
-    except OverflowError:  # its text has four digits for the year
-        return None
-    return bound
