@@ -12,6 +12,8 @@ from lakeupsert.table.manifest import Bound, DataFile
 from lakeupsert.table.spec import TableSpec, field_id
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MOST_DIGITS = 15
+"""Trino reads a decimal bound as a double, which keeps so many digits, and would then skip files with rows that pass."""
 _Value = int | str | msgspec.Raw
 
 
@@ -53,8 +55,10 @@ class DeltaStats:
         t = pa.types
         if bound is None or isinstance(bound, bool):  # Delta's own writers give none of booleans
             return None
+        if t.is_decimal(type_):
+            return _number(str(bound))
         if isinstance(bound, str):
-            return msgspec.Raw(bound.encode()) if t.is_decimal(type_) else bound
+            return bound
         try:
             if t.is_date(type_):
                 return (_EPOCH.date() + timedelta(days=bound)).isoformat()
@@ -65,3 +69,8 @@ class DeltaStats:
         except OverflowError:  # before the year 1, or after 9999
             return None
         return bound
+
+
+def _number(text: str) -> msgspec.Raw | None:
+    digits = text.strip("-0.").replace(".", "")
+    return msgspec.Raw(text.encode()) if len(digits) <= _MOST_DIGITS else None
