@@ -313,6 +313,15 @@ def test_files_are_paths_one_a_line_and_filtered(lake: Path) -> None:
     assert file["bytes"] == Path(paths[1]).stat().st_size
 
 
+def test_files_of_a_filter_on_any_column(lake: Path) -> None:
+    land([("a", "2020-01-01", "2020-02-01", 1), ("b", "2020-01-02", "2020-02-01", 2)])
+    done("run", "--host", "local")
+    assert len(done("files").splitlines()) == 2
+    (path,) = done("files", "--where", "value > 1 AND id < 'c'").splitlines()
+    assert "day=2020-01-02" in path
+    assert done("files", "--where", "value > 2").splitlines() == []
+
+
 def test_export_writes_once_and_again_only_when_told_to(lake: Path) -> None:
     land(night(1))
     done("run", "--host", "local")

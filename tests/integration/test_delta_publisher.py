@@ -391,3 +391,42 @@ def test_files_names_the_delta_table_where_a_listing_would_be_wrong(tmp_path: Pa
     error = json.loads(answer.output)["error"]
     assert error["code"] == "superseded-rows"
     assert f"{lake.settings.processed} as a Delta table" in error["next"]
+
+
+def test_every_file_has_statistics_under_its_columns_names(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    lake.table.rename_column("v", "value")
+    lake.land("2.jsonl", [{**row("k000", 0, 5), "value": 5, "v": 7}])
+    lake.run()
+    log = [action["add"] for number in range(3) for action in commit(lake, number) if "add" in action]
+    marked = [add for add in log if "deletionVector" in add]
+    assert marked
+    for add in log:
+        stats, file = json.loads(add["stats"]), pq.ParquetFile(Path(lake.settings.processed) / add["path"])
+        rows = file.read().drop_columns(["op"] if "op" in file.schema_arrow.names else [])
+        assert stats["numRecords"] == rows.num_rows
+        assert stats.get("tightBounds", True) == ("deletionVector" not in add)
+        assert stats["nullCount"] == {name: rows[name].null_count for name in rows.column_names}
+        for name in ("k", "l", "v"):
+            values = [value for value in rows[name].to_pylist() if value is not None]
+            assert (stats["minValues"][name], stats["maxValues"][name]) == (min(values), max(values))
+    assert {name for add in log for name in json.loads(add["stats"])["minValues"]} == {"k", "l", "ts", "v", "v_6"}
+
+
+@pytest.mark.parametrize("first", ["naive", "utc"])
+def test_times_of_another_form_hold_the_publisher_until_a_reset(tmp_path: Path, first: Any) -> None:
+    """Readers would take the bounds that older files have for moments of another zone."""
+    lake = nights(tmp_path / "lake", 2, delta_timestamps=first)
+    settings = msgspec.structs.replace(lake.settings, delta_timestamps={"naive": "utc", "utc": "naive"}[first])
+    table = Table("t", settings)
+    log = log_of(lake)
+    lake.land("2.jsonl", [row("k000", 0, 5)])
+    problem = table.run(host="local").publish.publishers["delta"].problem
+    assert problem is not None
+    assert problem.code == "unfit-for-delta"
+    assert "--reset" in problem.next
+    assert log_of(lake) == log
+    table.publish(to="delta", reset=True)
+    assert table.status().publishers["delta"].behind == 0
+    (add, *_) = [action["add"] for action in commit(lake, 2) if "add" in action]
+    assert json.loads(add["stats"])["minValues"]["ts"].endswith("Z") == (first == "naive")

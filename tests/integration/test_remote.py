@@ -199,6 +199,28 @@ def test_first_night_over_the_limit_of_a_store_is_slower_and_whole(
         assert lake.rows() == lake.expected(1)
 
 
+def test_filter_on_any_column_asks_for_no_file_without_such_rows(
+    moto: Server, new_place: NewPlace, tmp_path: Path
+) -> None:
+    with fault_proxy(moto) as proxy:
+        lake = new_lake(tmp_path, new_place(proxy.server))
+        lake.land("0.jsonl", [row(f"k{i:04}", day, 1, day * 1000 + i) for day in range(10) for i in range(1000)])
+        lake.run()
+
+        def costs(where: str | None) -> tuple[int, int]:
+            """Requests for data files, and the bytes of the answers."""
+            proxy.log.clear()
+            lake.table.to_arrow(where=where).read_all()
+            files = [event for event in proxy.log if event.method == "GET" and "/base-" in event.path]
+            return len(files), sum(event.bytes for event in files)
+
+        requests, size = costs(None)
+        some_requests, some_bytes = costs("v BETWEEN 3900 AND 4100")
+        assert (requests, some_requests) == (10, 2)
+        assert some_bytes < size / 4
+        assert costs("v < 0 OR ts IS NULL") == (0, 0)
+
+
 # -- commands
 
 COMMANDS = [

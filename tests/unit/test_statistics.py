@@ -16,7 +16,7 @@ from lakeupsert.rows import datafiles
 from lakeupsert.rows.datafiles import DataFileWriter, Footer
 from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import LocalStore
-from lakeupsert.table.evolution import create
+from lakeupsert.table.evolution import create, evolve, rename
 from lakeupsert.table.manifest import Bound, ColumnStatistics, DataFile
 from lakeupsert.table.spec import TableSpec
 
@@ -182,3 +182,13 @@ def test_bounds_in_delta(type_: pa.DataType, bounds: tuple[Bound, Bound], shown:
 def test_times_that_delta_shows_as_instants_have_a_zone() -> None:
     found = delta_stats(pa.timestamp("us"), 0, 0, naive_time="timestamp")
     assert found["minValues"] == found["maxValues"] == {"x": "1970-01-01T00:00:00.000Z"}
+
+
+def test_columns_have_the_names_that_delta_finds_them_by_in_files() -> None:
+    """After a rename, another column may have the old name."""
+    before = spec_of(pa.schema([("x", pa.int64())]))
+    spec = evolve(rename(before, "x", "y", one_name=True), pa.schema([("x", pa.int64())]))
+    new, old = ColumnStatistics(id_of(spec, "x"), 0, 1, 1), ColumnStatistics(id_of(spec, "y"), 0, 2, 2)
+    file = DataFile(name="f", rows=1, bytes=1, statistics=(new, old))
+    found = json.loads(DeltaStats.of(spec, "timestamp_ntz").text(file))
+    assert found["minValues"] == {"x": 2, spec.names_written["x"]: 1}
