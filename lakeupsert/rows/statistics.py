@@ -1,8 +1,8 @@
 """Statistics of a data file for its manifest entry, from the footer that was just written: no row is read for them."""
 
 import sys
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,12 +23,22 @@ CHARACTERS = 32
 """Characters of a bound of text; Delta's writers take as many."""
 
 
+_Chunks = Sequence[pq.Statistics]
+"""The statistics of a column in each row group that has a value of it."""
+_Bounds = tuple[Bound, Bound]
+
+
 class StatisticsColumn(NamedTuple):
-    """A column that has statistics. ``leaf``: its place among the leaf columns of a base file."""
+    """A column that has statistics.
+
+    Attributes:
+        leaf: its place among the leaf columns of a base file.
+        bounds: no value is below the first or above the second.
+    """
 
     id: int
     leaf: int
-    type: pa.DataType
+    bounds: Callable[[_Chunks], _Bounds]
 
 
 def columns_with_statistics(spec: TableSpec, bits: int) -> Sequence[StatisticsColumn]:
@@ -41,15 +51,13 @@ def _columns(spec: TableSpec) -> list[StatisticsColumn]:
     begins = accumulate((len(leaves("", type_)) for type_ in spec.base_schema.types), initial=0)
     places = dict(zip(spec.base_schema.names, begins, strict=False))
     names = dict.fromkeys((*spec.stored_key, *spec.order_by, *spec.stored_schema.names))
-    fields = [field for field in map(spec.schema.field, names) if has_bounds(field.type)]
-    return [StatisticsColumn(field_id(field), places[field.name], field.type) for field in fields]
+    fields = [(field, _bounds_of(field.type)) for field in map(spec.schema.field, names)]
+    return [StatisticsColumn(field_id(field), places[field.name], bounds) for field, bounds in fields if bounds]
 
 
 def has_bounds(type_: pa.DataType) -> bool:
     """Whether columns of the type have statistics. Floats have none: their bounds would leave out NaN."""
-    t = pa.types
-    tests = (t.is_integer, t.is_boolean, t.is_date32, t.is_timestamp, t.is_decimal, t.is_string, t.is_large_string)
-    return any(test(type_) for test in tests)
+    return _bounds_of(type_) is not None
 
 
 def statistics_of(footer: pq.FileMetaData, columns: Sequence[StatisticsColumn]) -> tuple[ColumnStatistics, ...]:
@@ -58,30 +66,42 @@ def statistics_of(footer: pq.FileMetaData, columns: Sequence[StatisticsColumn]) 
     for column in columns:
         chunks = [group.column(column.leaf).statistics for group in groups]
         nulls = sum(chunk.null_count for chunk in chunks)
-        found.append(ColumnStatistics(column.id, nulls, *_bounds(chunks, column.type)))
+        chunks = [chunk for chunk in chunks if chunk.num_values]
+        # Parquet has no bounds of a chunk with a very long text.
+        known = chunks and all(chunk.has_min_max for chunk in chunks)
+        found.append(ColumnStatistics(column.id, nulls, *(column.bounds(chunks) if known else ())))
     return tuple(found)
 
 
-def _bounds(chunks: Sequence[pq.Statistics], type_: pa.DataType) -> tuple[Bound, Bound]:
-    """No value is below the first or above the second. None: not known, or there is no value."""
-    chunks = [chunk for chunk in chunks if chunk.num_values]
-    if not chunks or not all(chunk.has_min_max for chunk in chunks):  # a value of text may be too long for Parquet's
-        return None, None
+def _bounds_of(type_: pa.DataType) -> Callable[[_Chunks], _Bounds] | None:
+    """How to read the bounds of columns of the type; None if they have none."""
     t = pa.types
     if t.is_timestamp(type_):
-        scale = {"s": 1000, "ms": 1000}.get(type_.unit, 1)  # Parquet has no seconds
-        return min(chunk.min_raw for chunk in chunks) * scale, max(chunk.max_raw for chunk in chunks) * scale
-    if t.is_date(type_):
-        return min(chunk.min_raw for chunk in chunks), max(chunk.max_raw for chunk in chunks)
+        return partial(_raw_bounds, scale=1000 if type_.unit in ("s", "ms") else 1)  # Parquet has no seconds
+    if t.is_date32(type_):
+        return _raw_bounds
     if t.is_string(type_) or t.is_large_string(type_):
-        return _text_bounds(min(chunk.min_raw for chunk in chunks), max(chunk.max_raw for chunk in chunks))
-    least, greatest = min(chunk.min for chunk in chunks), max(chunk.max for chunk in chunks)
-    return (f"{least:f}", f"{greatest:f}") if t.is_decimal(type_) else (least, greatest)
+        return _text_bounds
+    if t.is_decimal(type_):
+        return _decimal_bounds
+    return _plain_bounds if t.is_integer(type_) or t.is_boolean(type_) else None
 
 
-def _text_bounds(least: bytes, greatest: bytes) -> tuple[str | None, str | None]:
+def _raw_bounds(chunks: _Chunks, scale: int = 1) -> _Bounds:
+    return min(chunk.min_raw for chunk in chunks) * scale, max(chunk.max_raw for chunk in chunks) * scale
+
+
+def _plain_bounds(chunks: _Chunks) -> _Bounds:
+    return min(chunk.min for chunk in chunks), max(chunk.max for chunk in chunks)
+
+
+def _decimal_bounds(chunks: _Chunks) -> _Bounds:
+    return f"{min(chunk.min for chunk in chunks):f}", f"{max(chunk.max for chunk in chunks):f}"
+
+
+def _text_bounds(chunks: _Chunks) -> _Bounds:
     try:
-        low, high = least.decode(), greatest.decode()
+        low, high = min(chunk.min_raw for chunk in chunks).decode(), max(chunk.max_raw for chunk in chunks).decode()
     except UnicodeDecodeError:  # Arrow does not look at the bytes of a landing file's text
         return None, None
     return low[:CHARACTERS], high if len(high) <= CHARACTERS else _greater(high[:CHARACTERS])
