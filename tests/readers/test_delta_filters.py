@@ -1,0 +1,126 @@
+"""Other engines skip files by the statistics in the Delta log. No file has exact bounds here: text is cut, times are rounded to
+milliseconds, large decimals have none. So a filter on these very values shows if a bound was rounded the wrong way."""
+
+import datetime as dt
+import operator
+from decimal import Decimal
+from itertools import product
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert.api import Table
+from lakeupsert.config import TableSettings
+from lakeupsert.testing.readers import FORMATS, Place, Readers, canonical
+
+READERS = [name for name, formats in FORMATS.items() if "delta" in formats]
+SCHEMA = pa.schema(
+    {
+        "id": pa.int64(),
+        "part": pa.string(),
+        "version": pa.int64(),
+        "name": pa.string(),
+        "amount": pa.decimal128(12, 2),
+        "big": pa.decimal128(38, 10),
+        "moment": pa.timestamp("us"),
+        "day": pa.date32(),
+        "number": pa.int64(),
+    }
+)
+BIG = Decimal("1234567890123456789012345678.0123456789")
+MOMENT = dt.datetime(2026, 1, 1, 1, 2, 3, 456_789)
+COMPARE = {"=": operator.eq, ">=": operator.ge}
+PATIENCE_SECONDS = 600
+"""Spark plans the filters one by one."""
+
+
+def row(number: int, part: str, **columns: object) -> dict[str, Any]:
+    times = {"moment": MOMENT + dt.timedelta(microseconds=number), "day": dt.date(1969, 12, 25) + dt.timedelta(number)}
+    numbers = {"amount": Decimal(number) / 100, "big": BIG + number, "number": 2**53 + number}
+    return {"id": number, "part": part, "version": 1, "name": "x", **times, **numbers, **columns}
+
+
+ROWS = [
+    row(1, "a", name="a" * 32 + "zz"),
+    row(2, "a", name="b" * 40),
+    row(3, "b", name="ü" * 33, moment=dt.datetime(1969, 12, 31, 23, 59, 59, 999_999)),
+    row(4, "b", name="ü" * 32 + "a", moment=dt.datetime(1969, 12, 31, 23, 59, 59, 1)),
+    row(5, "c", name="\uffee" * 34),
+    row(6, "c", name="\U0001f600" * 34, big=Decimal("9999999999999999999999999999.9999999999")),
+    {**dict.fromkeys(SCHEMA.names), "id": 7, "part": "d", "version": 1},
+    row(8, "e", moment=dt.datetime(2200, 12, 31, 23, 59, 59, 999_999), day=dt.date(2100, 12, 31)),
+    row(9, "f", moment=dt.datetime(1931, 1, 1, 0, 0, 0, 1), day=dt.date(1931, 1, 1), big=Decimal("-1E-10")),
+]
+"""A file for each partition."""
+CASES = list(product(("name", "amount", "big", "moment", "day", "number"), (ROWS[1], ROWS[2], ROWS[5]), COMPARE))
+
+
+def comparable(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value
+
+
+def literal(value: Any, type_: pa.DataType, reader: str) -> str:
+    if pa.types.is_decimal(type_):
+        return f"CAST('{value:f}' AS DECIMAL({type_.precision}, {type_.scale}))"
+    if pa.types.is_timestamp(type_):
+        return f"toDateTime64('{value}', 6, 'UTC')" if reader == "chdb" else f"TIMESTAMP '{value}'"
+    if pa.types.is_date(type_):
+        return f"toDate32('{value}')" if reader == "chdb" else f"DATE '{value}'"  # its DATE begins in 1970
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def ids(column: str, sign: str, value: Any) -> list[int]:
+    known = [one for one in ROWS if one[column] is not None]
+    return [one["id"] for one in known if COMPARE[sign](comparable(one[column]), comparable(value))]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """Half of the files have deletion vectors."""
+    folder = tmp_path_factory.mktemp("lake")
+    settings = TableSettings(
+        landing=str(folder / "landing"),
+        processed=str(folder / "processed"),
+        key=("id",),
+        partition_by=("part",),
+        order_by=("version",),
+        strategy="delta",
+        publishers=("delta",),
+    )
+    (folder / "landing").mkdir()
+    table = Table("t", settings)
+    for night, rows in enumerate((ROWS, [{**one, "version": 2} for one in ROWS[::2]])):
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "landing" / f"{night}.parquet")
+        table.run(host="local")
+    return table
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_filters_on_values_at_the_bounds(readers: Readers, reader: str, table: Table) -> None:
+    queries = []
+    for number, (column, one, sign) in enumerate(CASES):
+        value = literal(one[column], SCHEMA.field(column).type, reader)
+        queries.append(f"SELECT {number} AS query, id FROM {{table}} WHERE {column} {sign} {value}")
+    place = Place("delta", table.settings.processed)
+    found = readers[reader].read(place, query=" UNION ALL ".join(queries), patience=PATIENCE_SECONDS).to_pylist()
+    for number, (column, one, sign) in enumerate(CASES):
+        kept = sorted(r["id"] for r in found if r["query"] == number)
+        assert kept == ids(column, sign, one[column]), f"{reader}: {queries[number]}"
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_nulls_and_extremes_are_those_of_the_rows(readers: Readers, reader: str, table: Table) -> None:
+    """Not those of the statistics."""
+    columns = ("name", "amount", "big", "moment", "day", "number")
+    extremes = ", ".join(f"min({name}) AS least_{name}, max({name}) AS greatest_{name}" for name in columns)
+    nulls = ", ".join(f"count({name}) AS count_{name}" for name in columns)
+    place = Place("delta", table.settings.processed)
+    (found,) = readers[reader].read(place, query=f"SELECT {extremes}, {nulls} FROM {{table}}").to_pylist()
+    for name in columns:
+        values = sorted((one[name] for one in ROWS if one[name] is not None), key=comparable)
+        kind = SCHEMA.field(name).type
+        expected = canonical(pa.table({"x": pa.array([values[0], values[-1]], kind)}))["x"].to_pylist()
+        assert [found[f"least_{name}"], found[f"greatest_{name}"]] == expected, f"{reader}: {name}"
+        assert found[f"count_{name}"] == len(values)
