@@ -74,6 +74,7 @@ US = 1_577_836_800_000_000
         (pa.array([-1, 1], pa.timestamp("s")), 0, -1_000_000, 1_000_000),
         (pa.array([-1, 1], pa.timestamp("ms")), 0, -1000, 1000),
         (pa.array([-1, 1], pa.timestamp("ns")), 0, -1, 1),
+        (pa.array([-(2**62), 2**62], pa.timestamp("ms")), 0, None, None),
         (pa.array([-(2**62), 2**62], pa.timestamp("us")), 0, -(2**62), 2**62),
         (pa.array([Decimal("-0.10"), Decimal("1.00")], pa.decimal128(5, 2)), 0, "-0.10", "1.00"),
         (pa.array([Decimal("-1E+3"), Decimal("2.5")], pa.decimal32(7, 1)), 0, "-1000.0", "2.5"),
