@@ -89,7 +89,7 @@ def _bounds_of(type_: pa.DataType) -> Callable[[_Chunks], _Bounds] | None:
 
 def _raw_bounds(chunks: _Chunks, scale: int = 1) -> _Bounds:
     least, greatest = min(chunk.min_raw for chunk in chunks) * scale, max(chunk.max_raw for chunk in chunks) * scale
-    fits = -(2**63) <= least and greatest < 2**63  # readers take microseconds as 64 bits
+    fits = least >= -(2**63) and greatest < 2**63  # readers take microseconds as 64 bits
     return (least, greatest) if fits else (None, None)
 
 
