@@ -571,7 +571,9 @@ def _check_credentials(path: str, where: str, settings: TableSettings) -> None:
     if settings.iceberg:
         addresses |= {f"iceberg.catalog.{key}": value for key, value in settings.iceberg.properties.items()}
         name = re.sub(r"[^A-Z0-9]", "_", settings.iceberg.catalog_name.upper())
-        come_from += f", those of a catalog from pyiceberg's configuration, for example PYICEBERG_CATALOG__{name}__TOKEN"
+        come_from += (
+            f", those of a catalog from pyiceberg's configuration, for example PYICEBERG_CATALOG__{name}__TOKEN"
+        )
     for setting, address in addresses.items():
         parts = urlsplit(address) if "://" in address else None
         if _CATALOG_SECRET.search(setting) or (parts and (parts.password is not None or _SECRET.search(parts.query))):
@@ -589,7 +591,11 @@ def _check_iceberg(settings: TableSettings, refuse: _Refusal) -> None:
             refuse("iceberg", iceberg.table, 'it has no effect without publishers = ["iceberg"]')
         return
     if iceberg is None:
-        refuse("publishers", list(settings.publishers), "with iceberg, expected `catalog` and `table` in its own table, `iceberg`")
+        refuse(
+            "publishers",
+            list(settings.publishers),
+            "with iceberg, expected `catalog` and `table` in its own table, `iceberg`",
+        )
     if not all(iceberg.table.split(".")) or "." not in iceberg.table:
         refuse("iceberg.table", iceberg.table, 'expected a namespace and a name, for example "sales.receipts"')
 

@@ -58,8 +58,8 @@ from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
 FOLDER = f"{HOME}/iceberg"
-"""Of all that the publisher writes. It is also what Iceberg calls the table's location: engines write there, and some delete it with
-the table."""
+"""Of all that the publisher writes. It is also the table's location in Iceberg: engines write there, and some delete it with the
+table."""
 METADATA_KEPT = 10
 """Earlier metadata files that `vacuum` keeps."""
 _METADATA = f"{FOLDER}/metadata"
@@ -76,6 +76,7 @@ class _Head:
     """The Iceberg table as it is, its newest snapshot, and that one's number of ours."""
 
     table: Table
+    metadata: TableMetadataV2
     snapshot: IcebergSnapshot
     number: int
 
@@ -220,9 +221,11 @@ class IcebergPublisher:
         number = self._number(snapshot)
         if number is None:
             raise self._foreign(f"has snapshot {snapshot.snapshot_id}, which its publisher did not write")
-        if table.metadata.current_schema_id != snapshot.schema_id or table.metadata.default_spec_id:
-            raise self._foreign("has columns or partitions that its publisher did not write")
-        return _Head(table, snapshot, number)
+        metadata = table.metadata
+        other = metadata.current_schema_id != snapshot.schema_id or metadata.default_spec_id
+        if other or not isinstance(metadata, TableMetadataV2):
+            raise self._foreign("has columns, partitions or a format version that its publisher did not write")
+        return _Head(table, metadata, snapshot, number)
 
     def _foreign(self, what: str) -> DamagedTableError:
         return DamagedTableError(
@@ -244,7 +247,7 @@ class IcebergPublisher:
         """Commit a snapshot behind ``head``; None: register the table with it. Only a new `_head` says whether that was won."""
         spec = self._spec(link)
         moment = int(datetime.fromisoformat(link.written_at).timestamp() * 1000)
-        metadata = head.table.metadata if head else self._first_metadata(spec, moment)
+        metadata = head.metadata if head else self._first_metadata(spec, moment)
         schema = _schema_of(spec, metadata)
         writer = FileWriter(self._root, spec, schema, partition_spec(spec))
         id_, sequence = int(clock.new_id()[:16], 16) >> 1, metadata.last_sequence_number + 1
@@ -252,18 +255,23 @@ class IcebergPublisher:
         listing = f"{_LIST}{link.number}-{clock.new_id()}.avro"
         parent = head.snapshot.snapshot_id if head else None
         self._put(listing, writer.manifest_list(shown, id_, parent, sequence))
-        snapshot = IcebergSnapshot(
-            snapshot_id=id_,
-            parent_snapshot_id=parent,
-            sequence_number=sequence,
-            timestamp_ms=max(moment, metadata.last_updated_ms),
-            manifest_list=writer.address(listing),
-            summary=_summary(shown, changed, {_SNAPSHOT: str(link.number), _TABLE: self._table_id}),
-            schema_id=schema.schema_id,
+        snapshot = IcebergSnapshot.model_validate(
+            {
+                "snapshot-id": id_,
+                "parent-snapshot-id": parent,
+                "sequence-number": sequence,
+                "timestamp-ms": max(moment, metadata.last_updated_ms),
+                "manifest-list": writer.address(listing),
+                "summary": _summary(shown, changed, {_SNAPSHOT: str(link.number), _TABLE: self._table_id}),
+                "schema-id": schema.schema_id,
+            }
         )
         updates = (*self._updates(metadata, schema), *self._snapshot_updates(metadata, snapshot, head, newest))
         if head is not None:
-            requirements = AssertTableUUID(uuid=metadata.table_uuid), AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=parent)
+            requirements = (
+                AssertTableUUID(uuid=metadata.table_uuid),
+                AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent}),
+            )
             catalog.commit(head.table, requirements, updates)
             return
         name = f"{_METADATA}/00000-{uuid.UUID(clock.new_id())}.metadata.json"
@@ -275,21 +283,24 @@ class IcebergPublisher:
         refuse_other_growth(spec, earlier)
         return spec
 
-    def _first_metadata(self, spec: TableSpec, moment: int) -> TableMetadata:
+    def _first_metadata(self, spec: TableSpec, moment: int) -> TableMetadataV2:
         """The metadata of the table without a snapshot."""
         partitions = partition_spec(spec)
-        return TableMetadataV2(
-            location=f"{self._root}/{FOLDER}",
-            table_uuid=uuid.UUID(clock.new_id()),
-            last_updated_ms=moment,
-            last_column_id=spec.last_field_id,
-            schemas=[iceberg_schema(spec, 0)],
-            current_schema_id=0,
-            partition_specs=[partitions],
-            default_spec_id=partitions.spec_id,
-            last_partition_id=partitions.last_assigned_field_id,
-            sort_orders=[UNSORTED_SORT_ORDER],
-            default_sort_order_id=UNSORTED_SORT_ORDER.order_id,
+        return TableMetadataV2.model_validate(
+            {
+                "format-version": 2,
+                "location": f"{self._root}/{FOLDER}",
+                "table-uuid": uuid.UUID(clock.new_id()),
+                "last-updated-ms": moment,
+                "last-column-id": spec.last_field_id,
+                "schemas": [iceberg_schema(spec, 0)],
+                "current-schema-id": 0,
+                "partition-specs": [partitions],
+                "default-spec-id": partitions.spec_id,
+                "last-partition-id": partitions.last_assigned_field_id,
+                "sort-orders": [UNSORTED_SORT_ORDER],
+                "default-sort-order-id": UNSORTED_SORT_ORDER.order_id,
+            }
         )
 
     def _updates(self, metadata: TableMetadata, schema: Schema) -> Iterator[TableUpdate]:
@@ -297,7 +308,7 @@ class IcebergPublisher:
         if all(known.schema_id != schema.schema_id for known in metadata.schemas):
             yield AddSchemaUpdate(schema=schema)
         if metadata.current_schema_id != schema.schema_id:
-            yield SetCurrentSchemaUpdate(schema_id=schema.schema_id)
+            yield SetCurrentSchemaUpdate.model_validate({"schema-id": schema.schema_id})
         properties = {
             "gc.enabled": "false",  # engines delete no file of the table
             "write.metadata.path": f"{self._root}/{_METADATA}",  # where it is in any case; Trino then refuses DROP TABLE
@@ -312,12 +323,13 @@ class IcebergPublisher:
     ) -> Iterator[TableUpdate]:
         """The new snapshot becomes the table's; those that have expired go, and those that somebody has rolled back."""
         yield AddSnapshotUpdate(snapshot=snapshot)
-        yield SetSnapshotRefUpdate(ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH, snapshot_id=snapshot.snapshot_id)
+        main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": snapshot.snapshot_id}
+        yield SetSnapshotRefUpdate.model_validate(main)
         last = head.number if head else -1
         numbers = {known.snapshot_id: self._number(known) for known in metadata.snapshots}
         gone = [id_ for id_, number in numbers.items() if number is None or number > last or not newest.keeps(number)]
         if gone:
-            yield RemoveSnapshotsUpdate(snapshot_ids=gone)
+            yield RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})
 
     def _write_files(
         self, writer: FileWriter, head: _Head | None, link: Link[Snapshot], id_: int, sequence: int
@@ -352,12 +364,14 @@ class IcebergPublisher:
         chunks = [
             chunk for _, stretch in stretches for chunk in runs(stretch, lambda files: len(files.entries), MOST_ENTRIES)
         ]
-        written = self.map_concurrently(lambda chunk: self._write_run(writer, link.number, chunk, id_, sequence), chunks)
+        written = self.map_concurrently(
+            lambda chunk: self._write_run(writer, link.number, chunk, id_, sequence), chunks
+        )
         all_runs = [*(listed[place] for place in kept), *(run for run in written if run.manifests)]
         return sorted(all_runs, key=lambda run: run.first), found
 
     def _diff(self, writer: FileWriter, number: int, partition: str, version: int, known: Sequence[Entry]) -> _Files:
-        """Compare a version of a partition (-1: it has no rows) with the files that the table has of it, and write its deletes."""
+        """Compare a version of a partition (-1: it has no rows) with the files that the table has of it. Writes its deletes."""
         data = {entry.name: entry for entry in known if not entry.of}
         deletes = {entry.of: entry for entry in known if entry.of}
         entries: list[Entry] = []

@@ -1,8 +1,7 @@
 """The table in a catalog of pyiceberg: load it, register it, commit to it, drop it.
 
-Catalogs that leave a table's metadata to their clients, such as SQL and Glue, write it through the table's own store: one set of
-credentials, and nothing of the catalog's settings for file systems counts. Every call has an end: a catalog that gives no answer is
-an error.
+Catalogs that leave a table's metadata to their clients, such as SQL and Glue, write it through the table's own store, with its
+credentials; settings of the catalog for file systems do not count. Every call ends: a catalog that gives no answer is an error.
 """
 
 import io
@@ -94,7 +93,9 @@ class IcebergCatalog:
 
         self._ask(register)
 
-    def commit(self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]) -> None:
+    def commit(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> None:
         """Commit if the requirements hold. Whether they did, and whether the answer was lost, only a new `load` tells."""
 
         def commit(catalog: Catalog) -> None:
@@ -164,8 +165,8 @@ def _open(settings: IcebergSettings) -> Catalog:
     except (ImportError, iceberg_errors.NotInstalledError) as e:
         raise ConfigurationError(
             "extra-missing",
-            f"The Iceberg catalog {settings.catalog_name!r} needs a package that is not installed: {e}. Readers of Iceberg see what "
-            "they saw.",
+            f"The Iceberg catalog {settings.catalog_name!r} needs a package that is not installed: {e}. Readers of Iceberg see "
+            "what they saw.",
             next="pip install 'pyiceberg[EXTRA]' with the extra of that catalog: sql-sqlite, sql-postgres, glue, hive, …",
         ) from e
 
@@ -197,7 +198,7 @@ def table_taken(where: str) -> ConfigurationError:
     return ConfigurationError(
         "iceberg-table-taken",
         f"The Iceberg catalog has another table of this name: {where}. It was not changed.",
-        next="choose another `table` in [tables.NAME.iceberg]; or, if the processed zone was moved, drop that table from the catalog",
+        next="choose another `table` in [tables.NAME.iceberg]; if that is this table at its old place, drop it from the catalog",
     )
 
 
@@ -222,7 +223,9 @@ class _Object(InputFile, OutputFile):
         try:
             return io.BytesIO(self._store.get(self._name))
         except NotFoundError as e:
-            raise metadata.damaged(self.location, "the metadata of the Iceberg table", "it is missing", next=RESET) from e
+            raise metadata.damaged(
+                self.location, "the metadata of the Iceberg table", "it is missing", next=RESET
+            ) from e
 
     def to_input_file(self) -> "_Object":
         return self

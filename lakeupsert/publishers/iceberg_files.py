@@ -1,8 +1,8 @@
 """The objects of an Iceberg table below its metadata: manifest lists, manifests and position deletes, as bytes.
 
-A manifest list has the files of all partitions in runs: the partitions in the order of their names, cut where a run would have more
-than `MOST_ENTRIES` files. A run has a manifest of data files and, if rows are superseded, one of delete files. The header of the
-list says with which partition each manifest begins, so a commit reads and writes the runs with changed partitions alone.
+A manifest list has the files of all partitions in runs: the partitions in the order of their names, cut where a run would have
+more than `MOST_ENTRIES` files. A run has a manifest of data files and, if rows are superseded, one of delete files. The header of
+the list says with which partition each manifest begins, so a commit reads and writes the runs with changed partitions alone.
 """
 
 import datetime as dt
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 import fastavro
 import msgspec
@@ -27,8 +27,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.typedef import L
-from pyiceberg.types import IcebergType, NestedField, StringType, StructType
+from pyiceberg.types import NestedField, PrimitiveType, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from lakeupsert.rows.vectors import Positions
@@ -36,9 +35,11 @@ from lakeupsert.table.layout import partition_of, partition_scalars
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.spec import FIELD_ID, TableSpec
 
+Read = TypeVar("Read")
+
 MOST_ENTRIES = 4096
-"""Files in a manifest. More: a night that touches few partitions writes more. Fewer: a night that touches all writes more objects,
-and engines read more."""
+"""Files in a manifest. More: a night that touches few partitions writes more. Fewer: a night that touches all writes more
+objects, and engines read more."""
 _FIRST = "lakeupsert.first"
 _VERSION: Literal[2] = 2
 _FILE_PATH, _POS = 2147483546, 2147483545
@@ -79,6 +80,22 @@ class _Bounds(msgspec.Struct, frozen=True):
     contains_nan: bool | None
     lower_bound: bytes | None
     upper_bound: bytes | None
+
+
+class _DataFile(msgspec.Struct, frozen=True):
+    file_path: str
+    record_count: int
+    file_size_in_bytes: int
+    referenced_data_file: str | None = None
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """An entry as a manifest has it."""
+
+    status: int
+    snapshot_id: int | None
+    sequence_number: int | None
+    data_file: _DataFile
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -128,16 +145,15 @@ class FileReader:
     def entries(self, manifest: ManifestFile, data: bytes) -> list[Entry]:
         """The files of a manifest, without those that it says are gone."""
         found = []
-        for record in _records(data, manifest.manifest_path, "a manifest"):
-            file = record["data_file"]
-            if record["status"] != _DELETED:
-                sequence, snapshot = record["sequence_number"], record["snapshot_id"]
+        for record in _records(data, manifest.manifest_path, "a manifest", _Record):
+            file, sequence, snapshot = record.data_file, record.sequence_number, record.snapshot_id
+            if record.status != _DELETED:
                 found.append(
                     Entry(
-                        name=self.name(file["file_path"]),
-                        rows=file["record_count"],
-                        bytes=file["file_size_in_bytes"],
-                        of=self.name(file["referenced_data_file"] or ""),
+                        name=self.name(file.file_path),
+                        rows=file.record_count,
+                        bytes=file.file_size_in_bytes,
+                        of=self.name(file.referenced_data_file or ""),
                         snapshot=manifest.added_snapshot_id if snapshot is None else snapshot,
                         sequence=manifest.sequence_number if sequence is None else sequence,
                     )
@@ -147,7 +163,7 @@ class FileReader:
     def runs(self, data: bytes, where: str) -> list[Run]:
         """The runs of a manifest list that `manifest_list` wrote; ``where`` is its address."""
         what = "a manifest list of the publisher"
-        manifests = [msgspec.convert(record, ManifestFile) for record in _records(data, where, what)]
+        manifests = _records(data, where, what, ManifestFile)
         firsts: list[str] = json.loads(fastavro.reader(io.BytesIO(data)).metadata.get(_FIRST, "[]"))
         if len(firsts) != len(manifests):
             raise damaged(where, what, "it does not say with which partition each manifest begins")
@@ -185,6 +201,7 @@ class FileWriter(FileReader):
         }
         records = [self._record(status, entry, snapshot) for status, entry in marked]
         data = _avro(self._entry_schema, records, header)
+        older = [entry.sequence for status, entry in marked if status == _EXISTING and entry.sequence is not None]
         counts, rows = [0, 0, 0], [0, 0, 0]
         for status, entry in marked:
             counts[status] += 1
@@ -195,7 +212,7 @@ class FileWriter(FileReader):
             partition_spec_id=self.partitions.spec_id,
             content=content,
             sequence_number=sequence,
-            min_sequence_number=min([sequence, *(e.sequence for status, e in marked if status != _DELETED and e.sequence is not None)]),
+            min_sequence_number=min(older, default=sequence),
             added_snapshot_id=snapshot,
             added_files_count=counts[_ADDED],
             existing_files_count=counts[_EXISTING],
@@ -274,8 +291,9 @@ class FileWriter(FileReader):
         values = [partition_scalars(self.spec, partition) for partition in partitions]
         found = []
         for field in self._partition_type.fields:
-            of_column: list[L] = [of[field.name].as_py() for of in values]
-            found.append(_Bounds(False, None, _bytes(field.field_type, min(of_column)), _bytes(field.field_type, max(of_column))))
+            column = [of[field.name].as_py() for of in values]
+            type_ = cast(PrimitiveType, field.field_type)
+            found.append(_Bounds(False, None, _bytes(type_, min(column)), _bytes(type_, max(column))))
         return found
 
 
@@ -300,14 +318,12 @@ def _avro(schema: object, records: Iterable[object], header: dict[str, str]) -> 
     return sink.getvalue()
 
 
-def _records(data: bytes, where: str, what: str) -> list[dict[str, object]]:
+def _records(data: bytes, where: str, what: str, type_: type[Read]) -> list[Read]:
     try:
-        return cast(list[dict[str, object]], list(fastavro.reader(io.BytesIO(data))))
+        return msgspec.convert(list(fastavro.reader(io.BytesIO(data))), list[type_])  # type: ignore[valid-type]
     except Exception as e:  # whatever a decoder meets in damaged bytes
         raise damaged(where, what, repr(e)) from e
 
 
-def _bytes(type_: IcebergType, value: object) -> bytes:
-    if isinstance(value, dt.date):
-        value = (value - dt.date(1970, 1, 1)).days
-    return to_bytes(type_, value)
+def _bytes(type_: PrimitiveType, value: str | int | bool | dt.date) -> bytes:
+    return to_bytes(type_, (value - dt.date(1970, 1, 1)).days if isinstance(value, dt.date) else value)

@@ -64,7 +64,9 @@ def iceberg_schema(spec: TableSpec, schema_id: int) -> Schema:
 def partition_spec(spec: TableSpec) -> PartitionSpec:
     """By the values of the partition columns. It never changes."""
     fields = [
-        PartitionField(field_id(spec.schema.field(column)), PARTITION_FIELD_ID_START + place, IdentityTransform(), column)
+        PartitionField(
+            field_id(spec.schema.field(column)), PARTITION_FIELD_ID_START + place, IdentityTransform(), column
+        )
         for place, column in enumerate(spec.partition_by)
     ]
     return PartitionSpec(*fields, spec_id=0)

@@ -135,9 +135,17 @@ def widened(folder: Path) -> Lake:
 
 def nested(folder: Path) -> Lake:
     """A struct gets a field, and the items of a list grow."""
-    first = with_column(FIRST.select(["id", "part", "seen"]), "s", pa.array([{"a": 1, "l": [1]}] * FIRST.num_rows, pa.struct({"a": pa.int32(), "l": pa.list_(pa.int32())})))
+    first = with_column(
+        FIRST.select(["id", "part", "seen"]),
+        "s",
+        pa.array([{"a": 1, "l": [1]}] * FIRST.num_rows, pa.struct({"a": pa.int32(), "l": pa.list_(pa.int32())})),
+    )
     wide = pa.struct({"a": pa.int32(), "l": pa.list_(pa.int64()), "b": pa.string()})
-    second = with_column(SECOND.select(["id", "part", "seen"]), "s", pa.array([{"a": 2, "l": [1 << 40, None], "b": "ü"}, None, *[{"b": None}] * (SECOND.num_rows - 2)], wide))
+    second = with_column(
+        SECOND.select(["id", "part", "seen"]),
+        "s",
+        pa.array([{"a": 2, "l": [1 << 40, None], "b": "ü"}, None, *[{"b": None}] * (SECOND.num_rows - 2)], wide),
+    )
     return Lake(folder).run(first, second)
 
 
