@@ -87,7 +87,12 @@ class IcebergCatalog:
         """Create the table from the metadata at ``address``, or leave the one that another publisher has just created."""
 
         def register(catalog: Catalog) -> None:
-            catalog.create_namespace_if_not_exists(self._namespace)
+            if not catalog.namespace_exists(self._namespace):
+                try:
+                    catalog.create_namespace(self._namespace)
+                except Exception:  # each catalog has an error of its own for a lost race
+                    if not catalog.namespace_exists(self._namespace):
+                        raise
             with suppress(iceberg_errors.TableAlreadyExistsError):
                 catalog.register_table(self.table, address)
 
@@ -160,8 +165,14 @@ class IcebergCatalog:
 
 
 def _open(settings: IcebergSettings) -> Catalog:
+    properties = {**settings.properties, "py-io-impl": f"{__name__}.TableIO"}
     try:
-        return load_catalog(settings.catalog_name, **settings.properties, **{"py-io-impl": f"{__name__}.TableIO"})
+        try:
+            return load_catalog(settings.catalog_name, **properties)
+        except (ImportError, iceberg_errors.NotInstalledError, *_REFUSALS):
+            raise
+        except Exception:  # of SQL, if another process has just created the catalog's own tables
+            return load_catalog(settings.catalog_name, **properties)
     except (ImportError, iceberg_errors.NotInstalledError) as e:
         raise ConfigurationError(
             "extra-missing",
