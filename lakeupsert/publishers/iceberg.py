@@ -139,7 +139,9 @@ class IcebergPublisher:
         found = {info.name: info for info in self.objects.store.list(f"{FOLDER}/")}
         lists = [name for name in found if name in listed or (name.startswith(_LIST) and _number_in(name) >= oldest)]
         log = (entry.metadata_file for entry in table.metadata.metadata_log)
-        needed = {*lists, *map(reader.name, (table.metadata_location, *log))}
+        # By the last part, which is unique: a catalog that writes them may spell the address in its own way.
+        named = {address.rpartition("/")[2] for address in (table.metadata_location, *log)}
+        needed = {*lists, *(name for name in found if name.rpartition("/")[2] in named)}
         manifests = {m.manifest_path: m for name in lists for run in self._runs(name) for m in run.manifests}
         needed |= set(map(reader.name, manifests))
         of_deletes = [manifest for manifest in manifests.values() if manifest.content]
@@ -260,7 +262,7 @@ class IcebergPublisher:
                 "snapshot-id": id_,
                 "parent-snapshot-id": parent,
                 "sequence-number": sequence,
-                "timestamp-ms": max(moment, metadata.last_updated_ms),
+                "timestamp-ms": max(moment, metadata.last_updated_ms + 1),  # pyiceberg puts its own time into an equal one
                 "manifest-list": writer.address(listing),
                 "summary": _summary(shown, changed, {_SNAPSHOT: str(link.number), _TABLE: self._table_id}),
                 "schema-id": schema.schema_id,
@@ -291,7 +293,7 @@ class IcebergPublisher:
                 "format-version": 2,
                 "location": f"{self._root}/{FOLDER}",
                 "table-uuid": uuid.UUID(clock.new_id()),
-                "last-updated-ms": moment,
+                "last-updated-ms": moment - 1,
                 "last-column-id": spec.last_field_id,
                 "schemas": [iceberg_schema(spec, 0)],
                 "current-schema-id": 0,

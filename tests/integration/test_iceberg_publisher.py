@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table as IcebergTable
@@ -30,10 +30,12 @@ from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import IcebergSettings, TableSettings, parse
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, TryAgainError
+from lakeupsert.operations import vacuum
 from lakeupsert.publishers import iceberg, iceberg_catalog
 from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
 from lakeupsert.testing.faults import Fault, Killed, Points
 from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.servers import Server
 
 NAME = "sales.receipts"
 
@@ -608,6 +610,62 @@ def test_both_publishers_at_once(tmp_path: Path) -> None:
         "iceberg": (2, 0),
     }
     lake.check()
+
+
+def season(lake: Lake, published: Callable[[], IcebergTable]) -> None:
+    """Nights with a column that gets another name and its own again, with expiry and a reset."""
+    for number in range(3):
+        land(lake, number)
+    lake.table.rename_column("v", "value")
+    lake.land("renamed.jsonl", [{**row("k000", 0, 50), "value": 7, "v": 8}])
+    lake.run()
+    for number in range(4, 12):
+        lake.land(f"{number}.jsonl", [row("k000", 0, 70 + number, number)])
+        lake.run()
+    assert lake.table.vacuum(dry=False).expired == (0, 1, 2, 3, 4)
+    with pytest.MonkeyPatch.context() as later:
+        later.setattr(vacuum, "ORPHANS_KEPT", timedelta(0))
+        assert lake.table.vacuum(dry=False).garbage, "metadata files that their log has forgotten"
+    assert standing(lake)[1] == 0
+    for reset in (False, True):
+        lake.table.publish(to="iceberg", reset=reset)
+        table = published()
+        assert len(table.metadata.snapshots) == (1 if reset else 8)
+        for snapshot in table.metadata.snapshots:
+            assert snapshot.summary
+            rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+            ours = lake.table.to_arrow(int(snapshot.summary["lakeupsert.snapshot"] or -1)).read_all()
+            assert same(rows, ours)
+    foreign = published()
+    foreign.append(foreign.scan().to_arrow().slice(0, 1))
+    lake.land("last.jsonl", [row("k000", 0, 99)])
+    problem = lake.table.run(host="local").publish.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "foreign-iceberg-commit"
+
+
+def test_rest_catalog(tmp_path: Path, iceberg_rest: Server) -> None:
+    catalog = {"type": "rest", "uri": f"http://127.0.0.1:{iceberg_rest.port}"}
+    lake = IcebergLake(tmp_path / "lake", iceberg=IcebergSettings(catalog=catalog, table=NAME))
+    season(lake, lambda: load_catalog("default", **catalog).load_table(NAME))
+
+
+def test_glue(
+    tmp_path: Path, moto: Server, new_place: Callable[[Server], str], new_sqs_queue: Callable[..., str]
+) -> None:
+    lake = IcebergLake(
+        tmp_path / "lake",
+        processed=f"{new_place(moto)}/lake",
+        queue=f"sqs://{new_sqs_queue()}",
+        iceberg=IcebergSettings(catalog={"type": "glue"}, table=NAME),
+    )
+    properties = {
+        "s3.endpoint": moto.env["AWS_ENDPOINT_URL"],
+        "s3.access-key-id": moto.env["AWS_ACCESS_KEY_ID"],
+        "s3.secret-access-key": moto.env["AWS_SECRET_ACCESS_KEY"],
+        "s3.region": moto.env["AWS_DEFAULT_REGION"],
+    }
+    season(lake, lambda: load_catalog("default", type="glue", **properties).load_table(NAME))
 
 
 @pytest.mark.parametrize(
