@@ -55,11 +55,13 @@ from lakeupsert.table.layout import HOME, TableObjects
 from lakeupsert.table.manifest import DataFile, DeletionVector, Manifest
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.snapshot import Snapshot
-from lakeupsert.table.spec import TableSpec
+from lakeupsert.table.spec import HIDDEN_IDS, TableSpec
 
 FOLDER = f"{HOME}/iceberg"
 """Of all that the publisher writes. It is also the table's location in Iceberg: engines write there, and some delete it with the
 table."""
+LAST_COLUMN_ID = HIDDEN_IDS + 1000
+"""chDB refuses files with greater field ids, and a program that adds a column gives it the next id, which is never one of ours."""
 METADATA_KEPT = 10
 """Earlier metadata files that `vacuum` keeps."""
 _METADATA = f"{FOLDER}/metadata"
@@ -262,7 +264,9 @@ class IcebergPublisher:
                 "snapshot-id": id_,
                 "parent-snapshot-id": parent,
                 "sequence-number": sequence,
-                "timestamp-ms": max(moment, metadata.last_updated_ms + 1),  # pyiceberg puts its own time into an equal one
+                "timestamp-ms": max(
+                    moment, metadata.last_updated_ms + 1
+                ),  # pyiceberg puts its own time into an equal one
                 "manifest-list": writer.address(listing),
                 "summary": _summary(shown, changed, {_SNAPSHOT: str(link.number), _TABLE: self._table_id}),
                 "schema-id": schema.schema_id,
@@ -294,7 +298,7 @@ class IcebergPublisher:
                 "location": f"{self._root}/{FOLDER}",
                 "table-uuid": uuid.UUID(clock.new_id()),
                 "last-updated-ms": moment - 1,
-                "last-column-id": spec.last_field_id,
+                "last-column-id": LAST_COLUMN_ID,
                 "schemas": [iceberg_schema(spec, 0)],
                 "current-schema-id": 0,
                 "partition-specs": [partitions],

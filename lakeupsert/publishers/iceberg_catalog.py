@@ -5,6 +5,7 @@ credentials; settings of the catalog for file systems do not count. Every call e
 """
 
 import io
+import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -200,9 +201,11 @@ class TableIO(FileIO):
         self._store.delete([self._name(location if isinstance(location, str) else location.location)])
 
     def _name(self, location: str) -> str:
-        if not location.startswith(f"{self._root}/"):
+        # Other programs spell the address in their own way, as file:/ and s3a://.
+        address = re.sub(r"^s3[an]:", "s3:", re.sub(r"^file:/+", "file:///", location))
+        if not address.startswith(f"{self._root}/"):
             raise table_taken(location)
-        return location.removeprefix(f"{self._root}/")
+        return address.removeprefix(f"{self._root}/")
 
 
 def table_taken(where: str) -> ConfigurationError:
