@@ -32,7 +32,8 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # quarantine_limit    = "1%"       # or a number of rows; a batch above it is refused as a whole; 1% counts above 10 rows
 # keep_snapshots      = 7
 # superseded_retention = "24h"
-# publishers          = []         # ["delta"]: other engines read the table as a Delta table (docs/DELTA.md)
+# publishers          = []         # ["delta", "iceberg"]: other engines read the table as one of theirs (docs/DELTA.md, docs/ICEBERG.md)
+# iceberg             = { catalog = "lake", table = "shop.sales" }   # for publishers = ["iceberg"] (docs/ICEBERG.md)
 # delta_timestamps    = "naive"    # or "utc": readers of Delta see times without a zone as UTC (Fabric, BigQuery)
 # delta_vectors       = "file"     # or "inline", for delta-rs and Polars with more than 512 deletion vectors
 # tombstone_retention  = "90d"    # how long deleted keys are remembered; by default for ever
