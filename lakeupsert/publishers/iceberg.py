@@ -61,7 +61,7 @@ FOLDER = f"{HOME}/iceberg"
 """Of all that the publisher writes. It is also the table's location in Iceberg: engines write there, and some delete it with the
 table."""
 LAST_COLUMN_ID = HIDDEN_IDS + 1000
-"""chDB refuses files with greater field ids, and a program that adds a column gives it the next id, which is never one of ours."""
+"""chDB refuses files with greater field ids. A program that adds a column gives it the next id, which is never one of ours."""
 METADATA_KEPT = 10
 """Earlier metadata files that `vacuum` keeps."""
 _METADATA = f"{FOLDER}/metadata"
