@@ -223,6 +223,25 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, lake
 
 
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    """Three nights, the last of which brings columns and drops one."""
+    lake = Lake(tmp_path_factory.mktemp("lake")).run(FIRST, SECOND)
+    lake.table.drop_column("small")
+    return lake.run(rows(range(1, 30, 3), 3).drop_columns("small").append_column("more", pa.array(["new"] * 10)))
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_earlier_snapshots_of_every_reader(readers: Readers, earlier: Lake, reader: str, number: int) -> None:
+    columns = ["id", "part", "seen", "amount", "name"]
+    ours = earlier.table.to_arrow(number).read_all()
+    expected = as_shown(reader, "iceberg", ours).select(columns)
+    found = readers[reader].read(earlier.place, columns, version=earlier.snapshots()[number])
+    difference = compare(found, expected, ["id"])
+    assert difference.exact, str(difference)
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_rows_of_every_reader(readers: Readers, reader: str, case: tuple[str, Lake]) -> None:
     name, lake = case
