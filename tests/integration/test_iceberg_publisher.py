@@ -87,7 +87,7 @@ def same(rows: pa.Table, ours: pa.Table) -> bool:
 
 
 def nights(root: Path, count: int = 3, **settings: Any) -> IcebergLake:
-    """Three partitions; every night updates a third of the keys."""
+    """Three partitions; every night updates another third of the keys."""
     lake = IcebergLake(root, **settings)
     for number in range(count):
         land(lake, number)
@@ -95,7 +95,8 @@ def nights(root: Path, count: int = 3, **settings: Any) -> IcebergLake:
 
 
 def land(lake: Lake, number: int) -> None:
-    rows = [row(f"k{i:03}", day, number, number) for day in range(3) for i in range(0, 90, 3 if number else 1)]
+    keys = range(number % 3, 90, 3) if number else range(90)
+    rows = [row(f"k{i:03}", day, number, number) for day in range(3) for i in keys]
     lake.land(f"{number}.jsonl", rows)
     lake.run()
 
@@ -603,6 +604,23 @@ def manifests(lake: IcebergLake) -> list[Any]:
     return current.manifests(table.io)
 
 
+def test_manifests_say_what_came_when_and_what_went(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 1, strategy="rewrite")
+    lake.land("one.jsonl", [row("k000", 1, 9, 9)])
+    lake.run()
+    table = lake.published()
+    first, second = (snapshot.snapshot_id for snapshot in table.metadata.snapshots)
+    entries = [e for m in manifests(lake) for e in m.fetch_manifest_entry(table.io, discard_deleted=False)]
+    found = {(e.data_file.partition[0], e.status.name): (e.snapshot_id, e.sequence_number) for e in entries}
+    day = (date(2020, 1, 1) - date(1970, 1, 1)).days
+    assert found == {
+        (day, "EXISTING"): (first, 1),
+        (day + 1, "DELETED"): (second, 1),
+        (day + 1, "ADDED"): (second, 2),
+        (day + 2, "EXISTING"): (first, 1),
+    }
+
+
 def test_both_publishers_at_once(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 3, publishers=("delta", "iceberg"))
     assert {name: (s.snapshot, s.behind) for name, s in lake.table.status().publishers.items()} == {
@@ -648,6 +666,10 @@ def test_rest_catalog(tmp_path: Path, iceberg_rest: Server) -> None:
     catalog = {"type": "rest", "uri": f"http://127.0.0.1:{iceberg_rest.port}"}
     lake = IcebergLake(tmp_path / "lake", iceberg=IcebergSettings(catalog=catalog, table=NAME))
     season(lake, lambda: load_catalog("default", **catalog).load_table(NAME))
+    other = nights(tmp_path / "other", 1, iceberg=lake.settings.iceberg)
+    problem = other.table.status().publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "iceberg-table-taken"
 
 
 def test_glue(
