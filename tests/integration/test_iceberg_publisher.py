@@ -34,46 +34,28 @@ from lakeupsert.operations import vacuum
 from lakeupsert.publishers import iceberg, iceberg_catalog
 from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
 from lakeupsert.testing.faults import Fault, Killed, Points
-from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
 from lakeupsert.testing.servers import Server
 
 NAME = "sales.receipts"
-
-
-def settings_of(root: Path) -> IcebergSettings:
-    return IcebergSettings(catalog={"name": "lake", "type": "sql", "uri": f"sqlite:///{root}/catalog.db"}, table=NAME)
 
 
 class IcebergLake(Lake):
     """A lake with a catalog on SQLite beside its zones."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
-        given = {"publishers": ("iceberg",), "iceberg": settings_of(root), "strategy": "delta", **settings}
+        given = {"publishers": ("iceberg",), "iceberg": iceberg_settings(root), "strategy": "delta", **settings}
         super().__init__(root, **given)
 
     def published(self) -> IcebergTable:
-        """The Iceberg table, with the catalog's own means."""
-        with SqlCatalog("lake", uri=f"sqlite:///{self.root}/catalog.db") as catalog:
-            return catalog.load_table(NAME)
+        """The Iceberg table, as pyiceberg finds it by itself."""
+        assert self.settings.iceberg is not None
+        table = iceberg_table(self.settings.iceberg)
+        assert table is not None
+        return table
 
     def numbers(self) -> list[int]:
         return [int(s.summary["lakeupsert.snapshot"]) for s in self.published().metadata.snapshots if s.summary]
-
-    def check(self) -> None:
-        super().check()
-        self.check_iceberg()
-
-    def check_iceberg(self) -> None:
-        """Check that every Iceberg snapshot is the snapshot of its number."""
-        table = self.published()
-        for snapshot in table.metadata.snapshots:
-            assert snapshot.summary
-            rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
-            number = int(snapshot.summary["lakeupsert.snapshot"])
-            ours = self.table.to_arrow(number).read_all()
-            assert same(rows, ours), f"Iceberg's snapshot {number} is wrong"
-            live = int(snapshot.summary["total-records"]) - int(snapshot.summary["total-position-deletes"])
-            assert live == ours.num_rows
 
     def objects(self) -> set[str]:
         """What the publisher has written."""
@@ -142,7 +124,7 @@ def test_names_that_came_back_types_that_grew_and_nested_fields(
         order_by=("ts",),
         strategy="delta",
         publishers=("iceberg",),
-        iceberg=settings_of(tmp_path),
+        iceberg=iceberg_settings(tmp_path),
     )
     table = Table("t", settings)
     first = pa.table(
@@ -176,8 +158,8 @@ def test_names_that_came_back_types_that_grew_and_nested_fields(
     )
     pq.write_table(second, tmp_path / "landing" / "1.parquet")
     assert table.run(host="local").publish.publishers["iceberg"].problem is None
-    with SqlCatalog("lake", uri=f"sqlite:///{tmp_path}/catalog.db") as catalog:
-        published = catalog.load_table(NAME)
+    published = iceberg_table(iceberg_settings(tmp_path))
+    assert published is not None
     ours = table.to_arrow().read_all()
     assert same(published.scan().to_arrow(), ours)
     assert same(pl.scan_iceberg(published).collect().to_arrow(), ours)
@@ -200,7 +182,7 @@ def test_names_that_came_back_types_that_grew_and_nested_fields(
     ids=str,
 )
 def test_type_that_iceberg_lacks_is_named_and_the_night_goes_on(tmp_path: Path, type_: pa.DataType) -> None:
-    lake = typed_lake(tmp_path)
+    lake = TypedLake(tmp_path)
     lake.land(0, {"odd": pa.array([None], type_)})
     published = lake.table.run(host="local").publish
     assert published.rows == 1
@@ -210,10 +192,10 @@ def test_type_that_iceberg_lacks_is_named_and_the_night_goes_on(tmp_path: Path, 
     assert "'odd'" in problem.message
     with pytest.raises(ConfigurationError, match="'odd'"):
         lake.table.publish(to="iceberg")
-    assert not (tmp_path / "catalog.db").exists() or not lake.catalog_has_table()
+    assert lake.published() is None
 
 
-class typed_lake:  # noqa: N801
+class TypedLake:
     """A table of one row a night, whose landing files are Parquet."""
 
     def __init__(self, root: Path, **settings: Any) -> None:
@@ -221,20 +203,15 @@ class typed_lake:  # noqa: N801
         (root / "landing").mkdir()
         zones = {"landing": str(root / "landing"), "processed": str(root / "processed")}
         named: dict[str, Any] = {"key": ("k",), "partition_by": ("d",), "order_by": ("ts",), "strategy": "delta"}
-        shows = {"publishers": ("iceberg",), "iceberg": settings_of(root)}
+        shows = {"publishers": ("iceberg",), "iceberg": iceberg_settings(root)}
         self.table = Table("t", TableSettings(**{**zones, **named, **shows, **settings}))
 
     def land(self, number: int, columns: dict[str, Any]) -> None:
         rows = pa.table({"k": [number], "d": [date(2020, 1, 1)], "ts": [number], **columns})
         pq.write_table(rows, self.root / "landing" / f"{number}.parquet")
 
-    def published(self) -> IcebergTable:
-        with SqlCatalog("lake", uri=f"sqlite:///{self.root}/catalog.db") as catalog:
-            return catalog.load_table(NAME)
-
-    def catalog_has_table(self) -> bool:
-        with SqlCatalog("lake", uri=f"sqlite:///{self.root}/catalog.db") as catalog:
-            return catalog.table_exists(NAME)
+    def published(self) -> IcebergTable | None:
+        return iceberg_table(iceberg_settings(self.root))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +221,7 @@ class typed_lake:  # noqa: N801
 )
 def test_column_that_grew_as_icebergs_may_not_is_refused(tmp_path: Path, was: pa.DataType, now: pa.DataType) -> None:
     """Engines would read the older file's values wrongly."""
-    lake = typed_lake(tmp_path)
+    lake = TypedLake(tmp_path)
     lake.land(0, {"v": pa.array([1]).cast(was) if pa.types.is_integer(was) else pa.array([Decimal("1.25")], was)})
     lake.table.run(host="local")
     lake.land(1, {"v": pa.array([1]).cast(now) if pa.types.is_integer(now) else pa.array([Decimal("1.2345")], now)})
@@ -252,8 +229,8 @@ def test_column_that_grew_as_icebergs_may_not_is_refused(tmp_path: Path, was: pa
     assert problem is not None
     assert problem.code == "unfit-for-iceberg"
     assert "'v'" in problem.message
-    if lake.catalog_has_table():
-        assert lake.published().scan().to_arrow()["v"].to_pylist() == [Decimal("1.25")]
+    if (published := lake.published()) is not None:
+        assert published.scan().to_arrow()["v"].to_pylist() == [Decimal("1.25")]
 
 
 def test_adopted_files_wait_for_a_full_compaction(tmp_path: Path) -> None:
@@ -301,7 +278,7 @@ def faulty_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(folder: Path, fault: Fault, begins: bool) -> None:
     root, copy = folder / "lake", folder / "copy"  # Iceberg's paths are absolute: each try is made in the same place
     lake = nights(root, 1, **({"publishers": (), "iceberg": None} if begins else {}))
-    lake.mend(lambda row: False, publishers=("iceberg",), iceberg=settings_of(root))
+    lake.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(root))
     before = lake.table.to_arrow().read_all()
     lake.land("1.jsonl", [row(f"k{i:03}", day, 9, 9) for day in range(3) for i in range(0, 90, 2)])
     lake.table.append(host="local")
@@ -328,10 +305,9 @@ def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(folder: Path, fa
     for number, call in enumerate(calls):
         strike(number)
         try:
-            with SqlCatalog("lake", uri=f"sqlite:///{root}/catalog.db") as catalog:
-                if catalog.table_exists(NAME):
-                    rows = lake.published().scan().to_arrow()
-                    assert same(rows, before) or same(rows, lake.table.to_arrow().read_all())
+            if (found := iceberg_table(iceberg_settings(root))) is not None:
+                rows = found.scan().to_arrow()
+                assert same(rows, before) or same(rows, lake.table.to_arrow().read_all())
             lake.table.publish(to="iceberg")
             assert standing(lake) == (1, 0)
             assert lake.numbers() == ([1] if begins else [0, 1])
@@ -423,7 +399,7 @@ def test_rollback_is_undone(tmp_path: Path) -> None:
 def test_another_table_of_that_name_is_left_alone(tmp_path: Path) -> None:
     first = nights(tmp_path / "first", 1)
     second = nights(tmp_path / "second", 1, publishers=(), iceberg=None)
-    second.mend(lambda row: False, publishers=("iceberg",), iceberg=settings_of(first.root))
+    second.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(first.root))
     location = first.published().metadata_location
     for call in (second.table.publish, lambda to: second.table.publish(to=to, reset=True)):
         with pytest.raises(ConfigurationError) as raised:
@@ -544,7 +520,7 @@ def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monk
         assert same(lake.published().scan().to_arrow(), expected)
     lake.table.publish(to="iceberg")
     assert lake.table.vacuum(dry=False).garbage
-    lake.check_iceberg()
+    lake.check()
 
 
 class Later(clock.Source):
@@ -573,7 +549,7 @@ def test_vacuum_deletes_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
     assert not orphan.exists()
     assert len([name for name in after if name.endswith(".metadata.json")]) <= iceberg.METADATA_KEPT + 1
     lake.reopen()
-    lake.check_iceberg()
+    lake.check()
 
 
 def test_night_rewrites_only_the_manifests_of_its_partitions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
