@@ -7,7 +7,7 @@ credentials; settings of the catalog for file systems do not count. Every call e
 import io
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from types import TracebackType
@@ -20,6 +20,7 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.table import Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Properties
+from pyiceberg.utils.config import Config
 
 from lakeupsert.config import IcebergSettings
 from lakeupsert.errors import ConfigurationError, LakeupsertError
@@ -31,6 +32,7 @@ ANSWER_SECONDS = 60.0
 RESET = "`lakeupsert publish --to iceberg --reset` registers the table anew with the published snapshot"
 _STORE: ContextVar[ObjectStore] = ContextVar("store")
 """Of the table that a call is about. pyiceberg opens `TableIO` by its name, so it can't be given the store."""
+_NOT_INSTALLED = (ImportError, iceberg_errors.NotInstalledError)
 _REFUSALS = (
     iceberg_errors.UnauthorizedError,
     iceberg_errors.ForbiddenError,
@@ -141,8 +143,15 @@ class IcebergCatalog:
 
     def _explain(self, error: Exception) -> LakeupsertError:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        for secret in self._secrets():
+        for secret in sorted(self._secrets(), key=len, reverse=True):
             text = text.replace(secret, "***")
+        if isinstance(error, _NOT_INSTALLED):
+            return ConfigurationError(
+                "extra-missing",
+                f"The Iceberg catalog of {self.table!r} needs a package that is not installed: {text}. Readers of Iceberg see "
+                "what they saw.",
+                next="pip install 'pyiceberg[EXTRA]' with the extra of that catalog: sql-sqlite, sql-postgres, glue, hive, …",
+            )
         if isinstance(error, _REFUSALS):
             return ConfigurationError(
                 "catalog-refused",
@@ -158,29 +167,23 @@ class IcebergCatalog:
             next="run `lakeupsert publish --to iceberg` when the catalog answers",
         )
 
-    def _secrets(self) -> list[str]:
+    def _secrets(self) -> Iterator[str]:
         """What pyiceberg's own configuration adds to the settings, which have no credential: it may be one."""
-        own = set(self._settings.properties.values())
-        known = self._catalog.properties.values() if self._catalog is not None else ()
-        return [value for value in map(str, known) if value not in own and len(value) > 3]
+        given = Config().get_catalog_config(self._settings.catalog_name) or {}
+        for value in map(str, given.values()):
+            yield value
+            if "://" in value and (password := urlsplit(value).password):
+                yield password
 
 
 def _open(settings: IcebergSettings) -> Catalog:
     properties = {**settings.properties, "py-io-impl": f"{__name__}.TableIO"}
     try:
-        try:
-            return load_catalog(settings.catalog_name, **properties)
-        except (ImportError, iceberg_errors.NotInstalledError, *_REFUSALS):
-            raise
-        except Exception:  # of SQL, if another process has just created the catalog's own tables
-            return load_catalog(settings.catalog_name, **properties)
-    except (ImportError, iceberg_errors.NotInstalledError) as e:
-        raise ConfigurationError(
-            "extra-missing",
-            f"The Iceberg catalog {settings.catalog_name!r} needs a package that is not installed: {e}. Readers of Iceberg see "
-            "what they saw.",
-            next="pip install 'pyiceberg[EXTRA]' with the extra of that catalog: sql-sqlite, sql-postgres, glue, hive, …",
-        ) from e
+        return load_catalog(settings.catalog_name, **properties)
+    except (*_NOT_INSTALLED, *_REFUSALS):
+        raise
+    except Exception:  # of SQL, if another process has just created the catalog's own tables
+        return load_catalog(settings.catalog_name, **properties)
 
 
 class TableIO(FileIO):

@@ -481,19 +481,25 @@ def test_catalog_without_an_answer_is_an_error_and_the_night_goes_on(
         assert lake.stored_files() == before
 
 
-def test_catalog_that_refuses_is_an_error_without_its_credentials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(OSError, "catalog-unreachable"), (ValueError, "catalog-refused"), (ModuleNotFoundError, "extra-missing")],
+)
+def test_error_of_a_catalog_has_no_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: str
 ) -> None:
-    lake = nights(tmp_path / "lake", 1)
-    missing = tmp_path / "missing" / "secret-password"
-    monkeypatch.setattr(
-        iceberg_catalog, "load_catalog", lambda name, **given: SqlCatalog(name, uri=f"sqlite:///{missing}/x.db")
-    )
-    lake.mend(lambda row: False, iceberg=IcebergSettings(catalog="elsewhere", table=NAME))
+    def fail(name: str, **properties: str) -> Catalog:
+        raise error("postgresql://me:open-sesame@db/x: open-sesame is wrong, and so is 1234-token")
+
+    monkeypatch.setenv("PYICEBERG_CATALOG__ELSEWHERE__URI", "postgresql://me:open-sesame@db/x")
+    monkeypatch.setenv("PYICEBERG_CATALOG__ELSEWHERE__TOKEN", "1234-token")
+    monkeypatch.setattr(iceberg_catalog, "load_catalog", fail)
+    lake = nights(tmp_path / "lake", 1, iceberg=IcebergSettings(catalog="elsewhere", table=NAME))
     with pytest.raises(LakeupsertError) as raised:
         lake.table.publish(to="iceberg")
-    assert raised.value.code == "catalog-unreachable"
-    assert "secret-password" not in str(raised.value)
+    assert raised.value.code == code
+    assert "open-sesame" not in str(raised.value)
+    assert "1234-token" not in str(raised.value)
 
 
 def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
