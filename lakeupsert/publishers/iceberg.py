@@ -69,8 +69,8 @@ _LIST = f"{_METADATA}/snap-"
 _DELETES = f"{FOLDER}/deletes"
 _ENDING = ".deletes"
 """Of position deletes, which are Parquet. Programs that list folders would read `.parquet`."""
-_SNAPSHOT, _TABLE = "lakeupsert.snapshot", "lakeupsert.table"
-"""In the summary of each of our snapshots: its number and the table's id. The table has its id as a property, too."""
+_SNAPSHOT, _WRITE, _TABLE = "lakeupsert.snapshot", "lakeupsert.write_id", "lakeupsert.table"
+"""In the summary of each of our snapshots: its number, its write id and the table's id, which is also a property of the table."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,17 @@ class _Head:
     metadata: TableMetadataV2
     snapshot: IcebergSnapshot
     number: int
+
+    def shows(self, link: Link[Snapshot]) -> bool:
+        """Whether it is this snapshot, or a later one. Another snapshot may have had its number, and was lost."""
+        return self.number > link.number or (self.number == link.number and self._write_id == link.write_id)
+
+    def is_of(self, link: Link[Snapshot] | None) -> bool:
+        return link is not None and (self.number, self._write_id) == (link.number, link.write_id)
+
+    @property
+    def _write_id(self) -> str | None:
+        return None if self.snapshot.summary is None else self.snapshot.summary[_WRITE]
 
 
 @dataclass(frozen=True)
@@ -161,7 +172,7 @@ class IcebergPublisher:
 
             def attempt() -> Lost | None:
                 head = self._head(catalog)
-                while head is None or head.number < newest.number:
+                while head is None or not head.shows(newest):
                     link = self._next(head, newest, unfit)
                     try:
                         self._commit(catalog, head, link, newest.body)
@@ -171,7 +182,7 @@ class IcebergPublisher:
                         unfit.add(link.number)
                         continue
                     before, head = head, self._head(catalog)
-                    if head is None or (before is not None and head.number <= before.number):
+                    if head is None or (before is not None and head.snapshot == before.snapshot):
                         return LOST
                 return None
 
@@ -259,20 +270,20 @@ class IcebergPublisher:
         listing = f"{_LIST}{link.number}-{clock.new_id()}.avro"
         parent = head.snapshot.snapshot_id if head else None
         self._put(listing, writer.manifest_list(shown, id_, parent, sequence))
+        moment = max(moment, metadata.last_updated_ms + 1)  # pyiceberg puts its own time into an equal one
+        own = {_SNAPSHOT: str(link.number), _WRITE: link.write_id, _TABLE: self._table_id}
         snapshot = IcebergSnapshot.model_validate(
             {
                 "snapshot-id": id_,
                 "parent-snapshot-id": parent,
                 "sequence-number": sequence,
-                "timestamp-ms": max(
-                    moment, metadata.last_updated_ms + 1
-                ),  # pyiceberg puts its own time into an equal one
+                "timestamp-ms": moment,
                 "manifest-list": writer.address(listing),
-                "summary": _summary(shown, changed, {_SNAPSHOT: str(link.number), _TABLE: self._table_id}),
+                "summary": _summary(shown, changed, own),
                 "schema-id": schema.schema_id,
             }
         )
-        updates = (*self._updates(metadata, schema), *self._snapshot_updates(metadata, snapshot, head, newest))
+        updates = (*self._updates(metadata, schema), *self._snapshot_updates(metadata, snapshot, link.number, newest))
         if head is not None:
             requirements = (
                 AssertTableUUID(uuid=metadata.table_uuid),
@@ -317,7 +328,6 @@ class IcebergPublisher:
             yield SetCurrentSchemaUpdate.model_validate({"schema-id": schema.schema_id})
         properties = {
             "gc.enabled": "false",  # engines delete no file of the table
-            "write.metadata.path": f"{self._root}/{_METADATA}",  # where it is in any case; Trino then refuses DROP TABLE
             "write.metadata.previous-versions-max": str(METADATA_KEPT),
             _TABLE: self._table_id,
         }
@@ -325,15 +335,15 @@ class IcebergPublisher:
             yield SetPropertiesUpdate(updates=properties)
 
     def _snapshot_updates(
-        self, metadata: TableMetadata, snapshot: IcebergSnapshot, head: _Head | None, newest: Snapshot
+        self, metadata: TableMetadata, snapshot: IcebergSnapshot, number: int, newest: Snapshot
     ) -> Iterator[TableUpdate]:
-        """The new snapshot becomes the table's; those that have expired go, and those that somebody has rolled back."""
+        """The new snapshot, which has ``number`` of ours, becomes the table's. Expired ones go, and those from that number on:
+        somebody has rolled them back, or ours were lost."""
         yield AddSnapshotUpdate(snapshot=snapshot)
         main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": snapshot.snapshot_id}
         yield SetSnapshotRefUpdate.model_validate(main)
-        last = head.number if head else -1
         numbers = {known.snapshot_id: self._number(known) for known in metadata.snapshots}
-        gone = [id_ for id_, number in numbers.items() if number is None or number > last or not newest.keeps(number)]
+        gone = [id_ for id_, n in numbers.items() if n is None or n >= number or not newest.keeps(n)]
         if gone:
             yield RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})
 
@@ -342,6 +352,8 @@ class IcebergPublisher:
     ) -> tuple[list[Run], list[_Files]]:
         """Write what the snapshot's manifest list will name. Returns its runs, and the files of changed partitions."""
         before = self.objects.snapshots.get(head.number) if head else None
+        if head is not None and not head.is_of(before):  # it has expired, or was lost and another one has its number
+            before = None
         now, old = link.body.partitions, before.body.partitions if before else {}
         listed = self._runs(writer.name(head.snapshot.manifest_list)) if head else []
         firsts = [run.first for run in listed]
@@ -397,7 +409,8 @@ class IcebergPublisher:
                     marked = deletes.get(file.name) if stored else None
                     same = marked is not None and marked.name.endswith(ending)
                     entries.append(marked if marked and same else self._write_deletes(writer, number, file, ending))
-        return _Files(partition, tuple(entries), tuple(entry for entry in known if entry not in entries))
+        kept = set(entries)
+        return _Files(partition, tuple(entries), tuple(entry for entry in known if entry not in kept))
 
     def _write_deletes(self, writer: FileWriter, number: int, file: DataFile, ending: str) -> Entry:
         positions = deleted_positions(self.objects.store, file)

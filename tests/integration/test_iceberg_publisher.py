@@ -396,6 +396,28 @@ def test_rollback_is_undone(tmp_path: Path) -> None:
     lake.check()
 
 
+def test_snapshot_that_took_the_number_of_a_lost_one_is_shown(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 3)
+    folder = lake.root / "processed" / "_lakeupsert" / "snapshots"
+    min(folder.iterdir()).unlink()  # the newest one, which no ledger entry names yet
+    lake.reopen()
+    lake.land("3.jsonl", [row("k000", 2, 8, 8)])
+    lake.run()  # the next one has this batch, too
+    assert standing(lake) == (lake.table.snapshots()[0].number, 0)
+    assert lake.numbers() == sorted(link.number for link in lake.table.snapshots())
+    ours = {link.number: link.write_id for link in lake.table.snapshots()}
+    known = lake.published().metadata.snapshots
+    assert {int(s.summary["lakeupsert.snapshot"]): s.summary["lakeupsert.write_id"] for s in known if s.summary} == ours
+    lake.land("one.jsonl", [row("k000", 0, 9, 9)])
+    lake.run()
+    lake.check()
+    table = lake.published()
+    named = {task.file.file_path.rpartition("processed/")[2] for task in table.scan().plan_files()}
+    head = lake.table.snapshots()[0].body.partitions
+    manifests = [lake.opened.version(p, shown.version) for p, shown in head.items()]
+    assert named == {file.name for m in manifests for bucket in m.buckets for file in bucket.data}
+
+
 def test_another_table_of_that_name_is_left_alone(tmp_path: Path) -> None:
     first = nights(tmp_path / "first", 1)
     second = nights(tmp_path / "second", 1, publishers=(), iceberg=None)
