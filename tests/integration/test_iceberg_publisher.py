@@ -497,6 +497,8 @@ def test_catalog_without_an_answer_is_an_error_and_the_night_goes_on(
         status = lake.table.status().publishers["iceberg"]
         assert status.problem is not None
         assert not status.known
+        config = str(lake.configure())
+        assert "not known" in CliRunner().invoke(main, ["status", "--config", config]).output
         before = lake.stored_files()
         with pytest.raises(TryAgainError):
             lake.table.vacuum(dry=False)  # nobody knows what is still shown
@@ -692,6 +694,12 @@ def test_glue(
         "s3.region": moto.env["AWS_DEFAULT_REGION"],
     }
     season(lake, lambda: load_catalog("default", type="glue", **properties).load_table(NAME))
+
+
+def test_settings_that_config_prints_are_the_same(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path / "lake")
+    answer = CliRunner().invoke(main, ["config", "--config", str(lake.configure())])
+    assert parse(str(lake.root / "lakeupsert.toml"), answer.output.encode(), {}).tables["t"] == lake.settings
 
 
 @pytest.mark.parametrize(
