@@ -28,10 +28,13 @@ ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 
 _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
+_CATALOG_SECRET = re.compile(r"(?i)^iceberg\..*(secret|token$|password|credential|access-key|session)")
+"""Settings of a catalog that are credentials."""
+
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 VectorPlace = Literal["file", "inline"]
 DeltaTimestamps = Literal["naive", "utc"]
-PublisherName = Literal["delta"]
+PublisherName = Literal["delta", "iceberg"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
 
@@ -104,6 +107,24 @@ class LargeSettings(msgspec.Struct, frozen=True, kw_only=True):
         return size_of(self.bytes) or 0
 
 
+class IcebergSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME.iceberg]``: where the Iceberg table is registered."""
+
+    catalog: str | dict[str, str]
+    """The name of a catalog in pyiceberg's own configuration, or its ``name`` and properties for pyiceberg."""
+    table: str
+    """Namespace and name, for example ``sales.receipts``."""
+
+    @property
+    def catalog_name(self) -> str:
+        return self.catalog if isinstance(self.catalog, str) else self.catalog.get("name", "default")
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Of the catalog, beside those in pyiceberg's own configuration."""
+        return {} if isinstance(self.catalog, str) else {k: v for k, v in self.catalog.items() if k != "name"}
+
+
 class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[tables.NAME]``: four settings are required, the others have defaults that suit most tables."""
 
@@ -150,6 +171,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the Delta log has deletion vectors: in files, or in the log itself, which delta-rs and Polars need for many."""
     delta_timestamps: DeltaTimestamps = "naive"
     """How readers of Delta see times without a zone: as they are, or as instants, which Fabric and BigQuery need."""
+    iceberg: IcebergSettings | None = None
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
@@ -428,7 +450,13 @@ def _part(path: str, name: str, raw: dict[str, object], part: str) -> dict[str, 
 
 def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
     where = f"[tables.{name}]"
-    parts = ("", TableSettings), ("delete", DeleteSettings), ("read", ReadSettings), ("large", LargeSettings)
+    parts = (
+        ("", TableSettings),
+        ("delete", DeleteSettings),
+        ("read", ReadSettings),
+        ("large", LargeSettings),
+        ("iceberg", IcebergSettings),
+    )
     for part, type_ in parts:
         known = {f.name for f in msgspec.structs.fields(type_)}
         for key in _part(path, name, raw, part) if part else raw:
@@ -515,6 +543,7 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
     if "delta" not in settings.publishers:
         unused = {"delta_vectors": "file", "delta_timestamps": "naive"}
         _check_alone(settings, unused, 'it has no effect without publishers = ["delta"]', refuse)
+    _check_iceberg(settings, refuse)
     names: dict[str, str] = {}
     for name in settings.schema:
         if (other := names.setdefault(name.lower(), name)) != name:
@@ -538,14 +567,37 @@ def _check_credentials(path: str, where: str, settings: TableSettings) -> None:
     addresses = {setting: getattr(settings, setting) for setting in ("landing", "processed", "queue")}
     if settings.large:
         addresses["large.queue"] = settings.large.queue
+    come_from = "credentials come from the default chains of boto3 and DefaultAzureCredential"
+    if settings.iceberg:
+        addresses |= {f"iceberg.catalog.{key}": value for key, value in settings.iceberg.properties.items()}
+        name = re.sub(r"[^A-Z0-9]", "_", settings.iceberg.catalog_name.upper())
+        come_from += (
+            f", those of a catalog from pyiceberg's configuration, for example PYICEBERG_CATALOG__{name}__TOKEN"
+        )
     for setting, address in addresses.items():
         parts = urlsplit(address) if "://" in address else None
-        if parts and (parts.password is not None or _SECRET.search(parts.query)):
+        if _CATALOG_SECRET.search(setting) or (parts and (parts.password is not None or _SECRET.search(parts.query))):
             raise ConfigurationError(
                 "credential-in-configuration",
                 f"{path}: {where}: {setting} contains a credential, which no setting may.",
-                next="remove it; credentials come from the default chains of boto3 and DefaultAzureCredential",
+                next=f"remove it; {come_from}",
             )
+
+
+def _check_iceberg(settings: TableSettings, refuse: _Refusal) -> None:
+    iceberg = settings.iceberg
+    if "iceberg" not in settings.publishers:
+        if iceberg is not None:
+            refuse("iceberg", iceberg.table, 'it has no effect without publishers = ["iceberg"]')
+        return
+    if iceberg is None:
+        refuse(
+            "publishers",
+            list(settings.publishers),
+            "with iceberg, expected `catalog` and `table` in its own table, `iceberg`",
+        )
+    if not all(iceberg.table.split(".")) or "." not in iceberg.table:
+        refuse("iceberg.table", iceberg.table, 'expected a namespace and a name, for example "sales.receipts"')
 
 
 def _check_sizes(settings: TableSettings, refuse: _Refusal) -> None:

@@ -29,7 +29,7 @@ if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 4 << 
 
 
 AZURE = {"azurite", "azure", "azure_cloud"}
-SERVERS = AZURE | {"elasticmq", "moto", "versitygw", "aws", "gcs", "s3_server", "store_server"}
+SERVERS = AZURE | {"elasticmq", "iceberg_rest", "moto", "versitygw", "aws", "gcs", "s3_server", "store_server"}
 """Fixtures, and parameters that name one, that are servers."""
 
 
@@ -157,6 +157,12 @@ def azurite() -> Iterator[servers.Server]:
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[servers.Server]:
     with servers.gcs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def iceberg_rest() -> Iterator[servers.Server]:
+    with servers.iceberg_rest() as server:
         yield server
 
 

@@ -32,7 +32,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # quarantine_limit    = "1%"       # or a number of rows; a batch above it is refused as a whole; 1% counts above 10 rows
 # keep_snapshots      = 7
 # superseded_retention = "24h"
-# publishers          = []         # ["delta"]: other engines read the table as a Delta table (docs/DELTA.md)
+# publishers          = []         # ["delta", "iceberg"]: formats in which other engines read the table (docs/engines/README.md)
 # delta_timestamps    = "naive"    # or "utc": readers of Delta see times without a zone as UTC (Fabric, BigQuery)
 # delta_vectors       = "file"     # or "inline", for delta-rs and Polars with more than 512 deletion vectors
 # tombstone_retention  = "90d"    # how long deleted keys are remembered; by default for ever
@@ -60,6 +60,10 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # [tables.sales.groups.shipping]   # optional, with mode "columns": columns of another source, with their own order
 # order_by = ["shipped_at"]
 # columns  = ["carrier", "state"]
+
+# [tables.sales.iceberg]           # with publishers = ["iceberg"]: where the table is registered (docs/ICEBERG.md)
+# catalog = { name = "lake", type = "rest", uri = "https://catalog.example.com" }   # or a name in pyiceberg's configuration
+# table   = "shop.sales"
 
 # [tables.sales.large]             # optional: partitions whose merge reads more bytes than this go to Spark workers
 # queue = "sqs://sales-large"

@@ -320,7 +320,10 @@ def status_facts(status: "Status") -> list[Fact]:
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now"),
-        *((name, f"{count(standing.behind, 'snapshot')} behind") for name, standing in status.publishers.items()),
+        *(
+            (name, f"{count(standing.behind, 'snapshot')} behind" if standing.known else "not known")
+            for name, standing in status.publishers.items()
+        ),
     ]
 
 
@@ -389,4 +392,6 @@ def short_list(names: Sequence[str]) -> str:
 
 
 def toml_value(value: object) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(item)}' for key, item in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)  # JSON and TOML write strings, numbers, booleans and lists the same

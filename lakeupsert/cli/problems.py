@@ -66,8 +66,7 @@ def publisher_warnings(standings: "Mapping[str, PublisherStanding]") -> tuple[st
     """What publishers warn of, and a warning for each one whose readers do not see the newest snapshot."""
     warnings = tuple(f"{name}: {standing.warning}" for name, standing in standings.items() if standing.warning)
     return warnings + tuple(
-        f"readers of {name} see {'nothing yet' if standing.snapshot is None else f'snapshot {standing.snapshot}'}: the publisher "
-        f"is {output.count(standing.behind, 'snapshot')} behind. "
+        f"readers of {name} see {_seen(standing)}"
         + (
             f"{standing.problem.message} Next: {standing.problem.next}"
             if standing.problem
@@ -76,6 +75,13 @@ def publisher_warnings(standings: "Mapping[str, PublisherStanding]") -> tuple[st
         for name, standing in standings.items()
         if standing.behind
     )
+
+
+def _seen(standing: "PublisherStanding") -> str:
+    if not standing.known:
+        return "what they saw; how far the publisher is behind is not known. "
+    shown = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
+    return f"{shown}: the publisher is {output.count(standing.behind, 'snapshot')} behind. "
 
 
 def merge_error(

@@ -19,14 +19,16 @@ class PublisherStanding:
     Attributes:
         snapshot: what its readers see; None: nothing yet.
         behind: how many snapshots it lacks.
-        problem: why it is behind, if it was just tried.
+        problem: why it is behind, if it was just tried, or why that is not known.
         warning: about what it has just written.
+        known: whether ``snapshot`` and ``behind`` are; if not, they are those of a publisher that shows nothing.
     """
 
     snapshot: int | None
     behind: int
     problem: LakeupsertError | None = None
     warning: str | None = None
+    known: bool = True
 
 
 def publisher(table: OpenTable, name: str) -> Publisher:
@@ -37,9 +39,12 @@ def publisher(table: OpenTable, name: str) -> Publisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f'set `publishers = ["{name}"]` in [tables.{table.name}]',
         )
-    from lakeupsert.publishers.delta import DeltaPublisher  # a worker of a table without publishers starts without it
-
+    # Imported here, because a worker of a table without publishers starts without them.
     settings = table.settings
+    if name == "iceberg":
+        return _iceberg(table)
+    from lakeupsert.publishers.delta import DeltaPublisher
+
     return DeltaPublisher(
         table.objects,
         settings.retention,
@@ -48,6 +53,19 @@ def publisher(table: OpenTable, name: str) -> Publisher:
         table.version,
         table.map_concurrently,
     )
+
+
+def _iceberg(table: OpenTable) -> Publisher:
+    try:
+        from lakeupsert.publishers.iceberg import IcebergPublisher
+    except ImportError as e:
+        raise ConfigurationError(
+            "extra-missing",
+            f"The publisher iceberg needs {e.name or e}, which is not installed. Nothing was committed to the Iceberg table.",
+            next="pip install 'lakeupsert[iceberg]'",
+        ) from e
+    assert table.settings.iceberg is not None, "a setting that the publisher requires"
+    return IcebergPublisher(table.objects, table.settings.iceberg, table.version, table.map_concurrently)
 
 
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
@@ -72,5 +90,8 @@ def standings(table: OpenTable) -> dict[str, PublisherStanding]:
 
 
 def _standing(table: OpenTable, name: str, newest: int, problem: LakeupsertError | None = None) -> PublisherStanding:
-    shown = publisher(table, name).shown()
+    try:
+        shown = publisher(table, name).shown()
+    except LakeupsertError as e:
+        return PublisherStanding(None, newest + 1, problem or e, known=False)
     return PublisherStanding(shown, max(0, newest - (-1 if shown is None else shown)), problem)

@@ -44,7 +44,10 @@ def _header(name: str, data: ReportData) -> Element:
         "failed": f"{len(status.failed):,}",
         "quarantined rows": f"{status.quarantined:,}",
         "queue": messages(status.queue),
-        **{name: f"{standing.behind:,} behind" for name, standing in status.publishers.items()},
+        **{
+            name: f"{standing.behind:,} behind" if standing.known else "not known"
+            for name, standing in status.publishers.items()
+        },
     }
     bad = {"failed"} if status.failed else set()
     bad |= {"lagging"} if status.lagging else set()

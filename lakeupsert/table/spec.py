@@ -35,6 +35,8 @@ BATCH = "_lakeupsert_batch"
 """Integer column of history files: the ledger number of the row's batch; for a stored row, of the last merged batch."""
 MOVED_TO = "_lakeupsert_moved_to"
 """Text column of appended files with deletes that `append` wrote: the partition that the key moved to."""
+HIDDEN_IDS = 2_000_000_000
+"""Field ids from here on are those of columns that readers don't see. Those of the table's columns count from 1."""
 FEATURES = frozenset({"columns", "history", "renames", "key_scope", "file_names"})
 """Format features that a spec may require its readers and writers to know."""
 
@@ -228,9 +230,10 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Base and delta files."""
         if self.mode == "rows":
             return self.stored_schema
-        orders = [pa.field(f"o{i}", self.schema.field(name).type) for i, name in enumerate(self.all_orders)]
-        parts = pa.list_(pa.struct([pa.field("has", pa.binary()), *orders]))
-        return pa.schema([*self.stored_schema, pa.field(HAS, pa.binary()), pa.field(OLDER, parts)])
+        types = (self.schema.field(name).type for name in self.all_orders)
+        orders = [_hidden(f"o{i}", type_, 4 + i) for i, type_ in enumerate(types)]
+        part = _hidden("item", pa.struct([_hidden("has", pa.binary(), 3), *orders]), 2)
+        return pa.schema([*self.stored_schema, _hidden(HAS, pa.binary(), 0), _hidden(OLDER, pa.list_(part), 1)])
 
     @cached_property
     def all_orders(self) -> tuple[str, ...]:
@@ -396,6 +399,11 @@ def refuse_unknown(spec: TableSpec, where: str) -> None:
             f"The table at {where} needs {', '.join(sorted(unknown))}, which this lakeupsert does not know.",
             next="upgrade lakeupsert on this machine (pip install --upgrade lakeupsert)",
         )
+
+
+def _hidden(name: str, type_: pa.DataType, number: int) -> pa.Field:
+    """A column that readers don't see, with an id all the same: pyiceberg refuses files with columns that have none."""
+    return pa.field(name, type_, metadata={FIELD_ID: str(HIDDEN_IDS + number).encode()})
 
 
 def field_id(field: pa.Field) -> int:

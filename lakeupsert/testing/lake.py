@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from lakeupsert import clock
 from lakeupsert.api import Table
-from lakeupsert.config import DeleteSettings, TableSettings, is_remote
+from lakeupsert.config import DeleteSettings, IcebergSettings, TableSettings, is_remote
 from lakeupsert.engine.by_name import HostName
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import TryAgainError
@@ -30,6 +30,9 @@ from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.types import named_type
 from lakeupsert.testing.faults import Fault, FaultyQueue, FaultyStore, Killed, Points
 from lakeupsert.testing.model import Row, Rules, counts_at, expected
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table as IcebergTable
 
 DAY = date(2020, 1, 1)
 EPOCH = datetime(2020, 1, 1, tzinfo=UTC)
@@ -212,6 +215,8 @@ class Lake:
             assert self.rows(link.number) == expected, f"snapshot {link.number} is wrong"
         if "delta" in self.settings.publishers:
             self._check_delta()
+        if self.settings.iceberg is not None:
+            self._check_iceberg(self.settings.iceberg)
 
     def _check_delta(self) -> None:
         """Check that every version that a Delta reader can open is the snapshot of its number."""
@@ -224,6 +229,22 @@ class Lake:
                 assert sorted(rows, key=repr) == sorted(ours, key=repr), (
                     f"version {link.number} of the Delta log is wrong"
                 )
+
+    def _check_iceberg(self, settings: IcebergSettings) -> None:
+        """Check that every snapshot of the Iceberg table, if there is one, is the snapshot of its number."""
+        table = iceberg_table(settings)
+        for snapshot in table.metadata.snapshots if table else ():
+            assert table is not None
+            assert snapshot.summary is not None
+            rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+            number = int(snapshot.summary["lakeupsert.snapshot"] or -1)
+            ours = self.table.to_arrow(number).read_all()
+            found = rows.select(ours.column_names).to_pylist()
+            assert sorted(found, key=repr) == sorted(ours.to_pylist(), key=repr), (
+                f"Iceberg's snapshot of {number} is wrong"
+            )
+            marked = int(snapshot.summary["total-position-deletes"] or 0)
+            assert int(snapshot.summary["total-records"] or 0) - marked == ours.num_rows
 
     def named_files(self) -> set[str]:
         """Every data file that any version of the table names, including those of batches not merged yet."""
@@ -307,6 +328,20 @@ def delta_rows(table: str, version: int | None = None) -> list[dict[str, Any]]:
     engine = QueryBuilder().register("t", DeltaTable(table, version=version))
     rows: list[dict[str, Any]] = pa.table(engine.execute("SELECT * FROM t ORDER BY d, k, l").read_all()).to_pylist()
     return rows
+
+
+def iceberg_settings(root: Path) -> IcebergSettings:
+    """A catalog in a file of SQLite beside the zones of a `Lake`."""
+    catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{root}/catalog.db"}
+    return IcebergSettings(catalog=catalog, table="sales.receipts")
+
+
+def iceberg_table(settings: IcebergSettings) -> "IcebergTable | None":
+    """The Iceberg table as pyiceberg finds it by itself; None if the catalog has none."""
+    from pyiceberg.catalog import load_catalog  # slow to import, and few tests need it
+
+    with load_catalog(settings.catalog_name, **settings.properties) as catalog:
+        return catalog.load_table(settings.table) if catalog.table_exists(settings.table) else None
 
 
 def _toml(value: object) -> str:

@@ -207,6 +207,25 @@ def gcs() -> Iterator[Server]:
         yield Server(port, {"STORAGE_EMULATOR_HOST": f"http://{HOST}:{port}"})
 
 
+@contextmanager
+def iceberg_rest() -> Iterator[Server]:
+    """A REST catalog of Iceberg, without credentials."""
+    jars = require(PROGRAMS / "iceberg-rest", "`make servers` installs it (Maven)")
+    port = free_port()
+    java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+    with tempfile.TemporaryDirectory(prefix="iceberg-rest-") as folder:
+        env = {
+            "CATALOG_CATALOG__IMPL": "org.apache.iceberg.jdbc.JdbcCatalog",
+            "CATALOG_IO__IMPL": "org.apache.iceberg.hadoop.HadoopFileIO",
+            "CATALOG_REST_PORT": str(port),
+            "CATALOG_URI": f"jdbc:sqlite:{folder}/catalog.db",
+            "CATALOG_WAREHOUSE": folder,
+        }
+        command = [*java, "-cp", f"{jars}/*", "org.apache.iceberg.rest.RESTCatalogServer"]
+        with serve(command, port, Path(folder) / "log", env):
+            yield Server(port, {})
+
+
 def _aws(port: int) -> dict[str, str]:
     return {
         "AWS_ENDPOINT_URL": f"http://{HOST}:{port}",

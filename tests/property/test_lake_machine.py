@@ -27,7 +27,7 @@ from lakeupsert.pipeline.worker import drain
 from lakeupsert.queue import Message
 from lakeupsert.rows import datafiles
 from lakeupsert.testing.faults import Fault, Killed
-from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.lake import Lake, iceberg_settings, row
 
 MEMORY = Path("/dev/shm")
 
@@ -75,10 +75,10 @@ class LakeMachine(RuleBasedStateMachine):
         alone=st.sampled_from([0, 4]),
         backwards=st.booleans(),
         content=st.booleans(),
-        delta=st.booleans(),
+        publishers=st.sampled_from([(), ("delta",), ("delta", "iceberg")]),
     )
     def choose_settings(
-        self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool, delta: bool
+        self, chosen: str, together: int, bucket: str, alone: int, backwards: bool, content: bool, publishers: Any
     ) -> None:
         self.patch.setattr(strategy, "TOGETHER", together)
         self.patch.setattr(key_places, "MOST_CHANGED", together - 2)
@@ -93,7 +93,8 @@ class LakeMachine(RuleBasedStateMachine):
             order_by=(order_by,),
             ties=ties,
             key_scope=self.key_scope,
-            publishers=("delta",) if delta else (),
+            publishers=publishers,
+            iceberg=iceberg_settings(self.root) if "iceberg" in publishers else None,
         )
         self.lake.rules = replace(
             self.lake.rules,

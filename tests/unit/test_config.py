@@ -470,13 +470,13 @@ def test_example_reads_back_as_the_defaults(file: Path) -> None:
 def test_example_names_every_setting_with_its_default(file: Path) -> None:
     groups = EXAMPLE[
         EXAMPLE.index("# [tables.sales.groups") : EXAMPLE.index("# [tables.sales.large")
-    ]  # not with mode rows
+    ]  # not with mode rows; nor what follows them, without its publisher
     lines = [line.removeprefix("# ") for line in EXAMPLE.replace(groups, "").splitlines()]
     settings = [line for line in lines if line.startswith("[tables") or " = " in line.split("#")[0]]
     file.write_text("\n".join(settings))
     config = load(str(file), {})
     found, fields = config.tables["sales"], msgspec.structs.fields(TableSettings)
-    assert {*config.origins["sales"], "groups"} == {f.name for f in fields}
+    assert {*config.origins["sales"], "groups", "iceberg"} == {f.name for f in fields}
     for f in fields:
         if (
             not f.required and f.default is not None and f.name not in ("schema", "read", "groups")

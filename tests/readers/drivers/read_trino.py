@@ -102,6 +102,8 @@ def opened(request: Request) -> str:
         ("iceberg.jdbc-catalog.catalog-name", name),
         ("iceberg.jdbc-catalog.default-warehouse-dir", f"file://{request.catalog}.warehouse"),
         ("iceberg.jdbc-catalog.schema-version", "V1"),
+        ("iceberg.expire-snapshots.min-retention", "0s"),
+        ("iceberg.remove-orphan-files.min-retention", "0s"),
     )
     return f"{catalog('iceberg', settings)}.{identifier}"
 

@@ -1,0 +1,504 @@
+"""The table as an Iceberg table: an Iceberg snapshot for each snapshot, which says in its summary whose it is.
+
+Reads     the table's metadata by its catalog, one manifest list, the manifests of runs with changed partitions, the manifests of
+          these partitions, and the snapshots that the Iceberg table lacks
+Writes    position deletes, manifests, a manifest list, then a commit to the catalog for each snapshot; never a data file
+Repeat    safe; of two publishers one commits a snapshot, and the other one goes on behind it
+
+    load -> next snapshot that it lacks: manifests of changed partitions -> deletes -> manifests -> list -> commit -> load …
+
+The state is what the catalog says, so after a crash the table is behind, and never wrong. Objects that nothing names are garbage.
+"""
+
+import hashlib
+import uuid
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cached_property
+from itertools import groupby
+
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+    update_table_metadata,
+)
+
+from lakeupsert import clock
+from lakeupsert.config import IcebergSettings
+from lakeupsert.engine.runs import runs
+from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.publishers import Concurrently
+from lakeupsert.publishers.iceberg_catalog import RESET, IcebergCatalog, root_address, table_taken
+from lakeupsert.publishers.iceberg_files import MOST_ENTRIES, Entry, FileReader, FileWriter, ManifestFile, Run
+from lakeupsert.publishers.iceberg_types import UNFIT, iceberg_schema, partition_spec, refuse_other_growth
+from lakeupsert.rows.vectors import deleted_positions
+from lakeupsert.storage import NotFoundError, ObjectInfo
+from lakeupsert.table.chain import LOST, Link, Lost, until_won
+from lakeupsert.table.layout import HOME, TableObjects
+from lakeupsert.table.manifest import DataFile, DeletionVector, Manifest
+from lakeupsert.table.metadata import damaged
+from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.spec import HIDDEN_IDS, TableSpec
+
+FOLDER = f"{HOME}/iceberg"
+"""Of all that the publisher writes. It is also the table's location in Iceberg: engines write there, and some delete it with the
+table."""
+LAST_COLUMN_ID = HIDDEN_IDS + 1000
+"""chDB refuses files with greater field ids. A program that adds a column gives it the next id, which is never one of ours."""
+METADATA_KEPT = 10
+"""Earlier metadata files that `vacuum` keeps."""
+_METADATA = f"{FOLDER}/metadata"
+_LIST = f"{_METADATA}/snap-"
+_DELETES = f"{FOLDER}/deletes"
+_ENDING = ".deletes"
+"""Of position deletes, which are Parquet. Programs that list folders would read `.parquet`."""
+_SNAPSHOT, _WRITE, _TABLE = "lakeupsert.snapshot", "lakeupsert.write_id", "lakeupsert.table"
+"""In the summary of each of our snapshots: its number, its write id and the table's id, which is also a property of the table."""
+
+
+@dataclass(frozen=True)
+class _Head:
+    """The Iceberg table as it is, its newest snapshot, and that one's number of ours."""
+
+    table: Table
+    metadata: TableMetadataV2
+    snapshot: IcebergSnapshot
+    number: int
+
+    def shows(self, link: Link[Snapshot]) -> bool:
+        """Whether it is this snapshot, or a later one. Another snapshot may have had its number, and was lost."""
+        return self.number > link.number or (self.number == link.number and self._write_id == link.write_id)
+
+    def is_of(self, link: Link[Snapshot] | None) -> bool:
+        return link is not None and (self.number, self._write_id) == (link.number, link.write_id)
+
+    @property
+    def _write_id(self) -> str | None:
+        return None if self.snapshot.summary is None else self.snapshot.summary[_WRITE]
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of a partition after a commit: ``entries``, those without a snapshot are new; and those that are ``gone``."""
+
+    partition: str
+    entries: tuple[Entry, ...]
+    gone: tuple[Entry, ...] = ()
+    has_new_rows: bool = False
+
+
+@dataclass(frozen=True)
+class IcebergPublisher:
+    """Keeps the Iceberg table of one table.
+
+    Attributes:
+        version: `pipeline.opened.OpenTable.version`.
+        map_concurrently: for requests to the store.
+    """
+
+    objects: TableObjects
+    settings: IcebergSettings
+    version: Callable[[str, int], Manifest]
+    map_concurrently: Concurrently
+
+    def shown(self) -> int | None:
+        """The snapshot that readers of Iceberg see, or that another program's commits began with; None if there is no table."""
+        with self._catalog() as catalog:
+            table = catalog.load()
+        return self._shown(table) if table is not None else None
+
+    def reset(self) -> None:
+        """Remove the table from the catalog. Its objects are left to `vacuum`, since somebody may read them."""
+        with self._catalog() as catalog:
+            try:
+                table = catalog.load()
+                if table is None:
+                    return
+                self._refuse_another(table.metadata)
+            except DamagedTableError:
+                pass  # its metadata is among our objects, and lost
+            catalog.drop()
+
+    def mend(self) -> None:
+        """Nothing is ever replaced, so there is nothing to put right."""
+
+    def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
+        """Objects that no Iceberg snapshot from ``oldest`` on needs; none if the table does not show ``newest``, or is not ours
+        alone. Those of a commit that is made just now are among them, so young ones must be kept."""
+        with self._catalog() as catalog:
+            table = catalog.load()
+        current = table.current_snapshot() if table is not None else None
+        if table is None or current is None or self._shown(table) != newest or self._number(current) is None:
+            return []
+        reader = FileReader(self._root)
+        listed = {reader.name(snapshot.manifest_list) for snapshot in table.metadata.snapshots}
+        found = {info.name: info for info in self.objects.store.list(f"{FOLDER}/")}
+        lists = [name for name in found if name in listed or (name.startswith(_LIST) and _number_in(name) >= oldest)]
+        log = (entry.metadata_file for entry in table.metadata.metadata_log)
+        # By the last part, which is unique: a catalog that writes them may spell the address in its own way.
+        named = {address.rpartition("/")[2] for address in (table.metadata_location, *log)}
+        needed = {*lists, *(name for name in found if name.rpartition("/")[2] in named)}
+        manifests = {m.manifest_path: m for name in lists for run in self._runs(name) for m in run.manifests}
+        needed |= set(map(reader.name, manifests))
+        of_deletes = [manifest for manifest in manifests.values() if manifest.content]
+        needed |= {entry.name for entries in self.map_concurrently(self._entries, of_deletes) for entry in entries}
+        return [info for name, info in found.items() if name not in needed]
+
+    def catch_up(self, newest: Link[Snapshot]) -> str | None:
+        """Commit each snapshot up to ``newest`` that the table lacks, those that have expired or can't be shown left out.
+
+        Raises ConfigurationError (``unfit-for-iceberg``, ``iceberg-table-taken``), DamagedTableError
+        (``foreign-iceberg-commit``) and the errors of `IcebergCatalog`.
+        """
+        unfit: set[int] = set()
+        with self._catalog() as catalog:
+
+            def attempt() -> Lost | None:
+                head = self._head(catalog)
+                while head is None or not head.shows(newest):
+                    link = self._next(head, newest, unfit)
+                    try:
+                        self._commit(catalog, head, link, newest.body)
+                    except ConfigurationError as e:
+                        if e.code != UNFIT or link.number == newest.number:
+                            raise
+                        unfit.add(link.number)
+                        continue
+                    before, head = head, self._head(catalog)
+                    if head is None or (before is not None and head.snapshot == before.snapshot):
+                        return LOST
+                return None
+
+            until_won(f"The Iceberg table {self.settings.table}", attempt)
+        return None
+
+    # -- the table in its catalog
+
+    def _catalog(self) -> IcebergCatalog:
+        return IcebergCatalog(self.settings, self.objects.store)
+
+    @cached_property
+    def _root(self) -> str:
+        return root_address(self.objects.store)
+
+    @cached_property
+    def _table_id(self) -> str:
+        spec = self.objects.specs.head()
+        assert spec is not None, "a table that has a snapshot has a spec"
+        return spec.body.table_id
+
+    def _number(self, snapshot: IcebergSnapshot) -> int | None:
+        """The number of our snapshot; None if it is another program's."""
+        summary = snapshot.summary
+        if summary is None or summary[_TABLE] != self._table_id:
+            return None
+        return int(summary[_SNAPSHOT] or -1)
+
+    def _shown(self, table: Table) -> int | None:
+        self._refuse_another(table.metadata)
+        by_id = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
+        here = table.current_snapshot()
+        while here is not None and self._number(here) is None:
+            here = by_id.get(here.parent_snapshot_id or -1)
+        if here is not None:
+            return self._number(here)
+        return max((n for n in map(self._number, by_id.values()) if n is not None), default=None)
+
+    def _refuse_another(self, metadata: TableMetadata) -> None:
+        if metadata.properties.get(_TABLE) != self._table_id:
+            raise table_taken(metadata.location)
+
+    def _head(self, catalog: IcebergCatalog) -> _Head | None:
+        table = catalog.load()
+        if table is None:
+            return None
+        self._refuse_another(table.metadata)
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            raise self._foreign("has no snapshot any more")
+        number = self._number(snapshot)
+        if number is None:
+            raise self._foreign(f"has snapshot {snapshot.snapshot_id}, which its publisher did not write")
+        metadata = table.metadata
+        other = metadata.current_schema_id != snapshot.schema_id or metadata.default_spec_id
+        if other or not isinstance(metadata, TableMetadataV2):
+            raise self._foreign("has columns, partitions or a format version that its publisher did not write")
+        return _Head(table, metadata, snapshot, number)
+
+    def _foreign(self, what: str) -> DamagedTableError:
+        return DamagedTableError(
+            "foreign-iceberg-commit",
+            f"The Iceberg table {self.settings.table!r} {what}. Nothing was committed to it; readers of lakeupsert are not "
+            "concerned, and readers of Iceberg see what the other program wrote.",
+            next=f"find out what wrote it; then {RESET}",
+        )
+
+    # -- a commit
+
+    def _next(self, head: _Head | None, newest: Link[Snapshot], unfit: set[int]) -> Link[Snapshot]:
+        for number in range(head.number + 1, newest.number) if head else ():
+            if newest.body.keeps(number) and number not in unfit and (link := self.objects.snapshots.get(number)):
+                return link
+        return newest
+
+    def _commit(self, catalog: IcebergCatalog, head: _Head | None, link: Link[Snapshot], newest: Snapshot) -> None:
+        """Commit a snapshot behind ``head``; None: register the table with it. Only a new `_head` says whether that was won."""
+        spec = self._spec(link)
+        moment = int(datetime.fromisoformat(link.written_at).timestamp() * 1000)
+        metadata = head.metadata if head else self._first_metadata(spec, moment)
+        schema = _schema_of(spec, metadata)
+        writer = FileWriter(self._root, spec, schema, partition_spec(spec))
+        id_, sequence = int(clock.new_id()[:16], 16) >> 1, metadata.last_sequence_number + 1
+        shown, changed = self._write_files(writer, head, link, id_, sequence)
+        listing = f"{_LIST}{link.number}-{clock.new_id()}.avro"
+        parent = head.snapshot.snapshot_id if head else None
+        self._put(listing, writer.manifest_list(shown, id_, parent, sequence))
+        moment = max(moment, metadata.last_updated_ms + 1)  # pyiceberg puts its own time into an equal one
+        own = {_SNAPSHOT: str(link.number), _WRITE: link.write_id, _TABLE: self._table_id}
+        snapshot = IcebergSnapshot.model_validate(
+            {
+                "snapshot-id": id_,
+                "parent-snapshot-id": parent,
+                "sequence-number": sequence,
+                "timestamp-ms": moment,
+                "manifest-list": writer.address(listing),
+                "summary": _summary(shown, changed, own),
+                "schema-id": schema.schema_id,
+            }
+        )
+        updates = (*self._updates(metadata, schema), *self._snapshot_updates(metadata, snapshot, link.number, newest))
+        if head is not None:
+            requirements = (
+                AssertTableUUID(uuid=metadata.table_uuid),
+                AssertRefSnapshotId.model_validate({"ref": MAIN_BRANCH, "snapshot-id": parent}),
+            )
+            catalog.commit(head.table, requirements, updates)
+            return
+        name = f"{_METADATA}/00000-{uuid.UUID(clock.new_id())}.metadata.json"
+        self._put(name, update_table_metadata(metadata, updates).model_dump_json().encode())
+        catalog.register(writer.address(name))
+
+    def _spec(self, link: Link[Snapshot]) -> TableSpec:
+        *earlier, spec = (found.body for found in self.objects.specs.between(-1, link.body.spec_version))
+        refuse_other_growth(spec, earlier)
+        return spec
+
+    def _first_metadata(self, spec: TableSpec, moment: int) -> TableMetadataV2:
+        """The metadata of the table without a snapshot."""
+        partitions = partition_spec(spec)
+        return TableMetadataV2.model_validate(
+            {
+                "format-version": 2,
+                "location": f"{self._root}/{FOLDER}",
+                "table-uuid": uuid.UUID(clock.new_id()),
+                "last-updated-ms": moment - 1,
+                "last-column-id": LAST_COLUMN_ID,
+                "schemas": [iceberg_schema(spec, 0)],
+                "current-schema-id": 0,
+                "partition-specs": [partitions],
+                "default-spec-id": partitions.spec_id,
+                "last-partition-id": partitions.last_assigned_field_id,
+                "sort-orders": [UNSORTED_SORT_ORDER],
+                "default-sort-order-id": UNSORTED_SORT_ORDER.order_id,
+            }
+        )
+
+    def _updates(self, metadata: TableMetadata, schema: Schema) -> Iterator[TableUpdate]:
+        """What changes beside the snapshot: columns, and properties that somebody may have changed."""
+        if all(known.schema_id != schema.schema_id for known in metadata.schemas):
+            yield AddSchemaUpdate(schema=schema)
+        if metadata.current_schema_id != schema.schema_id:
+            yield SetCurrentSchemaUpdate.model_validate({"schema-id": schema.schema_id})
+        properties = {
+            "gc.enabled": "false",  # engines delete no file of the table
+            "write.metadata.previous-versions-max": str(METADATA_KEPT),
+            _TABLE: self._table_id,
+        }
+        if not properties.items() <= metadata.properties.items():
+            yield SetPropertiesUpdate(updates=properties)
+
+    def _snapshot_updates(
+        self, metadata: TableMetadata, snapshot: IcebergSnapshot, number: int, newest: Snapshot
+    ) -> Iterator[TableUpdate]:
+        """The new snapshot, which has ``number`` of ours, becomes the table's. Expired ones go, and those from that number on:
+        somebody has rolled them back, or ours were lost."""
+        yield AddSnapshotUpdate(snapshot=snapshot)
+        main = {"ref-name": MAIN_BRANCH, "type": SnapshotRefType.BRANCH, "snapshot-id": snapshot.snapshot_id}
+        yield SetSnapshotRefUpdate.model_validate(main)
+        numbers = {known.snapshot_id: self._number(known) for known in metadata.snapshots}
+        gone = [id_ for id_, n in numbers.items() if n is None or n >= number or not newest.keeps(n)]
+        if gone:
+            yield RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})
+
+    def _write_files(
+        self, writer: FileWriter, head: _Head | None, link: Link[Snapshot], id_: int, sequence: int
+    ) -> tuple[list[Run], list[_Files]]:
+        """Write what the snapshot's manifest list will name. Returns its runs, and the files of changed partitions."""
+        before = self.objects.snapshots.get(head.number) if head else None
+        if head is not None and not head.is_of(before):  # it has expired, or was lost and another one has its number
+            before = None
+        now, old = link.body.partitions, before.body.partitions if before else {}
+        listed = self._runs(writer.name(head.snapshot.manifest_list)) if head else []
+        firsts = [run.first for run in listed]
+
+        def place_of(partition: str) -> int:
+            return max(0, bisect_right(firsts, partition) - 1)
+
+        changed = {p for p in {*now, *old} if p not in now or p not in old or now[p].version != old[p].version}
+        touched = set(map(place_of, changed)) if before else set(range(len(listed)))
+        known: dict[str, list[Entry]] = {partition: [] for partition in changed}
+        read = [manifest for place, run in enumerate(listed) if place in touched for manifest in run.manifests]
+        for entries in self.map_concurrently(self._entries, read):
+            for entry in entries:
+                known.setdefault(entry.partition, []).append(entry)
+
+        def files_of(partition: str) -> _Files:
+            if before is not None and partition not in changed:
+                return _Files(partition, tuple(known[partition]))
+            shown, was = now.get(partition), old.get(partition)
+            files = self._diff(writer, link.number, partition, shown.version if shown else -1, known[partition])
+            return replace(files, has_new_rows=shown is None or was is None or shown.merged != was.merged)
+
+        found = self.map_concurrently(files_of, sorted(known))
+        kept = [place for place in range(len(listed)) if place not in touched]
+        stretches = groupby(found, key=lambda files: bisect_right(kept, place_of(files.partition)))
+        chunks = [
+            chunk for _, stretch in stretches for chunk in runs(stretch, lambda files: len(files.entries), MOST_ENTRIES)
+        ]
+        written = self.map_concurrently(
+            lambda chunk: self._write_run(writer, link.number, chunk, id_, sequence), chunks
+        )
+        all_runs = [*(listed[place] for place in kept), *(run for run in written if run.manifests)]
+        return sorted(all_runs, key=lambda run: run.first), found
+
+    def _diff(self, writer: FileWriter, number: int, partition: str, version: int, known: Sequence[Entry]) -> _Files:
+        """Compare a version of a partition (-1: it has no rows) with the files that the table has of it. Writes its deletes."""
+        data = {entry.name: entry for entry in known if not entry.of}
+        deletes = {entry.of: entry for entry in known if entry.of}
+        entries: list[Entry] = []
+        for bucket in self.version(partition, version).buckets:
+            if bucket.data and not bucket.settled:
+                raise ConfigurationError(
+                    UNFIT,
+                    f"{partition} has adopted files, whose columns have no field ids of this table. Readers of Iceberg see the "
+                    "snapshot before; readers of lakeupsert are not concerned.",
+                    next="run `lakeupsert compact --full`, which writes files with field ids",
+                )
+            for file in bucket.data:
+                stored = data.get(file.name)
+                entries.append(stored or Entry(file.name, file.rows, file.bytes))
+                if file.deleted is not None:
+                    ending = f"-{_identity(file.deleted)}{_ENDING}"
+                    marked = deletes.get(file.name) if stored else None
+                    same = marked is not None and marked.name.endswith(ending)
+                    entries.append(marked if marked and same else self._write_deletes(writer, number, file, ending))
+        kept = set(entries)
+        return _Files(partition, tuple(entries), tuple(entry for entry in known if entry not in kept))
+
+    def _write_deletes(self, writer: FileWriter, number: int, file: DataFile, ending: str) -> Entry:
+        positions = deleted_positions(self.objects.store, file)
+        body, name = writer.deletes(file.name, positions), f"{_DELETES}/{number}-{clock.new_id()}{ending}"
+        self._put(name, body)
+        return Entry(name, len(positions), len(body), of=file.name)
+
+    def _write_run(self, writer: FileWriter, number: int, files: Sequence[_Files], id_: int, sequence: int) -> Run:
+        manifests = []
+        for deletes in (False, True):
+            entries = [entry for one in files for entry in one.entries if bool(entry.of) == deletes]
+            gone = [entry for one in files for entry in one.gone if bool(entry.of) == deletes]
+            if entries or gone:
+                name = f"{_METADATA}/manifest-{number}-{clock.new_id()}.avro"
+                body, manifest = writer.manifest(entries, gone, name, id_, sequence)
+                self._put(name, body)
+                manifests.append(manifest)
+        return Run(files[0].partition, tuple(manifests))
+
+    # -- objects
+
+    def _runs(self, name: str) -> list[Run]:
+        """The runs of a manifest list."""
+        return FileReader(self._root).runs(self._get(name), name)
+
+    def _entries(self, manifest: ManifestFile) -> list[Entry]:
+        reader = FileReader(self._root)
+        return reader.entries(manifest, self._get(reader.name(manifest.manifest_path)))
+
+    def _get(self, name: str) -> bytes:
+        store = self.objects.store
+        try:
+            return store.get(name)
+        except NotFoundError as e:
+            raise damaged(store.uri(name), "an object of the Iceberg table", "it is missing", next=RESET) from e
+
+    def _put(self, name: str, data: bytes) -> None:
+        with self.objects.store.write(name) as sink:
+            sink.write(data)
+
+
+def _number_in(name: str) -> int:
+    """The number of our snapshot in the name of a manifest list."""
+    return int(name.removeprefix(_LIST).partition("-")[0])
+
+
+def _identity(vector: DeletionVector) -> str:
+    """Which vector it is: a restore may bring back another one with as many rows."""
+    text = f"{vector.name}:{vector.at}" if vector.name else f"{zlib.crc32(vector.inline):08x}:{vector.rows}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _schema_of(spec: TableSpec, metadata: TableMetadata) -> Schema:
+    """The columns of a spec as the schema that the table has of them, or else as a new one."""
+    schema = iceberg_schema(spec, max(known.schema_id for known in metadata.schemas) + 1)
+    return next((known for known in metadata.schemas if known.as_struct() == schema.as_struct()), schema)
+
+
+def _summary(shown: Sequence[Run], changed: Sequence[_Files], own: dict[str, str]) -> Summary:
+    """What the commit did, and how much the table has now, in Iceberg's words."""
+    entries = [entry for files in changed for entry in files.entries if entry.snapshot is None]
+    gone = [entry for files in changed for entry in files.gone]
+    manifests = [manifest for run in shown for manifest in run.manifests]
+    operation = Operation.OVERWRITE
+    if not any(files.has_new_rows for files in changed):
+        operation = Operation.REPLACE
+    elif not gone and not any(entry.of for entry in entries):
+        operation = Operation.APPEND
+
+    def files(content: int) -> int:
+        return sum(m.added_files_count + m.existing_files_count for m in manifests if m.content == content)
+
+    def rows(content: int) -> int:
+        return sum(m.added_rows_count + m.existing_rows_count for m in manifests if m.content == content)
+
+    counts = {
+        "added-data-files": sum(not entry.of for entry in entries),
+        "added-delete-files": sum(bool(entry.of) for entry in entries),
+        "deleted-data-files": sum(not entry.of for entry in gone),
+        "removed-delete-files": sum(bool(entry.of) for entry in gone),
+        "added-records": sum(entry.rows for entry in entries if not entry.of),
+        "added-position-deletes": sum(entry.rows for entry in entries if entry.of),
+        "deleted-records": sum(entry.rows for entry in gone if not entry.of),
+        "removed-position-deletes": sum(entry.rows for entry in gone if entry.of),
+        "total-data-files": files(0),
+        "total-delete-files": files(1),
+        "total-records": rows(0),
+        "total-position-deletes": rows(1),
+        "total-equality-deletes": 0,
+    }
+    return Summary(operation, **own, **{name: str(count) for name, count in counts.items()})

@@ -1,0 +1,731 @@
+"""`publishers = ["iceberg"]`: what pyiceberg reads of every Iceberg snapshot is what our readers read of the snapshot of its
+number."""
+
+import json
+import random
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table as IcebergTable
+from pyiceberg.types import LongType
+
+from lakeupsert import clock
+from lakeupsert.api import Table
+from lakeupsert.cli import main
+from lakeupsert.config import IcebergSettings, TableSettings, parse
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, TryAgainError
+from lakeupsert.operations import vacuum
+from lakeupsert.publishers import iceberg, iceberg_catalog
+from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
+from lakeupsert.testing.faults import Fault, Killed, Points
+from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
+from lakeupsert.testing.servers import Server
+
+NAME = "sales.receipts"
+
+
+class IcebergLake(Lake):
+    """A lake with a catalog on SQLite beside its zones."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        given = {"publishers": ("iceberg",), "iceberg": iceberg_settings(root), "strategy": "delta", **settings}
+        super().__init__(root, **given)
+
+    def published(self) -> IcebergTable:
+        """The Iceberg table, as pyiceberg finds it by itself."""
+        assert self.settings.iceberg is not None
+        table = iceberg_table(self.settings.iceberg)
+        assert table is not None
+        return table
+
+    def numbers(self) -> list[int]:
+        return [int(s.summary["lakeupsert.snapshot"]) for s in self.published().metadata.snapshots if s.summary]
+
+    def objects(self) -> set[str]:
+        """What the publisher has written."""
+        root = self.root / "processed" / FOLDER
+        return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def same(rows: pa.Table, ours: pa.Table) -> bool:
+    names = ours.column_names
+    return sorted(map(repr, rows.select(names).to_pylist())) == sorted(map(repr, ours.to_pylist()))
+
+
+def nights(root: Path, count: int = 3, **settings: Any) -> IcebergLake:
+    """Three partitions; every night updates another third of the keys."""
+    lake = IcebergLake(root, **settings)
+    for number in range(count):
+        land(lake, number)
+    return lake
+
+
+def land(lake: Lake, number: int) -> None:
+    keys = range(number % 3, 90, 3) if number else range(90)
+    rows = [row(f"k{i:03}", day, number, number) for day in range(3) for i in keys]
+    lake.land(f"{number}.jsonl", rows)
+    lake.run()
+
+
+def standing(lake: Lake) -> tuple[int | None, int]:
+    found = lake.table.status().publishers["iceberg"]
+    assert found.problem is None
+    return found.snapshot, found.behind
+
+
+@pytest.fixture
+def dead(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """A publisher that does nothing, until the context ends."""
+    with monkeypatch.context() as patch:
+        patch.setattr(IcebergPublisher, "catch_up", lambda *a: None)
+        yield patch
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+def test_every_snapshot_is_its_snapshot(tmp_path: Path, strategy: Any) -> None:
+    lake = nights(tmp_path / "lake", 4, strategy=strategy)
+    lake.table.compact(full=True)
+    lake.table.restore("1", dry=False)
+    land(lake, 4)
+    lake.check()
+    assert lake.numbers() == list(range(len(lake.table.snapshots())))
+    operations = [s.summary.operation.value for s in lake.published().metadata.snapshots if s.summary]
+    only_moved = {"rewrite": [], "delta": ["replace"]}[strategy]  # a rewrite leaves nothing to compact
+    assert operations == ["append", *["overwrite"] * 3, *only_moved, "overwrite"]
+
+
+def test_names_that_came_back_types_that_grew_and_nested_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are left as they are: columns are found by their ids."""
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    (tmp_path / "landing").mkdir()
+    settings = TableSettings(
+        landing=str(tmp_path / "landing"),
+        processed=str(tmp_path / "processed"),
+        key=("k",),
+        partition_by=("part",),
+        order_by=("ts",),
+        strategy="delta",
+        publishers=("iceberg",),
+        iceberg=iceberg_settings(tmp_path),
+    )
+    table = Table("t", settings)
+    first = pa.table(
+        {
+            "k": [1, 2, 3],
+            "part": ["a b", "x=y", "%41 ü"],
+            "ts": [1, 1, 1],
+            "name": ["one", "two", None],
+            "small": pa.array([1, 2, None], pa.int16()),
+            "amount": pa.array([Decimal("1.20"), None, Decimal("-9.99")], pa.decimal128(4, 2)),
+            "s": pa.array([{"a": 1}, None, {"a": None}], pa.struct({"a": pa.int32()})),
+        }
+    )
+    pq.write_table(first, tmp_path / "landing" / "0.parquet")
+    table.run(host="local")
+    table.rename_column("name", "title")
+    table.drop_column("amount")
+    second = pa.table(
+        {
+            "k": [1, 4],
+            "part": ["a b", "x=y"],
+            "ts": [2, 2],
+            "title": ["uno", None],
+            "name": pa.array([1.5, None]),
+            "small": pa.array([1 << 40, None], pa.int64()),
+            "amount": ["text", None],
+            "s": pa.array(
+                [{"a": 1 << 40, "b": ["x", None]}, None], pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())})
+            ),
+        }
+    )
+    pq.write_table(second, tmp_path / "landing" / "1.parquet")
+    assert table.run(host="local").publish.publishers["iceberg"].problem is None
+    published = iceberg_table(iceberg_settings(tmp_path))
+    assert published is not None
+    ours = table.to_arrow().read_all()
+    assert same(published.scan().to_arrow(), ours)
+    assert same(pl.scan_iceberg(published).collect().to_arrow(), ours)
+    before = published.scan(snapshot_id=published.metadata.snapshots[0].snapshot_id).to_arrow()
+    assert sorted(before["name"].to_pylist(), key=str) == [None, "one", "two"], "the columns of then"
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.uint32(),
+        pa.timestamp("ns"),
+        pa.float16(),
+        pa.time64("us"),
+        pa.list_(pa.uint8()),
+        pa.decimal256(40, 2),
+        pa.binary(4),
+        pa.duration("s"),
+    ],
+    ids=str,
+)
+def test_type_that_iceberg_lacks_is_named_and_the_night_goes_on(tmp_path: Path, type_: pa.DataType) -> None:
+    lake = TypedLake(tmp_path)
+    lake.land(0, {"odd": pa.array([None], type_)})
+    published = lake.table.run(host="local").publish
+    assert published.rows == 1
+    problem = published.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "unfit-for-iceberg"
+    assert "'odd'" in problem.message
+    with pytest.raises(ConfigurationError, match="'odd'"):
+        lake.table.publish(to="iceberg")
+    assert lake.published() is None
+
+
+class TypedLake:
+    """A table of one row a night, whose landing files are Parquet."""
+
+    def __init__(self, root: Path, **settings: Any) -> None:
+        self.root = root
+        (root / "landing").mkdir()
+        zones = {"landing": str(root / "landing"), "processed": str(root / "processed")}
+        named: dict[str, Any] = {"key": ("k",), "partition_by": ("d",), "order_by": ("ts",), "strategy": "delta"}
+        shows = {"publishers": ("iceberg",), "iceberg": iceberg_settings(root)}
+        self.table = Table("t", TableSettings(**{**zones, **named, **shows, **settings}))
+
+    def land(self, number: int, columns: dict[str, Any]) -> None:
+        rows = pa.table({"k": [number], "d": [date(2020, 1, 1)], "ts": [number], **columns})
+        pq.write_table(rows, self.root / "landing" / f"{number}.parquet")
+
+    def published(self) -> IcebergTable | None:
+        return iceberg_table(iceberg_settings(self.root))
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [(pa.decimal128(6, 2), pa.decimal128(8, 4)), (pa.uint32(), pa.int64())],
+    ids=["scale", "unsigned"],
+)
+def test_column_that_grew_as_icebergs_may_not_is_refused(tmp_path: Path, was: pa.DataType, now: pa.DataType) -> None:
+    """Engines would read the older file's values wrongly."""
+    lake = TypedLake(tmp_path)
+    lake.land(0, {"v": pa.array([1]).cast(was) if pa.types.is_integer(was) else pa.array([Decimal("1.25")], was)})
+    lake.table.run(host="local")
+    lake.land(1, {"v": pa.array([1]).cast(now) if pa.types.is_integer(now) else pa.array([Decimal("1.2345")], now)})
+    problem = lake.table.run(host="local").publish.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "unfit-for-iceberg"
+    assert "'v'" in problem.message
+    if (published := lake.published()) is not None:
+        assert published.scan().to_arrow()["v"].to_pylist() == [Decimal("1.25")]
+
+
+def test_adopted_files_wait_for_a_full_compaction(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path / "lake")
+    lake.lay("part-0.parquet", [row(f"k{i}", day, 0, i) for day in range(2) for i in range(5)])
+    lake.table.adopt()
+    problem = lake.table.publish().publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "unfit-for-iceberg"
+    assert "compact --full" in problem.next
+    lake.table.compact(full=True)
+    assert standing(lake)[1] == 0
+    lake.check()
+
+
+class FaultyCatalog:
+    """A catalog with a fault point at each call."""
+
+    points = Points()
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._catalog, name)
+        if name not in ("load_table", "register_table", "commit_table", "create_namespace"):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            with self.points.at(f"catalog {name}", commit=name == "commit_table"):
+                return found(*arguments)
+
+        return call
+
+
+@pytest.fixture
+def faulty_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = iceberg_catalog._open
+    monkeypatch.setattr(iceberg_catalog, "_open", lambda settings: FaultyCatalog(opened(settings)))
+
+
+@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("begins", [False, True], ids=["goes on", "begins"])
+@pytest.mark.usefixtures("faulty_catalog")
+def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(folder: Path, fault: Fault, begins: bool) -> None:
+    root, copy = folder / "lake", folder / "copy"  # Iceberg's paths are absolute: each try is made in the same place
+    lake = nights(root, 1, **({"publishers": (), "iceberg": None} if begins else {}))
+    lake.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(root))
+    before = lake.table.to_arrow().read_all()
+    lake.land("1.jsonl", [row(f"k{i:03}", day, 9, 9) for day in range(3) for i in range(0, 90, 2)])
+    lake.table.append(host="local")
+    lake.table.dedupe(host="local")
+    lake.table.close()
+    shutil.copytree(root, copy)
+
+    def strike(number: int) -> list[str]:
+        shutil.rmtree(root)
+        shutil.copytree(copy, root)
+        lake.points = FaultyCatalog.points = Points()
+        lake.reopen()
+        lake.points.arm(number, fault)
+        with suppress(Killed, TryAgainError):
+            lake.table.publish()
+        seen = lake.points.seen
+        lake.points.disarm()
+        lake.reopen()
+        return seen
+
+    calls = strike(-1)
+    assert len(calls) > 10
+    assert any("catalog" in call for call in calls)
+    for number, call in enumerate(calls):
+        strike(number)
+        try:
+            if (found := iceberg_table(iceberg_settings(root))) is not None:
+                rows = found.scan().to_arrow()
+                assert same(rows, before) or same(rows, lake.table.to_arrow().read_all())
+            lake.table.publish(to="iceberg")
+            assert standing(lake) == (1, 0)
+            assert lake.numbers() == ([1] if begins else [0, 1])
+            lake.check()
+        except BaseException as e:
+            e.add_note(f"struck at call {number} ({call}): {fault.value}")
+            raise
+
+
+def test_many_publishers_at_once_make_one_snapshot_each(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 0)
+    problems: list[object] = []
+    for number in range(12):
+        lake.land(f"{number}.jsonl", [row(f"k{i}", i % 3, number, number) for i in range(0, 30, 1 + number % 3)])
+        lake.table.append(host="local")
+        lake.table.dedupe(host="local")
+        tables = [Table("t", lake.settings) for _ in range(4)]
+        ready = threading.Barrier(len(tables))
+
+        def publish(table: Table, ready: threading.Barrier = ready) -> None:
+            ready.wait()
+            problems.append(table.publish().publishers["iceberg"].problem)
+
+        threads = [threading.Thread(target=publish, args=(table,)) for table in tables]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for table in tables:
+            table.close()
+    assert problems == [None] * 48
+    lake.reopen()
+    assert lake.numbers() == list(range(12))
+    lake.check()
+
+
+def append_a_row(table: IcebergTable) -> None:
+    schema = table.schema().as_arrow()
+    values = {name: [None] for name in schema.names} | {"d": [date(2020, 1, 1)], "k": ["x"], "l": [1]}
+    table.append(pa.table({name: pa.array(values[name], schema.field(name).type) for name in schema.names}, schema))
+
+
+def add_a_column(table: IcebergTable) -> None:
+    with table.update_schema() as update:
+        update.add_column("more", LongType())
+
+
+def divide_otherwise(table: IcebergTable) -> None:
+    with table.update_spec() as update:
+        update.add_identity("l")
+
+
+@pytest.mark.parametrize("change", [append_a_row, add_a_column, divide_otherwise])
+def test_foreign_commit_stops_the_publisher_until_a_reset(
+    tmp_path: Path, change: Callable[[IcebergTable], None]
+) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    with SqlCatalog("lake", uri=f"sqlite:///{lake.root}/catalog.db") as catalog:
+        table = catalog.load_table(NAME)
+        table.io = PyArrowFileIO()
+        change(table)
+    location = lake.published().metadata_location
+    land(lake, 2)
+    assert lake.table.status().publishers["iceberg"].snapshot == 1
+    with pytest.raises(DamagedTableError) as raised:
+        lake.table.publish(to="iceberg")
+    assert raised.value.code == "foreign-iceberg-commit"
+    assert "publish --to iceberg --reset" in raised.value.next
+    assert lake.published().metadata_location == location
+    lake.table.vacuum(dry=False)
+    lake.table.publish(to="iceberg", reset=True)
+    assert standing(lake) == (2, 0)
+    lake.check()
+
+
+def test_rollback_is_undone(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 3)
+    with SqlCatalog("lake", uri=f"sqlite:///{lake.root}/catalog.db") as catalog:
+        table = catalog.load_table(NAME)
+        first = table.metadata.snapshots[0].snapshot_id
+        table.manage_snapshots().set_current_snapshot(snapshot_id=first).commit()
+    assert standing(lake) == (0, 2)
+    lake.table.publish(to="iceberg")
+    assert standing(lake) == (2, 0)
+    assert sorted(lake.numbers()) == [0, 1, 2]
+    lake.check()
+
+
+def test_snapshot_that_took_the_number_of_a_lost_one_is_shown(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 3)
+    folder = lake.root / "processed" / "_lakeupsert" / "snapshots"
+    min(folder.iterdir()).unlink()  # the newest one, which no ledger entry names yet
+    lake.reopen()
+    lake.land("3.jsonl", [row("k000", 2, 8, 8)])
+    lake.run()  # the next one has this batch, too
+    assert standing(lake) == (lake.table.snapshots()[0].number, 0)
+    assert lake.numbers() == sorted(link.number for link in lake.table.snapshots())
+    ours = {link.number: link.write_id for link in lake.table.snapshots()}
+    known = lake.published().metadata.snapshots
+    assert {int(s.summary["lakeupsert.snapshot"]): s.summary["lakeupsert.write_id"] for s in known if s.summary} == ours
+    lake.land("one.jsonl", [row("k000", 0, 9, 9)])
+    lake.run()
+    lake.check()
+    table = lake.published()
+    named = {task.file.file_path.rpartition("processed/")[2] for task in table.scan().plan_files()}
+    head = lake.table.snapshots()[0].body.partitions
+    manifests = [lake.opened.version(p, shown.version) for p, shown in head.items()]
+    assert named == {file.name for m in manifests for bucket in m.buckets for file in bucket.data}
+
+
+def test_another_table_of_that_name_is_left_alone(tmp_path: Path) -> None:
+    first = nights(tmp_path / "first", 1)
+    second = nights(tmp_path / "second", 1, publishers=(), iceberg=None)
+    second.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(first.root))
+    location = first.published().metadata_location
+    for call in (second.table.publish, lambda to: second.table.publish(to=to, reset=True)):
+        with pytest.raises(ConfigurationError) as raised:
+            call(to="iceberg")
+        assert raised.value.code == "iceberg-table-taken"
+    assert second.table.publish().rows == 270, "the night goes on"
+    assert first.published().metadata_location == location
+
+
+def test_metadata_that_was_lost_is_written_anew_by_a_reset(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    for path in (lake.root / "processed" / FOLDER / "metadata").glob("*.metadata.json"):
+        path.unlink()
+    with pytest.raises(DamagedTableError) as raised:
+        lake.table.publish(to="iceberg")
+    assert "--reset" in raised.value.next
+    lake.table.publish(to="iceberg", reset=True)
+    assert standing(lake) == (1, 0)
+    lake.check()
+
+
+def test_publisher_that_was_dead_for_days_shows_each_of_them(tmp_path: Path, dead: pytest.MonkeyPatch) -> None:
+    lake = nights(tmp_path / "lake", 1)
+    assert standing(lake) == (None, 1)
+    dead.undo()
+    lake.table.publish(to="iceberg")
+    with pytest.MonkeyPatch.context() as again:
+        again.setattr(IcebergPublisher, "catch_up", lambda *a: None)
+        for number in range(1, 4):
+            land(lake, number)
+    assert standing(lake) == (0, 3)
+    lake.table.publish(to="iceberg")
+    assert lake.numbers() == [0, 1, 2, 3]
+    lake.check()
+
+
+def test_doctor_status_and_report_say_how_far_a_publisher_is(tmp_path: Path, dead: pytest.MonkeyPatch) -> None:
+    lake = IcebergLake(tmp_path / "lake")
+    with dead.context() as alive:
+        alive.undo()
+    for number in range(2):
+        land(lake, number)
+    assert standing(lake) == (None, 2)
+    assert [f.level for f in lake.table.doctor() if f.check == "publishers"] == ["warning"]
+    config = str(lake.configure())
+    answer = CliRunner().invoke(main, ["status", "--json", "--config", config])
+    assert json.loads(answer.output)["result"]["publishers"]["iceberg"]["behind"] == 2
+    assert "publish --to iceberg" in json.loads(answer.output)["warnings"][0]
+    dead.undo()
+    assert CliRunner().invoke(main, ["publish", "--to", "iceberg", "--config", config]).exit_code == 0
+    assert [f.level for f in lake.table.doctor() if f.check == "publishers"] == ["ok"]
+    page = tmp_path / "report.html"
+    assert CliRunner().invoke(main, ["report", "--config", config, "--output", str(page)]).exit_code == 0
+    assert "0 behind" in page.read_text("utf-8")
+
+
+def test_catalog_without_an_answer_is_an_error_and_the_night_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg_catalog, "ANSWER_SECONDS", 0.3)
+    lake = nights(tmp_path / "lake", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        lake.mend(lambda row: False, iceberg=IcebergSettings(catalog={"type": "rest", "uri": uri}, table=NAME))
+        lake.land("1.jsonl", [row("k000", 0, 9, 9)])
+        lake.table.append(host="local")
+        lake.table.dedupe(host="local")
+        published = lake.table.publish()
+        assert published.snapshot == 1
+        problem = published.publishers["iceberg"].problem
+        assert problem is not None
+        assert problem.code == "catalog-unreachable"
+        status = lake.table.status().publishers["iceberg"]
+        assert status.problem is not None
+        assert not status.known
+        config = str(lake.configure())
+        assert "not known" in CliRunner().invoke(main, ["status", "--config", config]).output
+        before = lake.stored_files()
+        with pytest.raises(TryAgainError):
+            lake.table.vacuum(dry=False)  # nobody knows what is still shown
+        assert lake.stored_files() == before
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(OSError, "catalog-unreachable"), (ValueError, "catalog-refused"), (ModuleNotFoundError, "extra-missing")],
+)
+def test_error_of_a_catalog_has_no_credential(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception], code: str
+) -> None:
+    def fail(name: str, **properties: str) -> Catalog:
+        raise error("postgresql://me:open-sesame@db/x: open-sesame is wrong, and so is 1234-token")
+
+    monkeypatch.setenv("PYICEBERG_CATALOG__ELSEWHERE__URI", "postgresql://me:open-sesame@db/x")
+    monkeypatch.setenv("PYICEBERG_CATALOG__ELSEWHERE__TOKEN", "1234-token")
+    monkeypatch.setattr(iceberg_catalog, "load_catalog", fail)
+    lake = nights(tmp_path / "lake", 1, iceberg=IcebergSettings(catalog="elsewhere", table=NAME))
+    with pytest.raises(LakeupsertError) as raised:
+        lake.table.publish(to="iceberg")
+    assert raised.value.code == code
+    assert "open-sesame" not in str(raised.value)
+    assert "1234-token" not in str(raised.value)
+
+
+def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = nights(tmp_path / "lake", 0)
+    for name in [name for name in sys.modules if name.startswith("lakeupsert.publishers.iceberg")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyiceberg.schema", None)
+    lake.land("0.jsonl", [row("k000", 0, 1)])
+    problem = lake.table.run(host="local").publish.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "extra-missing"
+    assert "lakeupsert[iceberg]" in problem.next
+
+
+def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = nights(tmp_path / "lake", 2, superseded_retention="0s", keep_snapshots=1)
+    expected, shown = lake.published().scan().to_arrow(), standing(lake)[0]
+    with monkeypatch.context() as dead:
+        dead.setattr(IcebergPublisher, "catch_up", lambda *a: None)
+        land(lake, 2)
+        lake.table.compact(full=True)
+        lake.table.vacuum(dry=False)
+        assert standing(lake) == (shown, 4)
+        assert same(lake.published().scan().to_arrow(), expected)
+    lake.table.publish(to="iceberg")
+    assert lake.table.vacuum(dry=False).garbage
+    lake.check()
+
+
+class Later(clock.Source):
+    """Two hours from now: objects of a commit that somebody may make just now are kept for an hour."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(hours=2)
+
+
+def test_vacuum_deletes_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 1, superseded_retention="1h", keep_snapshots=2)
+    for number in range(1, 25):
+        keys = range(number, 90, 20)
+        lake.land(f"{number}.jsonl", [row(f"k{i:03}", day, number, i) for day in range(3) for i in keys])
+        lake.run()
+    lake.table.vacuum(dry=False)
+    before = lake.objects()
+    assert len(lake.numbers()) == 3, "two, and the one that says which have expired"
+    orphan = lake.root / "processed" / FOLDER / "deletes" / "3-orphan.deletes"
+    orphan.write_text("of a publisher that died")
+    with clock.use(Later()):
+        lake.table.vacuum(dry=False)
+        lake.table.vacuum(dry=False)
+    after = lake.objects()
+    assert len(after) < len(before) / 2
+    assert not orphan.exists()
+    assert len([name for name in after if name.endswith(".metadata.json")]) <= iceberg.METADATA_KEPT + 1
+    lake.reopen()
+    lake.check()
+
+
+def test_night_rewrites_only_the_manifests_of_its_partitions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random nights over many partitions with few files to a manifest."""
+    monkeypatch.setattr(iceberg, "MOST_ENTRIES", 6)
+    lake = IcebergLake(folder / "lake")
+    chance = random.Random(7)
+    for number in range(12):
+        days = chance.sample(range(30), chance.choice([1, 2, 25]))
+        rows = [row(f"k{i}", day, number, number) for day in days for i in range(chance.randint(1, 6))]
+        lake.land(f"{number}.jsonl", rows)
+        lake.run()
+        if number == 7:
+            lake.table.compact(full=True)
+    lake.check()
+    kept = {m.manifest_path for m in manifests(lake)}
+    assert len(kept) > 4
+    lake.land("last.jsonl", [row("k0", 4, 99)])
+    lake.run()
+    assert len(kept - {m.manifest_path for m in manifests(lake)}) <= 2, "of data and of deletes"
+    lake.check()
+
+
+def manifests(lake: IcebergLake) -> list[Any]:
+    table = lake.published()
+    current = table.current_snapshot()
+    assert current is not None
+    return current.manifests(table.io)
+
+
+def test_manifests_say_what_came_when_and_what_went(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 1, strategy="rewrite")
+    lake.land("one.jsonl", [row("k000", 1, 9, 9)])
+    lake.run()
+    table = lake.published()
+    first, second = (snapshot.snapshot_id for snapshot in table.metadata.snapshots)
+    entries = [e for m in manifests(lake) for e in m.fetch_manifest_entry(table.io, discard_deleted=False)]
+    found = {(e.data_file.partition[0], e.status.name): (e.snapshot_id, e.sequence_number) for e in entries}
+    day = (date(2020, 1, 1) - date(1970, 1, 1)).days
+    assert found == {
+        (day, "EXISTING"): (first, 1),
+        (day + 1, "DELETED"): (second, 1),
+        (day + 1, "ADDED"): (second, 2),
+        (day + 2, "EXISTING"): (first, 1),
+    }
+
+
+def test_both_publishers_at_once(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 3, publishers=("delta", "iceberg"))
+    assert {name: (s.snapshot, s.behind) for name, s in lake.table.status().publishers.items()} == {
+        "delta": (2, 0),
+        "iceberg": (2, 0),
+    }
+    lake.check()
+
+
+def season(lake: Lake, published: Callable[[], IcebergTable]) -> None:
+    """Nights with a column that gets another name and its own again, with expiry and a reset."""
+    for number in range(3):
+        land(lake, number)
+    lake.table.rename_column("v", "value")
+    lake.land("renamed.jsonl", [{**row("k000", 0, 50), "value": 7, "v": 8}])
+    lake.run()
+    for number in range(4, 12):
+        lake.land(f"{number}.jsonl", [row("k000", 0, 70 + number, number)])
+        lake.run()
+    assert lake.table.vacuum(dry=False).expired == (0, 1, 2, 3, 4)
+    with pytest.MonkeyPatch.context() as later:
+        later.setattr(vacuum, "ORPHANS_KEPT", timedelta(0))
+        assert lake.table.vacuum(dry=False).garbage, "metadata files that their log has forgotten"
+    assert standing(lake)[1] == 0
+    for reset in (False, True):
+        lake.table.publish(to="iceberg", reset=reset)
+        table = published()
+        assert len(table.metadata.snapshots) == (1 if reset else 8)
+        for snapshot in table.metadata.snapshots:
+            assert snapshot.summary
+            rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+            ours = lake.table.to_arrow(int(snapshot.summary["lakeupsert.snapshot"] or -1)).read_all()
+            assert same(rows, ours)
+    foreign = published()
+    foreign.append(foreign.scan().to_arrow().slice(0, 1))
+    lake.land("last.jsonl", [row("k000", 0, 99)])
+    problem = lake.table.run(host="local").publish.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "foreign-iceberg-commit"
+
+
+def test_rest_catalog(tmp_path: Path, iceberg_rest: Server) -> None:
+    catalog = {"type": "rest", "uri": f"http://127.0.0.1:{iceberg_rest.port}"}
+    lake = IcebergLake(tmp_path / "lake", iceberg=IcebergSettings(catalog=catalog, table=NAME))
+    season(lake, lambda: load_catalog("default", **catalog).load_table(NAME))
+    other = nights(tmp_path / "other", 1, iceberg=lake.settings.iceberg)
+    problem = other.table.status().publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "iceberg-table-taken"
+
+
+def test_glue(
+    tmp_path: Path, moto: Server, new_place: Callable[[Server], str], new_sqs_queue: Callable[..., str]
+) -> None:
+    lake = IcebergLake(
+        tmp_path / "lake",
+        processed=f"{new_place(moto)}/lake",
+        queue=f"sqs://{new_sqs_queue()}",
+        iceberg=IcebergSettings(catalog={"type": "glue"}, table=NAME),
+    )
+    properties = {
+        "s3.endpoint": moto.env["AWS_ENDPOINT_URL"],
+        "s3.access-key-id": moto.env["AWS_ACCESS_KEY_ID"],
+        "s3.secret-access-key": moto.env["AWS_SECRET_ACCESS_KEY"],
+        "s3.region": moto.env["AWS_DEFAULT_REGION"],
+    }
+    season(lake, lambda: load_catalog("default", type="glue", **properties).load_table(NAME))
+
+
+def test_settings_that_config_prints_are_the_same(tmp_path: Path) -> None:
+    lake = IcebergLake(tmp_path / "lake")
+    answer = CliRunner().invoke(main, ["config", "--config", str(lake.configure())])
+    assert parse(str(lake.root / "lakeupsert.toml"), answer.output.encode(), {}).tables["t"] == lake.settings
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ('publishers = ["iceberg"]', "bad-setting"),
+        ('iceberg = { catalog = "lake", table = "a.b" }', "bad-setting"),
+        ('publishers = ["iceberg"]\niceberg = { catalog = "lake", table = "receipts" }', "bad-setting"),
+        ('publishers = ["iceberg"]\niceberg = { catalog = "lake", table = "a.b", other = 1 }', "unknown-setting"),
+        (
+            'publishers = ["iceberg"]\niceberg = { table = "a.b", catalog = { type = "rest", token = "x" } }',
+            "credential-in-configuration",
+        ),
+        (
+            'publishers = ["iceberg"]\niceberg = { table = "a.b", catalog = { uri = "postgresql://me:secret@db/x" } }',
+            "credential-in-configuration",
+        ),
+        (
+            'publishers = ["iceberg"]\niceberg = { table = "a.b", catalog = { "s3.secret-access-key" = "x" } }',
+            "credential-in-configuration",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused(lines: str, code: str) -> None:
+    text = f'[tables.t]\nlanding = "/a/l"\nprocessed = "/a/p"\nkey = ["k"]\npartition_by = ["d"]\n{lines}\n'
+    with pytest.raises(ConfigurationError) as raised:
+        parse("lakeupsert.toml", text.encode(), {})
+    assert raised.value.code == code
+    assert "secret" not in raised.value.message.replace("secret-access-key", "")
