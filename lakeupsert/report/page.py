@@ -44,11 +44,14 @@ def _header(name: str, data: ReportData) -> Element:
         "failed": f"{len(status.failed):,}",
         "quarantined rows": f"{status.quarantined:,}",
         "queue": messages(status.queue),
-        **{name: f"{standing.behind:,} behind" for name, standing in status.publishers.items()},
+        **{
+            name: "not known" if standing.behind is None else f"{standing.behind:,} behind"
+            for name, standing in status.publishers.items()
+        },
     }
     bad = {"failed"} if status.failed else set()
     bad |= {"lagging"} if status.lagging else set()
-    bad |= {name for name, standing in status.publishers.items() if standing.behind}
+    bad |= {name for name, standing in status.publishers.items() if not standing.is_newest}
     return e(
         "header",
         e("h1", f"Table {name}"),
