@@ -90,7 +90,15 @@ class HiveCatalog:
             table.parameters = {**table.parameters, **parameters}
             if columns is not None:
                 table.sd.cols = _fields(columns)
-            client.alter_table(self.settings.database, self.settings.table, table)
+            try:
+                client.alter_table(self.settings.database, self.settings.table, table)
+            except InvalidOperationException as e:  # it takes a wider number in place, and no struct that grew
+                raise ConfigurationError(
+                    "catalog-refused",
+                    f"{self.where}: the metastore refused the new columns: {e.message}. It was not changed.",
+                    next="run `lakeupsert publish --to hive --reset`, which drops the table and makes it anew; meanwhile readers "
+                    "find no table",
+                ) from e
 
     def drop(self) -> None:
         with self._client("drop_table") as client, suppress(NoSuchObjectException):

@@ -35,6 +35,8 @@ TOGETHER = 100
 """Partitions of a request. Glue takes no more."""
 TABLE, SNAPSHOT, SPEC = "lakeupsert.table", "lakeupsert.snapshot", "lakeupsert.spec"
 """Parameters: the table's id and the snapshot that it shows; of the table and of each partition, whose columns it has."""
+PARAMETERS = {"EXTERNAL": "TRUE", "spark.sql.sources.provider": "lakeupsert"}
+"""Of each table. Spark has no such provider, so it refuses the table; otherwise it could take manifests for data, or insert."""
 ATTEMPTS = 5
 """How often what the catalog refuses, or another publisher overtakes, is compared and tried again."""
 BACKOFF_SECONDS = 0.2
@@ -42,6 +44,8 @@ _FOLDER = f"{HOME}/symlink"
 
 Values = tuple[str, ...]
 """A partition's values as text, in the order of the partition columns."""
+Fields = tuple[tuple[int, Column], ...]
+"""Columns with their ids: a name that comes back after a drop is another column."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class SymlinkPublisher:
         return [
             info
             for info in self.objects.store.list(f"{_FOLDER}/")
-            if info.name not in needed and self._address(info.name.rpartition("/")[0]) not in pointed
+            if info.name not in needed and self._location(info.name.rpartition("/")[0]) not in pointed
         ]
 
     def mend(self) -> None:
@@ -210,28 +214,28 @@ class SymlinkPublisher:
         """Bring table and partitions up to a snapshot. Returns what was to do, and what the catalog refused of it."""
         spec = self._spec(body.spec_version)
         shape = self._shape(spec)
-        steps = self._steps(body, shape, self.catalog.partitions() if parameters is not None else {})
+        steps = self._steps(body, self.catalog.partitions() if parameters is not None else {})
         self._write_manifests(spec, body, {*steps.add, *steps.change})
         if parameters is None:
-            self.catalog.create(shape, {"EXTERNAL": "TRUE", TABLE: spec.table_id, SPEC: str(body.spec_version)})
+            self.catalog.create(shape, {**PARAMETERS, TABLE: spec.table_id, SPEC: str(body.spec_version)})
             if self._own_parameters() is None:
                 return steps, ["the table was dropped while it was filled"]
-        elif self._columns_of(parameters.get(SPEC, "")) != shape.columns:
-            self._refuse_other_columns(parameters.get(SPEC, ""), spec)
+        elif (before := self._fields(parameters.get(SPEC, ""))) != _fields_of(spec):
+            self._refuse_other_columns(before, _fields_of(spec))
             self.catalog.update({SPEC: str(body.spec_version)}, shape.columns)
         return steps, self.catalog.apply(steps, shape.columns) if steps else []
 
-    def _steps(self, body: Snapshot, shape: Shape, found: Mapping[Values, Entry]) -> Steps:
-        columns_of = cache(self._columns_of)
+    def _steps(self, body: Snapshot, found: Mapping[Values, Entry]) -> Steps:
+        fields_of = cache(self._fields)
         add, change, stay = {}, {}, set()
         for partition, now in body.partitions.items():
             if not now.rows:
                 continue
             values = tuple(partition_texts(partition).values())
-            location, old = self._address(_folder(partition, now.version)), found.get(values)
+            location, old = self._location(_folder(partition, now.version)), found.get(values)
             if old is None:
                 add[values] = Entry(location, str(body.spec_version))
-            elif old.location != location or columns_of(old.spec) != shape.columns:
+            elif old.location != location or fields_of(old.spec) != fields_of(str(body.spec_version)):
                 change[values] = Entry(location, str(body.spec_version))
             stay.add(values)
         return Steps(add, change, [values for values in found if values not in stay])
@@ -267,13 +271,12 @@ class SymlinkPublisher:
                 "run `lakeupsert reprocess`, which writes all files with the names of now",
             )
 
-    def _refuse_other_columns(self, number: str, spec: TableSpec) -> None:
-        """Raise ConfigurationError unless the table's columns can become those of ``spec`` in place: by new columns at the end,
-        and by wider types. Otherwise readers would see nulls while partitions are switched."""
-        old = self._spec(int(number)) if number.isdecimal() else None
-        before = [] if old is None else [(field_id(f), f.name) for f in old.stored_schema]
-        now = [(field_id(f), f.name) for f in spec.stored_schema]
-        if old is None or before != now[: len(before)]:
+    def _refuse_other_columns(self, before: Fields, now: Fields) -> None:
+        """Raise ConfigurationError unless the table's columns can change in place: by new ones at the end, and by wider types.
+        Otherwise readers would see nulls while partitions are switched."""
+        if not before or [(id_, column.name) for id_, column in before] != [
+            (id_, column.name) for id_, column in now[: len(before)]
+        ]:
             raise self._unfit(
                 "columns were renamed or dropped, and readers would see nulls while the partitions are switched one after the "
                 "other",
@@ -308,20 +311,22 @@ class SymlinkPublisher:
         return Shape(
             columns_of(spec.stored_schema),
             tuple(by_name[name] for name in spec.partition_by),
-            self._address(_FOLDER),
+            self._location(_FOLDER),
         )
 
-    def _columns_of(self, number: str) -> tuple[Column, ...]:
+    def _fields(self, number: str) -> Fields:
         """The columns of a spec; none if another program wrote the number."""
-        if not number.isdecimal():
-            return ()
-        link = self.objects.specs.get(int(number))
-        return columns_of(link.body.stored_schema) if link else ()
+        link = self.objects.specs.get(int(number)) if number.isdecimal() else None
+        return _fields_of(link.body) if link else ()
 
     def _address(self, name: str) -> str:
         """The address of an object as engines take it: they do not decode it."""
         uri = self.objects.store.uri(name)
         return unquote(uri) if uri.startswith("file:") else uri
+
+    def _location(self, folder: str) -> str:
+        """The address of a folder as Hive's metastore keeps it, so that it compares equal."""
+        return self._address(folder).replace("file:///", "file:/", 1)
 
     def _create(self, name: str, data: bytes) -> None:
         """Create an object whose name says what is in it, if it is absent."""
@@ -345,6 +350,10 @@ def batches(items: Sequence[tuple[Values, Entry]]) -> Iterator[Sequence[tuple[Va
 def _snapshot_in(parameters: Mapping[str, str]) -> int | None:
     number = parameters.get(SNAPSHOT, "")
     return int(number) if number.isdecimal() else None
+
+
+def _fields_of(spec: TableSpec) -> Fields:
+    return tuple(zip(map(field_id, spec.stored_schema), columns_of(spec.stored_schema), strict=True))
 
 
 def _folder(partition: str, version: int) -> str:
