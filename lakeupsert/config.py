@@ -201,7 +201,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
 
         Otherwise files that are written later have the new name, which is what readers of folders expect.
         """
-        return "delta" in self.publishers
+        return not {"delta", "hive", "glue"}.isdisjoint(self.publishers)
 
     def within_limit(self, refused: int, rows: int, *, is_first: bool) -> bool:
         """Whether a batch (``is_first``: the table's first one) may have ``refused`` of its ``rows`` refused (ADR 0024)."""

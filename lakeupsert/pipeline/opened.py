@@ -86,7 +86,7 @@ class OpenTable:
         folder's name has a character that URLs escape, since Polars finds no deletion vector of a file there. Readers of Hive's
         and Glue's tables know no deletion vectors.
         """
-        by_catalog = bool({"hive", "glue"}.intersection(self.settings.publishers))
+        by_catalog = not {"hive", "glue"}.isdisjoint(self.settings.publishers)
         by_folder = not self.settings.retention and self.settings.strategy == "auto"
         by_polars = "delta" in self.settings.publishers and hides_vectors(partition)
         return "rewrite" if by_folder or by_polars or by_catalog else self.settings.strategy

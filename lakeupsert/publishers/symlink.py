@@ -17,6 +17,8 @@ from functools import cache
 from typing import Protocol
 from urllib.parse import unquote
 
+import pyarrow as pa
+
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
 from lakeupsert.publishers import Concurrently
@@ -165,6 +167,8 @@ class SymlinkPublisher:
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Show ``newest``, whatever the catalog shows now. Snapshots before it are skipped.
 
+        Returns which columns have other names there.
+
         Raises ConfigurationError (``unfit-for-hive``, ``unfit-for-glue``) and RefusedError (``foreign-table``).
         """
         refused: list[str] = []
@@ -176,14 +180,14 @@ class SymlinkPublisher:
             if refused:
                 continue
             if not steps and _snapshot_in(parameters or {}) == newest.number:
-                return None
+                return _warning(self._spec(newest.body.spec_version))
             # Another publisher may have shown a later snapshot meanwhile, and this one partitions of an earlier one again.
             shown, head = self.shown(), None
             if shown is not None and shown > newest.number:
                 head = self.objects.snapshots.head()
             if head is None or head.number <= newest.number:
                 self.catalog.update({SNAPSHOT: str(newest.number)})
-                return None
+                return _warning(self._spec(newest.body.spec_version))
             newest = head
         raise TryAgainError(
             "catalog-busy",
@@ -263,12 +267,14 @@ class SymlinkPublisher:
                 "symlink tables do not know",
                 "run `lakeupsert compact --full`; later merges rewrite",
             )
-        with_old_names = sorted({partition for partition, file in files if spec.names_in(file.renames)})
+        with_old_names = sorted(
+            {partition for partition, file in files if spec.names_in(file.renames) != spec.names_written}
+        )
         if with_old_names:
             raise self._unfit(
-                f"{len(with_old_names)} partitions have files with the column names from before a rename "
-                f"({with_old_names[0]} is the first one), and readers would look for those of now",
-                "run `lakeupsert reprocess`, which writes all files with the names of now",
+                f"{len(with_old_names)} partitions have files with other column names than newer files ({with_old_names[0]} is "
+                "the first one), and readers look for one name in all of them",
+                "run `lakeupsert reprocess`, which writes all files with one name a column",
             )
 
     def _refuse_other_columns(self, before: Fields, now: Fields) -> None:
@@ -278,8 +284,8 @@ class SymlinkPublisher:
             (id_, column.name) for id_, column in now[: len(before)]
         ]:
             raise self._unfit(
-                "columns were renamed or dropped, and readers would see nulls while the partitions are switched one after the "
-                "other",
+                "columns were dropped or changed their place, and readers would see other columns' values or nulls while the "
+                "partitions are switched one after the other",
                 f"run `lakeupsert publish --to {self.catalog.kind} --reset`, which drops the table and makes it anew; meanwhile "
                 "readers find no table",
             )
@@ -298,7 +304,7 @@ class SymlinkPublisher:
         return spec.body
 
     def _shape(self, spec: TableSpec) -> Shape:
-        unfit = unfit_columns(spec.schema)
+        unfit = unfit_columns(_as_written(spec, spec.schema))
         if unfit:
             columns = ", ".join(f"{name!r} is {what}" for name, what in unfit.items())
             raise self._unfit(
@@ -309,7 +315,7 @@ class SymlinkPublisher:
         keys = columns_of(spec.schema)
         by_name = dict(zip(spec.schema.names, keys, strict=True))
         return Shape(
-            columns_of(spec.stored_schema),
+            columns_of(_as_written(spec, spec.stored_schema)),
             tuple(by_name[name] for name in spec.partition_by),
             self._location(_FOLDER),
         )
@@ -353,7 +359,20 @@ def _snapshot_in(parameters: Mapping[str, str]) -> int | None:
 
 
 def _fields_of(spec: TableSpec) -> Fields:
-    return tuple(zip(map(field_id, spec.stored_schema), columns_of(spec.stored_schema), strict=True))
+    columns = columns_of(_as_written(spec, spec.stored_schema))
+    return tuple(zip(map(field_id, spec.stored_schema), columns, strict=True))
+
+
+def _as_written(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
+    """The schema with the names of data files, which engines look for."""
+    return pa.schema([field.with_name(spec.names_written.get(field.name, field.name)) for field in schema])
+
+
+def _warning(spec: TableSpec) -> str | None:
+    others = [
+        f"{name!r} is {written!r}" for name, written in spec.names_written.items() if name in spec.stored_schema.names
+    ]
+    return f"renamed columns have the names of the files there: {', '.join(others)}." if others else None
 
 
 def _folder(partition: str, version: int) -> str:

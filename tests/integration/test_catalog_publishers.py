@@ -215,10 +215,10 @@ class Shown:
         self.lake.land(f"{number}.jsonl", rows)
         self.lake.run()
 
-    def rows(self) -> Rows:
-        return [
-            one for _, some in sorted(rows_in(self.lake, self.catalog.partitions(self.name)).items()) for one in some
-        ]
+    def rows(self, names: Mapping[str, str] = {}) -> Rows:
+        """``names``: those in files, where they differ."""
+        found = rows_in(self.lake, self.catalog.partitions(self.name), names)
+        return [one for _, some in sorted(found.items()) for one in some]
 
     def assert_exact(self) -> None:
         head = self.lake.table.objects.snapshots.head()
@@ -230,7 +230,7 @@ class Shown:
         return found.snapshot, found.behind
 
 
-def rows_in(lake: Lake, partitions: Mapping[Values, str]) -> dict[str, Rows]:
+def rows_in(lake: Lake, partitions: Mapping[Values, str], names: Mapping[str, str] = {}) -> dict[str, Rows]:
     """The rows that each partition's manifest leads to, by day."""
     store = open_store(lake.settings.processed)
     root = store.uri().rstrip("/") + "/"
@@ -245,8 +245,9 @@ def rows_in(lake: Lake, partitions: Mapping[Values, str]) -> dict[str, Rows]:
             with store.open(file.removeprefix(root)) as source:
                 some += pq.read_table(source).to_pylist()
         some = [{**one, "d": date.fromisoformat(day)} for one in some]
-        order = lake.table.to_arrow().schema.names
-        found[day] = sorted(({name: one[name] for name in order} for one in some), key=lambda one: (one["k"], one["l"]))
+        order = [names.get(name, name) for name in lake.table.to_arrow().schema.names]
+        some = [{name: one.get(name) for name in order} for one in some]
+        found[day] = sorted(some, key=lambda one: (one["k"], one["l"]))
     return found
 
 
@@ -485,8 +486,26 @@ def test_vectors_from_before_are_refused_until_a_compaction(tmp_path: Path, cata
     shown.assert_exact()
 
 
-def test_renamed_columns_need_a_reprocess_and_a_reset(tmp_path: Path, catalog: Server_) -> None:
+def test_renamed_column_keeps_its_name_there(tmp_path: Path, catalog: Server_) -> None:
     shown = Shown(tmp_path / "lake", catalog, 2)
+    before = catalog.columns(shown.name)
+    shown.lake.table.rename_column("v", "value")
+    schema = {("value" if name == "v" else name): type_ for name, type_ in shown.lake.settings.schema.items()}
+    shown.lake.mend(lambda row: False, schema=schema)
+    shown.lake.land("2.jsonl", [{("value" if name == "v" else name): v for name, v in row("k000", 0, 5, 5).items()}])
+    standing = shown.lake.table.run(host="local").publish.publishers[catalog.kind]
+    assert (standing.problem, standing.behind) == (None, 0)
+    assert "'value' is 'v'" in str(standing.warning)
+    assert catalog.columns(shown.name) == before
+    ours = [{("v" if name == "value" else name): value for name, value in one.items()} for one in shown.lake.rows()]
+    assert shown.rows(names={"value": "v"}) == ours
+
+
+def test_files_with_other_names_need_a_reprocess_and_a_drop_a_reset(tmp_path: Path, catalog: Server_) -> None:
+    shown = Shown(tmp_path / "lake", catalog, 0, publishers=())
+    shown.night(0)
+    shown.lake.table.rename_column("v", "value")
+    shown.lake.mend(lambda row: False, publishers=(catalog.kind,))
 
     def refused() -> str:
         with pytest.raises(ConfigurationError) as raised:
@@ -494,12 +513,12 @@ def test_renamed_columns_need_a_reprocess_and_a_reset(tmp_path: Path, catalog: S
         assert raised.value.code == f"unfit-for-{catalog.kind}"
         return raised.value.next
 
-    shown.lake.table.rename_column("v", "value")
     assert "reprocess" in refused()
     shown.lake.table.reprocess(lambda partition: True, host="local")
+    shown.assert_exact()
+    shown.lake.table.drop_column("value")
     assert "--reset" in refused()
-    columns = {name for some in catalog.columns(shown.name) for name, _ in some}
-    assert "value" not in columns
+    assert "value" in {name for some in catalog.columns(shown.name) for name, _ in some}
     shown.lake.table.publish(to=catalog.kind, reset=True)  # type: ignore[arg-type]
     shown.assert_exact()
 
@@ -514,7 +533,12 @@ def test_dropped_column_whose_name_comes_back_is_another(tmp_path: Path, catalog
     shown.lake.run()
     with pytest.raises(ConfigurationError) as raised:
         shown.lake.table.publish(to=catalog.kind)  # type: ignore[arg-type]
-    assert "reprocess" in raised.value.next
+    assert "--reset" in raised.value.next
+    shown.lake.table.publish(to=catalog.kind, reset=True)  # type: ignore[arg-type]
+    (written,) = {name for some in catalog.columns(shown.name) for name, _ in some if name.startswith("z")}
+    assert written != "z"
+    ours = [{(written if name == "z" else name): value for name, value in one.items()} for one in shown.lake.rows()]
+    assert shown.rows(names={"z": written}) == ours
 
 
 def test_new_column_and_wider_type_reach_every_partition(tmp_path: Path, catalog: Server_) -> None:
