@@ -90,6 +90,7 @@ def opened(request: Request) -> str:
         settings = (
             ("hive.metastore.uri", request.catalog),
             ("hive.timestamp-precision", "MICROSECONDS"),
+            ("hive.security", "read-only"),
             ("fs.hadoop.enabled", "true"),
         )
         return f"{catalog('hive', settings)}.{request.name}"
