@@ -209,5 +209,5 @@ def _partition(values: Values, entry: Entry, columns: Sequence[Column]) -> Json:
     return {
         "Values": list(values),
         "StorageDescriptor": _descriptor(entry.location, columns),
-        "Parameters": {SPEC: entry.spec},
+        "Parameters": entry.parameters,
     }

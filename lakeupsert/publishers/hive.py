@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from hive_metastore.ThriftHiveMetastore import Client
 from hive_metastore.ttypes import (
     AlreadyExistsException,
+    EnvironmentContext,
     FieldSchema,
     InvalidObjectException,
     InvalidOperationException,
@@ -44,6 +45,8 @@ ANSWER_MS = 300_000
 """How long the metastore may take for a batch: it looks at each partition's folder."""
 READ_TOGETHER = 1000
 """Partitions of one answer."""
+_KEEP_STATISTICS = EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})
+"""Otherwise the metastore lists each partition's folder and takes the size of the manifest for that of the data."""
 _REFUSALS = (
     AlreadyExistsException,
     InvalidObjectException,
@@ -126,7 +129,8 @@ class HiveCatalog:
                     refused.append(str(e.message))
             for batch in batches([*steps.change.items()]):
                 try:
-                    client.alter_partitions(database, table, [self._partition(*item, columns) for item in batch])
+                    partitions = [self._partition(*item, columns) for item in batch]
+                    client.alter_partitions_with_environment_context(database, table, partitions, _KEEP_STATISTICS)
                 except InvalidOperationException as e:  # one of them was dropped
                     refused.append(str(e.message))
             for values in steps.gone:
@@ -140,7 +144,7 @@ class HiveCatalog:
             dbName=self.settings.database,
             tableName=self.settings.table,
             sd=_descriptor(entry.location, columns),
-            parameters={SPEC: entry.spec},
+            parameters=entry.parameters,
         )
 
     def _find(self, client: Client) -> HiveTable | None:

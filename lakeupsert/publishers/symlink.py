@@ -12,7 +12,7 @@ Engines that read symlink tables know no deletion vectors, so only partitions wi
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 from urllib.parse import unquote
@@ -57,10 +57,16 @@ class Entry:
     Attributes:
         location: the folder of its manifest.
         spec: the number of the spec whose columns it has; "" if another program made it.
+        statistics: parameters by which engines plan, and without which a metastore would look at the folder; not read back.
     """
 
     location: str
     spec: str
+    statistics: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        return {SPEC: self.spec, **self.statistics}
 
 
 @dataclass(frozen=True)
@@ -236,11 +242,13 @@ class SymlinkPublisher:
             if not now.rows:
                 continue
             values = tuple(partition_texts(partition).values())
-            location, old = self._location(_folder(partition, now.version)), found.get(values)
+            statistics = {"numFiles": str(now.files), "numRows": str(now.rows), "totalSize": str(now.bytes)}
+            entry = Entry(self._location(_folder(partition, now.version)), str(body.spec_version), statistics)
+            old = found.get(values)
             if old is None:
-                add[values] = Entry(location, str(body.spec_version))
-            elif old.location != location or fields_of(old.spec) != fields_of(str(body.spec_version)):
-                change[values] = Entry(location, str(body.spec_version))
+                add[values] = entry
+            elif old.location != entry.location or fields_of(old.spec) != fields_of(entry.spec):
+                change[values] = entry
             stay.add(values)
         return Steps(add, change, [values for values in found if values not in stay])
 

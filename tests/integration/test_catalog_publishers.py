@@ -372,7 +372,11 @@ def test_slower_publisher_of_an_earlier_snapshot_shows_the_later_one(tmp_path: P
     earlier = shown.lake.table.objects.snapshots.get(1)
     assert earlier is not None
     one = publisher(shown.lake.opened, catalog.kind)
-    written = "catalog alter_partitions" if catalog.kind == "hive" else "catalog batch_update_partition"
+    written = (
+        "catalog alter_partitions_with_environment_context"
+        if catalog.kind == "hive"
+        else "catalog batch_update_partition"
+    )
     catalog.points.amid(0, lambda: slow.publish(to=catalog.kind), written)  # type: ignore[arg-type]
     one.catch_up(earlier)
     assert catalog.points.struck == written
@@ -450,7 +454,7 @@ def test_only_what_changed_is_sent_in_batches(tmp_path: Path, catalog: Server_) 
     shown.lake.land("0.jsonl", [row("k", day, 0) for day in range(days)])
     first = requests_of(catalog, shown.lake.run)
     add, change = {
-        "hive": ("add_partitions", "alter_partitions"),
+        "hive": ("add_partitions", "alter_partitions_with_environment_context"),
         "glue": ("batch_create_partition", "batch_update_partition"),
     }[catalog.kind]
     assert (first.count(add), first.count(change)) == (3, 0)

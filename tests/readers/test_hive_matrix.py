@@ -110,14 +110,17 @@ class Lake:
         """In the names that the catalog has: those of the files, in lower case."""
         names = self.table.view().spec.names_written
         found = canonical(self.table.to_arrow().read_all())
-        lower = [pa.field(names.get(f.name, f.name).lower(), _lower(f.type)) for f in found.schema]
-        return pa.table(
-            [found[f.name].cast(low.type) for f, low in zip(found.schema, lower, strict=True)], pa.schema(lower)
-        )
+        kinds = {names.get(f.name, f.name).lower(): _lower(f.type) for f in found.schema}
+        columns = [[_with_lower_names(value) for value in column.to_pylist()] for column in found.columns]
+        return pa.table([pa.array(c, kind) for c, kind in zip(columns, kinds.values(), strict=True)], pa.schema(kinds))
 
 
 def _lower(kind: pa.DataType) -> pa.DataType:
     return pa.struct([(f.name.lower(), _lower(f.type)) for f in kind]) if pa.types.is_struct(kind) else kind
+
+
+def _with_lower_names(value: object) -> object:
+    return {name.lower(): _with_lower_names(v) for name, v in value.items()} if isinstance(value, dict) else value
 
 
 FIRST = rows(range(24), 1)
