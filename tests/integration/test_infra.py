@@ -353,7 +353,7 @@ def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
 def test_roles_that_publish_may_keep_the_glue_table_and_no_other(aws: None) -> None:
     create_service(**SPARK, GlueTable="lake/sales")
     roles = created("AWS::IAM::Role")
-    glue = "arn:aws:glue:us-east-1:123456789012"
+    glue = f"arn:aws:glue:{REGION}:123456789012"
     publish = {"AppendNightlyRole", "DedupeWorkerRole", "ReconcileRole", "ReprocessRole", "SparkRole", "VacuumRole"}
     calls: Mapping[tuple[str, str], set[str]] = {
         ("glue:BatchUpdatePartition", "table/lake/sales"): publish,
