@@ -145,6 +145,8 @@ class HiveServer:
 
 
 Server_ = GlueServer | HiveServer
+ADD = {"hive": "add_partitions", "glue": "batch_create_partition"}
+CHANGE = {"hive": "alter_partitions_with_environment_context", "glue": "batch_update_partition"}
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +325,8 @@ def test_fault_at_every_call_is_healed_by_the_next_publish(
         with suppress(Exception if begins else ()):  # there may be no table yet
             for day, rows in rows_in(struck, catalog.partitions(name)).items():
                 assert rows in (before.get(day), after.get(day)), f"{calls[-1]}: a part of {day}"
+        if struck.table.snapshots()[0].number and struck.table.status().publishers[catalog.kind].is_newest:
+            assert rows_in(struck, catalog.partitions(name)) == after, f"{calls[-1]}: it says that it shows all"
         struck.table.publish(to=catalog.kind)
         found = rows_in(struck, catalog.partitions(name))
         assert found == by_day(struck.rows()), f"struck at {calls[-1]}"
@@ -372,11 +376,7 @@ def test_slower_publisher_of_an_earlier_snapshot_shows_the_later_one(tmp_path: P
     earlier = shown.lake.table.objects.snapshots.get(1)
     assert earlier is not None
     one = publisher(shown.lake.opened, catalog.kind)
-    written = (
-        "catalog alter_partitions_with_environment_context"
-        if catalog.kind == "hive"
-        else "catalog batch_update_partition"
-    )
+    written = f"catalog {CHANGE[catalog.kind]}"
     catalog.points.amid(0, lambda: slow.publish(to=catalog.kind), written)  # type: ignore[arg-type]
     one.catch_up(earlier)
     assert catalog.points.struck == written
@@ -434,6 +434,26 @@ def test_what_others_did_to_partitions_is_mended(tmp_path: Path, catalog: Server
     shown.assert_exact()
 
 
+def test_partition_that_the_catalog_refuses_is_compared_and_tried_again(tmp_path: Path, catalog: Server_) -> None:
+    """Somebody makes one partition of a batch, and drops one of another batch, just before the request."""
+    shown = Shown(tmp_path / "lake", catalog, 0)
+    shown.lake.land("0.jsonl", [row("k", 0, 0)])
+    shown.lake.run()
+    shown.lake.land("1.jsonl", [row("k", day, 1) for day in range(1, 4)])
+    made = f"catalog {ADD[catalog.kind]}"
+    catalog.points.amid(0, lambda: catalog.add_partition(shown.name, ("2020-01-03",)), made)
+    shown.lake.run()
+    assert catalog.points.struck == made
+    shown.assert_exact()
+    shown.lake.land("2.jsonl", [row("k", day, 2) for day in range(4)])
+    changed = f"catalog {CHANGE[catalog.kind]}"
+    catalog.points.amid(0, lambda: catalog.drop_partition(shown.name, ("2020-01-03",)), changed)
+    shown.lake.run()
+    assert catalog.points.struck == changed
+    catalog.points.disarm()
+    shown.assert_exact()
+
+
 def test_reset_begins_anew(tmp_path: Path, catalog: Server_) -> None:
     shown = Shown(tmp_path / "lake", catalog, 2)
     shown.lake.table.publish(to=catalog.kind, reset=True)  # type: ignore[arg-type]
@@ -453,10 +473,7 @@ def test_only_what_changed_is_sent_in_batches(tmp_path: Path, catalog: Server_) 
     days = 230
     shown.lake.land("0.jsonl", [row("k", day, 0) for day in range(days)])
     first = requests_of(catalog, shown.lake.run)
-    add, change = {
-        "hive": ("add_partitions", "alter_partitions_with_environment_context"),
-        "glue": ("batch_create_partition", "batch_update_partition"),
-    }[catalog.kind]
+    add, change = ADD[catalog.kind], CHANGE[catalog.kind]
     assert (first.count(add), first.count(change)) == (3, 0)
     shown.lake.land("1.jsonl", [row("k", day, 1) for day in range(0, days, 2)])
     second = requests_of(catalog, shown.lake.run)
@@ -648,6 +665,14 @@ def test_database_that_is_not_there(tmp_path: Path, catalog: Server_) -> None:
 class Later(clock.Source):
     def now(self) -> datetime:
         return super().now() + timedelta(hours=2)
+
+
+def test_vacuum_keeps_manifests_as_long_as_their_files(tmp_path: Path, catalog: Server_) -> None:
+    """A query that was planned before a publish still reads them."""
+    shown = Shown(tmp_path / "lake", catalog, 3)
+    with clock.use(Later()):
+        shown.lake.table.vacuum(dry=False)
+    assert len(list(open_store(shown.lake.settings.processed).list("_lakeupsert/symlink/"))) == 9
 
 
 def test_vacuum_deletes_old_manifests_and_keeps_what_is_shown(tmp_path: Path, catalog: Server_) -> None:
