@@ -20,10 +20,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.errors import ConfigurationError, RefusedError, TryAgainError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
 from lakeupsert.publishers import Concurrently
 from lakeupsert.publishers.hive_types import Column, columns_of, unfit_columns
-from lakeupsert.storage import ObjectInfo, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, TableObjects, partition_texts
 from lakeupsert.table.manifest import Manifest
@@ -157,7 +157,8 @@ class SymlinkPublisher:
         shown = self.shown()
         if shown is None or shown < newest:
             return []
-        links = (self.objects.snapshots.get(number) for number in range(oldest, newest + 1))
+        numbers = [number for number in self.objects.snapshots.numbers() if number >= oldest]
+        links = self.map_concurrently(self.objects.snapshots.get, numbers)
         bodies = [link.body for link in links if link is not None]
         needed = {_manifest(p, now.version) for body in bodies for p, now in body.partitions.items()}
         pointed = {entry.location for entry in self.catalog.partitions().values()}
@@ -173,9 +174,8 @@ class SymlinkPublisher:
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Show ``newest``, whatever the catalog shows now. Snapshots before it are skipped.
 
-        Returns which columns have other names there.
-
-        Raises ConfigurationError (``unfit-for-hive``, ``unfit-for-glue``) and RefusedError (``foreign-table``).
+        Returns which columns have other names there. Raises ConfigurationError (``unfit-for-hive``, ``unfit-for-glue``), RefusedError
+        (``foreign-table``) and DamagedTableError.
         """
         refused: list[str] = []
         for attempt in range(ATTEMPTS):
@@ -343,11 +343,17 @@ class SymlinkPublisher:
         return self._address(folder).replace("file:///", "file:/", 1)
 
     def _create(self, name: str, data: bytes) -> None:
-        """Create an object whose name says what is in it, if it is absent."""
+        """Create an object whose name says what is in it, if it is absent. Raises DamagedTableError if it says something else."""
         for _ in range(ATTEMPTS):
-            with suppress(UnknownOutcomeError):
-                self.objects.store.create(name, data)
-                return
+            with suppress(NotFoundError, UnknownOutcomeError):  # a vacuum may have deleted it meanwhile
+                if self.objects.store.create(name, data) or self.objects.store.get(name) == data:
+                    return
+                raise DamagedTableError(
+                    "damaged-object",
+                    f"{self.objects.store.uri(name)} lists other files than the version of that number, which was lost and made "
+                    f"anew, or something other than lakeupsert wrote the object. {self.catalog.where} was not changed.",
+                    next=f"delete that object, then run `lakeupsert publish --to {self.catalog.kind}`",
+                )
         raise StoreUnavailableError(
             "store-unreachable",
             f"{self.objects.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. {self.catalog.where} was not "

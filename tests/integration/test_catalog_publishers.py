@@ -32,7 +32,7 @@ from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import GlueSettings, HiveSettings, TableSettings
-from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError, TryAgainError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError, TryAgainError
 from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.publishers import publisher
 from lakeupsert.publishers import glue, hive, symlink
@@ -451,6 +451,22 @@ def test_partition_that_the_catalog_refuses_is_compared_and_tried_again(tmp_path
     shown.lake.run()
     assert catalog.points.struck == changed
     catalog.points.disarm()
+    shown.assert_exact()
+
+
+def test_manifest_with_other_files_stops_the_publisher(tmp_path: Path, catalog: Server_) -> None:
+    shown = Shown(tmp_path / "lake", catalog, 1)
+    before = shown.rows()
+    stray = tmp_path / "lake/processed/_lakeupsert/symlink/1/d=2020-01-02/manifest"
+    stray.parent.mkdir(parents=True)
+    stray.write_text("file:///nowhere\n")
+    shown.night(1)
+    with pytest.raises(DamagedTableError, match="2020-01-02/manifest") as raised:
+        shown.lake.table.publish(to=catalog.kind)  # type: ignore[arg-type]
+    assert raised.value.code == "damaged-object"
+    assert shown.rows() == before
+    stray.unlink()
+    shown.lake.table.publish(to=catalog.kind)  # type: ignore[arg-type]
     shown.assert_exact()
 
 
