@@ -174,8 +174,8 @@ class SymlinkPublisher:
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Show ``newest``, whatever the catalog shows now. Snapshots before it are skipped.
 
-        Returns which columns have other names there. Raises ConfigurationError (``unfit-for-hive``, ``unfit-for-glue``), RefusedError
-        (``foreign-table``) and DamagedTableError.
+        Returns which columns have other names there. Raises ConfigurationError (``unfit-for-hive``, ``unfit-for-glue``),
+        RefusedError (``foreign-table``) and DamagedTableError.
         """
         refused: list[str] = []
         for attempt in range(ATTEMPTS):
