@@ -23,6 +23,7 @@ from lakeupsert.events import Sink
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
+from lakeupsert.operations.ddl import Engine, Statements, ddl
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain
 from lakeupsert.operations.plan import Plan, plan
@@ -490,6 +491,11 @@ class Table:
         if snapshot == "latest":
             return latest(self._table, where)
         return View.open(self._table.objects, self._table.existing_spec(), snapshot)
+
+    @_public
+    def ddl(self, engine: Engine) -> Statements:
+        """The statements that make the table known to an engine. Nothing is run."""
+        return ddl(self._table, engine)
 
     def files(self, snapshot: str | int | date = "published", where: str | None = None) -> Sequence[ViewFile]:
         """List the files that a reader of the snapshot opens for the filter; not available for ``"latest"``."""

@@ -34,7 +34,7 @@ _CATALOG_SECRET = re.compile(r"(?i)^iceberg\..*(secret|token$|password|credentia
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 VectorPlace = Literal["file", "inline"]
 DeltaTimestamps = Literal["naive", "utc"]
-PublisherName = Literal["delta", "iceberg"]
+PublisherName = Literal["delta", "iceberg", "hive", "glue"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
 
@@ -93,6 +93,24 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     order_by: Names
     columns: Names
+
+
+class HiveSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME.hive]``: where the publisher keeps the table in a Hive metastore."""
+
+    uri: str
+    """`thrift://HOST:PORT`."""
+    database: str
+    table: str
+
+
+class GlueSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[tables.NAME.glue]``: where the publisher keeps the table in the AWS Glue Data Catalog."""
+
+    database: str
+    table: str
+    region: str | None = None
+    """By default boto3's own."""
 
 
 class LargeSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +193,8 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     schema: dict[str, str] = {}
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
+    hive: HiveSettings | None = None
+    glue: GlueSettings | None = None
 
     @property
     def reading(self) -> Reading:
@@ -203,7 +223,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
 
         Otherwise files that are written later have the new name, which is what readers of folders expect.
         """
-        return "delta" in self.publishers
+        return not {"delta", "hive", "glue"}.isdisjoint(self.publishers)
 
     def within_limit(self, refused: int, rows: int, *, is_first: bool) -> bool:
         """Whether a batch (``is_first``: the table's first one) may have ``refused`` of its ``rows`` refused (ADR 0024)."""
@@ -450,14 +470,9 @@ def _part(path: str, name: str, raw: dict[str, object], part: str) -> dict[str, 
 
 def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
     where = f"[tables.{name}]"
-    parts = (
-        ("", TableSettings),
-        ("delete", DeleteSettings),
-        ("read", ReadSettings),
-        ("large", LargeSettings),
-        ("iceberg", IcebergSettings),
-    )
-    for part, type_ in parts:
+    parts: dict[str, type[msgspec.Struct]] = {"": TableSettings, "delete": DeleteSettings, "read": ReadSettings}
+    parts |= {"large": LargeSettings, "iceberg": IcebergSettings, "hive": HiveSettings, "glue": GlueSettings}
+    for part, type_ in parts.items():
         known = {f.name for f in msgspec.structs.fields(type_)}
         for key in _part(path, name, raw, part) if part else raw:
             if key not in known:
@@ -544,6 +559,7 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         unused = {"delta_vectors": "file", "delta_timestamps": "naive"}
         _check_alone(settings, unused, 'it has no effect without publishers = ["delta"]', refuse)
     _check_iceberg(settings, refuse)
+    _check_catalogs(settings, refuse)
     names: dict[str, str] = {}
     for name in settings.schema:
         if (other := names.setdefault(name.lower(), name)) != name:
@@ -574,6 +590,8 @@ def _check_credentials(path: str, where: str, settings: TableSettings) -> None:
         come_from += (
             f", those of a catalog from pyiceberg's configuration, for example PYICEBERG_CATALOG__{name}__TOKEN"
         )
+    if settings.hive:
+        addresses["hive.uri"] = settings.hive.uri
     for setting, address in addresses.items():
         parts = urlsplit(address) if "://" in address else None
         if _CATALOG_SECRET.search(setting) or (parts and (parts.password is not None or _SECRET.search(parts.query))):
@@ -634,6 +652,25 @@ def _check_alone(settings: TableSettings, alone: Mapping[str, str | None], why: 
         value = getattr(settings, setting)
         if value != only:
             refuse(setting, value, f"{why}; {'leave it out' if only is None else f'expected {only!r}'}")
+
+
+def _check_catalogs(settings: TableSettings, refuse: _Refusal) -> None:
+    """The publishers that keep a table in a catalog."""
+    for name, section in (("hive", settings.hive), ("glue", settings.glue)):
+        if section is None:
+            if name in settings.publishers:
+                refuse("publishers", list(settings.publishers), f"{name!r} needs a section [tables.NAME.{name}]")
+            continue
+        if name not in settings.publishers:
+            refuse(name, msgspec.to_builtins(section), f'it has no effect without publishers = ["{name}"]')
+        for setting in ("database", "table"):
+            if not re.fullmatch(r"[a-z0-9_-]+", getattr(section, setting)):
+                expected = "expected lower-case letters, digits, - and _, to which catalogs change a name"
+                refuse(f"{name}.{setting}", getattr(section, setting), expected)
+        if settings.strategy == "delta":
+            refuse("strategy", "delta", f"readers of {name} know no deletion vectors; expected 'auto' or 'rewrite'")
+    if settings.hive and not re.fullmatch(r"thrift://[^/:@?]+:\d{1,5}", settings.hive.uri):
+        refuse("hive.uri", settings.hive.uri, 'expected "thrift://HOST:PORT"')
 
 
 def _check_delete(settings: TableSettings, refuse: _Refusal) -> None:

@@ -32,7 +32,7 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # quarantine_limit    = "1%"       # or a number of rows; a batch above it is refused as a whole; 1% counts above 10 rows
 # keep_snapshots      = 7
 # superseded_retention = "24h"
-# publishers          = []         # ["delta", "iceberg"]: formats in which other engines read the table (docs/engines/README.md)
+# publishers          = []         # ["delta", "iceberg", "hive", "glue"]: as what other engines read the table (docs/engines)
 # delta_timestamps    = "naive"    # or "utc": readers of Delta see times without a zone as UTC (Fabric, BigQuery)
 # delta_vectors       = "file"     # or "inline", for delta-rs and Polars with more than 512 deletion vectors
 # tombstone_retention  = "90d"    # how long deleted keys are remembered; by default for ever
@@ -61,11 +61,21 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # order_by = ["shipped_at"]
 # columns  = ["carrier", "state"]
 
+# [tables.sales.large]             # optional: partitions whose merge reads more bytes than this go to Spark workers
+# queue = "sqs://sales-large"
+# bytes = "2GB"
+
 # [tables.sales.iceberg]           # with publishers = ["iceberg"]: where the table is registered (docs/ICEBERG.md)
 # catalog = { name = "lake", type = "rest", uri = "https://catalog.example.com" }   # or a name in pyiceberg's configuration
 # table   = "shop.sales"
 
-# [tables.sales.large]             # optional: partitions whose merge reads more bytes than this go to Spark workers
-# queue = "sqs://sales-large"
-# bytes = "2GB"
+# [tables.sales.hive]              # with publisher "hive": the table in a Hive metastore
+# uri      = "thrift://metastore:9083"
+# database = "lake"
+# table    = "sales"
+
+# [tables.sales.glue]              # with publisher "glue": the table in the AWS Glue Data Catalog
+# database = "lake"
+# table    = "sales"
+# region   = "eu-west-1"           # by default that of boto3
 """

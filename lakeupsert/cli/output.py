@@ -295,7 +295,7 @@ def publish_facts(published: "PublishResult") -> list[Fact]:
     if not published.partitions_changed:
         return [("published", f"{snapshot}, unchanged")]
     shown = [
-        (name, f"version {standing.snapshot}") for name, standing in published.publishers.items() if not standing.behind
+        (name, f"version {standing.snapshot}") for name, standing in published.publishers.items() if standing.is_newest
     ]
     return [("published", f"{snapshot}, {count(published.partitions_changed, 'partition')} changed"), *shown]
 
@@ -321,7 +321,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("queue", f"{messages(status.queue)}{spark}"),
         ("quarantined", f"{count(status.quarantined, 'row')} now"),
         *(
-            (name, f"{count(standing.behind, 'snapshot')} behind" if standing.known else "not known")
+            (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")
             for name, standing in status.publishers.items()
         ),
     ]

@@ -66,22 +66,22 @@ def publisher_warnings(standings: "Mapping[str, PublisherStanding]") -> tuple[st
     """What publishers warn of, and a warning for each one whose readers do not see the newest snapshot."""
     warnings = tuple(f"{name}: {standing.warning}" for name, standing in standings.items() if standing.warning)
     return warnings + tuple(
-        f"readers of {name} see {_seen(standing)}"
+        f"{_what_readers_see(name, standing)} "
         + (
             f"{standing.problem.message} Next: {standing.problem.next}"
             if standing.problem
             else f"`lakeupsert publish --to {name}` catches up."
         )
         for name, standing in standings.items()
-        if standing.behind
+        if not standing.is_newest
     )
 
 
-def _seen(standing: "PublisherStanding") -> str:
-    if not standing.known:
-        return "what they saw; how far the publisher is behind is not known. "
-    shown = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
-    return f"{shown}: the publisher is {output.count(standing.behind, 'snapshot')} behind. "
+def _what_readers_see(name: str, standing: "PublisherStanding") -> str:
+    if standing.behind is None:
+        return f"it is not known what readers of {name} see."
+    seen = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
+    return f"readers of {name} see {seen}: the publisher is {output.count(standing.behind, 'snapshot')} behind."
 
 
 def merge_error(

@@ -386,8 +386,8 @@ def _publishers(table: OpenTable) -> Iterator[Finding]:
     table.last_snapshot()
     for name, standing in standings(table).items():
         shown = "nothing yet" if standing.snapshot is None else f"snapshot {standing.snapshot}"
-        if standing.problem is not None:
-            yield Finding("publishers", "warning", f"{name}: {standing.problem.message}", standing.problem.next)
+        if standing.behind is None and standing.problem is not None:
+            yield Finding("publishers", "problem", standing.problem.message, standing.problem.next)
         elif standing.behind:
             yield Finding(
                 "publishers",

@@ -26,7 +26,7 @@ from lakeupsert import clock
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.key_places import named_index
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publishers import catch_up, publisher
+from lakeupsert.pipeline.publishers import catch_up, garbage_of_publishers, least_shown, publisher
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, KEYS, TableObjects
@@ -213,10 +213,9 @@ class _Survey:
         self._survey_packs(packs)
         self._survey_keys(ledger.number)
         self._survey_snapshots()
-        for one in self._publishers:
-            for found in one.garbage(self._oldest, max(self._snapshots)):
-                if self._is_older(found, ORPHANS_KEPT):
-                    self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
+        for found in garbage_of_publishers(table, self._oldest, max(self._snapshots)):
+            if self._is_older(found, ORPHANS_KEPT):
+                self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
         for found in table.store.list(f"{SCRATCH}/"):
             if self._is_older(found, UNFINISHED_KEPT):
                 self._add(found, "its writer died before it was whole", None, None)
@@ -241,9 +240,8 @@ class _Survey:
         recent = [s.body for n, s in self._snapshots.items() if since is None or n >= since]
         expired = 0 if since is None else self._snapshots[since].body.expired
         tagged = {number for s in recent for number in s.tags.values()}
-        self._publishers = [publisher(self._table, name) for name in self._table.settings.publishers]
-        shown = min((n for n in (p.shown() for p in self._publishers) if n is not None), default=newest)
-        self._oldest = min(expired, shown)
+        shown = least_shown(self._table)
+        self._oldest = expired if shown is None else min(expired, shown)
         self._held = {n: s.body for n, s in self._snapshots.items() if n >= self._oldest or n in tagged}
         self._covered = -1 if since is None else self._snapshots[since].body.batch
 

@@ -83,11 +83,13 @@ class OpenTable:
         """How merges of a partition write: as configured, or rewrite if some reader would otherwise show superseded rows.
 
         With `auto`, that is if nothing superseded is kept, since readers then list folders. With a Delta log, it is if the
-        folder's name has a character that URLs escape, since Polars finds no deletion vector of a file there.
+        folder's name has a character that URLs escape, since Polars finds no deletion vector of a file there. Readers of Hive's
+        and Glue's tables know no deletion vectors.
         """
+        by_catalog = not {"hive", "glue"}.isdisjoint(self.settings.publishers)
         by_folder = not self.settings.retention and self.settings.strategy == "auto"
         by_polars = "delta" in self.settings.publishers and hides_vectors(partition)
-        return "rewrite" if by_folder or by_polars else self.settings.strategy
+        return "rewrite" if by_folder or by_polars or by_catalog else self.settings.strategy
 
     @cached_property
     def store(self) -> ObjectStore:

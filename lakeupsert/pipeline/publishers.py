@@ -5,11 +5,16 @@ Writes    what the publishers write
 Repeat    safe: a publisher goes on from what it has written
 """
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers import Publisher
+from lakeupsert.storage import ObjectInfo
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -17,18 +22,21 @@ class PublisherStanding:
     """How far a publisher is.
 
     Attributes:
-        snapshot: what its readers see; None: nothing yet.
-        behind: how many snapshots it lacks.
+        snapshot: what its readers see; None: nothing yet, or not known.
+        behind: how many snapshots it lacks; None: not known, because its catalog did not answer.
         problem: why it is behind, if it was just tried, or why that is not known.
         warning: about what it has just written.
-        known: whether ``snapshot`` and ``behind`` are; if not, they are those of a publisher that shows nothing.
     """
 
     snapshot: int | None
-    behind: int
+    behind: int | None
     problem: LakeupsertError | None = None
     warning: str | None = None
-    known: bool = True
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether its readers surely see the newest snapshot."""
+        return self.behind == 0
 
 
 def publisher(table: OpenTable, name: str) -> Publisher:
@@ -39,12 +47,16 @@ def publisher(table: OpenTable, name: str) -> Publisher:
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
             next=f'set `publishers = ["{name}"]` in [tables.{table.name}]',
         )
-    # Imported here, because a worker of a table without publishers starts without them.
-    settings = table.settings
-    if name == "iceberg":
-        return _iceberg(table)
+    return _PUBLISHERS[name](table)
+
+
+# A worker of a table without publishers starts without their modules.
+
+
+def _delta(table: OpenTable) -> Publisher:
     from lakeupsert.publishers.delta import DeltaPublisher
 
+    settings = table.settings
     return DeltaPublisher(
         table.objects,
         settings.retention,
@@ -56,16 +68,50 @@ def publisher(table: OpenTable, name: str) -> Publisher:
 
 
 def _iceberg(table: OpenTable) -> Publisher:
+    assert table.settings.iceberg is not None, "the configuration asks for the section"
     try:
         from lakeupsert.publishers.iceberg import IcebergPublisher
     except ImportError as e:
-        raise ConfigurationError(
-            "extra-missing",
-            f"The publisher iceberg needs {e.name or e}, which is not installed. Nothing was committed to the Iceberg table.",
-            next="pip install 'lakeupsert[iceberg]'",
-        ) from e
-    assert table.settings.iceberg is not None, "a setting that the publisher requires"
+        raise _extra_missing("iceberg", "iceberg", e) from e
     return IcebergPublisher(table.objects, table.settings.iceberg, table.version, table.map_concurrently)
+
+
+def _hive(table: OpenTable) -> Publisher:
+    assert table.settings.hive is not None, "the configuration asks for the section"
+    try:
+        from lakeupsert.publishers.hive import HiveCatalog
+    except ImportError as e:
+        raise _extra_missing("hive", "hive", e) from e
+    from lakeupsert.publishers.symlink import SymlinkPublisher
+
+    return SymlinkPublisher(table.objects, HiveCatalog(table.settings.hive), table.version, table.map_concurrently)
+
+
+def _glue(table: OpenTable) -> Publisher:
+    assert table.settings.glue is not None, "the configuration asks for the section"
+    try:
+        from lakeupsert.publishers.glue import GlueCatalog
+    except ImportError as e:
+        raise _extra_missing("glue", "aws", e) from e
+    from lakeupsert.publishers.symlink import SymlinkPublisher
+
+    return SymlinkPublisher(table.objects, GlueCatalog(table.settings.glue), table.version, table.map_concurrently)
+
+
+_PUBLISHERS: dict[str, Callable[[OpenTable], Publisher]] = {
+    "delta": _delta,
+    "iceberg": _iceberg,
+    "hive": _hive,
+    "glue": _glue,
+}
+
+
+def _extra_missing(name: str, extra: str, e: ImportError) -> ConfigurationError:
+    return ConfigurationError(
+        "extra-missing",
+        f"The publisher {name!r} needs {e.name or e}, which is not installed. Nothing was done.",
+        next=f"pip install 'lakeupsert[{extra}]'",
+    )
 
 
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
@@ -89,9 +135,34 @@ def standings(table: OpenTable) -> dict[str, PublisherStanding]:
     return {name: _standing(table, name, newest.number if newest else -1) for name in table.settings.publishers}
 
 
+def least_shown(table: OpenTable) -> int | None:
+    """The least snapshot that readers of some publisher may see; None if none shows any. 0 if a catalog does not answer."""
+    shown = []
+    for name in table.settings.publishers:
+        try:
+            shown.append(publisher(table, name).shown())
+        except LakeupsertError as e:
+            log.warning(
+                "files of all snapshots are kept, because it is not known which one %s shows: %s", name, e.message
+            )
+            shown.append(0)
+    return min((number for number in shown if number is not None), default=None)
+
+
+def garbage_of_publishers(table: OpenTable, oldest: int, newest: int) -> list[ObjectInfo]:
+    """The `Publisher.garbage` of all publishers; without that of one whose catalog does not answer."""
+    found: list[ObjectInfo] = []
+    for name in table.settings.publishers:
+        try:
+            found += publisher(table, name).garbage(oldest, newest)
+        except LakeupsertError as e:
+            log.warning("what readers of %s do not need any more is kept: %s", name, e.message)
+    return found
+
+
 def _standing(table: OpenTable, name: str, newest: int, problem: LakeupsertError | None = None) -> PublisherStanding:
     try:
         shown = publisher(table, name).shown()
     except LakeupsertError as e:
-        return PublisherStanding(None, newest + 1, problem or e, known=False)
+        return PublisherStanding(None, None, problem or e)
     return PublisherStanding(shown, max(0, newest - (-1 if shown is None else shown)), problem)

@@ -45,13 +45,13 @@ def _header(name: str, data: ReportData) -> Element:
         "quarantined rows": f"{status.quarantined:,}",
         "queue": messages(status.queue),
         **{
-            name: f"{standing.behind:,} behind" if standing.known else "not known"
+            name: "not known" if standing.behind is None else f"{standing.behind:,} behind"
             for name, standing in status.publishers.items()
         },
     }
     bad = {"failed"} if status.failed else set()
     bad |= {"lagging"} if status.lagging else set()
-    bad |= {name for name, standing in status.publishers.items() if standing.behind}
+    bad |= {name for name, standing in status.publishers.items() if not standing.is_newest}
     return e(
         "header",
         e("h1", f"Table {name}"),

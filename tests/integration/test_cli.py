@@ -40,6 +40,7 @@ COMMANDS = [
         "reconcile",
         "compact",
         "schema",
+        "ddl",
     ),
 ]
 FIELDS = [

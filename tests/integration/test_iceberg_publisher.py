@@ -496,12 +496,11 @@ def test_catalog_without_an_answer_is_an_error_and_the_night_goes_on(
         assert problem.code == "catalog-unreachable"
         status = lake.table.status().publishers["iceberg"]
         assert status.problem is not None
-        assert not status.known
+        assert status.behind is None
         config = str(lake.configure())
         assert "not known" in CliRunner().invoke(main, ["status", "--config", config]).output
         before = lake.stored_files()
-        with pytest.raises(TryAgainError):
-            lake.table.vacuum(dry=False)  # nobody knows what is still shown
+        lake.table.vacuum(dry=False)  # nobody knows what is still shown
         assert lake.stored_files() == before
 
 

@@ -350,6 +350,23 @@ def test_each_role_may_do_its_own_work_and_not_anothers(aws: None) -> None:
         assert {r for r, name in roles.items() if may(name, action, where)} == {f"{a}Role" for a in allowed}, action
 
 
+def test_roles_that_publish_may_keep_the_glue_table_and_no_other(aws: None) -> None:
+    create_service(**SPARK, GlueTable="lake/sales")
+    roles = created("AWS::IAM::Role")
+    glue = f"arn:aws:glue:{REGION}:123456789012"
+    publish = {"AppendNightlyRole", "DedupeWorkerRole", "ReconcileRole", "ReprocessRole", "SparkRole", "VacuumRole"}
+    calls: Mapping[tuple[str, str], set[str]] = {
+        ("glue:BatchUpdatePartition", "table/lake/sales"): publish,
+        ("glue:GetTable", "table/lake/sales"): publish,
+        ("glue:GetDatabase", "database/lake"): publish,
+        ("glue:UpdateTable", "catalog"): publish,
+        ("glue:UpdateTable", "table/lake/returns"): set(),
+        ("glue:DeleteTable", "table/lake/sales"): set(),
+    }
+    for (action, what), allowed in calls.items():
+        assert {r for r, name in roles.items() if may(name, action, f"{glue}:{what}")} == allowed, (action, what)
+
+
 def test_only_the_nightly_function_may_start_spark_and_only_with_its_role(aws: None) -> None:
     create_service(**SPARK)
     roles = created("AWS::IAM::Role")

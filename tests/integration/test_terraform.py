@@ -162,7 +162,7 @@ def test_module_allows_and_measures_what_the_template_does(name: str, template: 
         )
     )
     for pattern in (
-        r"\b(?:s3|sqs|kms|logs|ecr|iam|sts|sns|lambda|cloudwatch|emr-serverless):[A-Z]\w+",
+        r"\b(?:glue|s3|sqs|kms|logs|ecr|iam|sts|sns|lambda|cloudwatch|emr-serverless):[A-Z]\w+",
         r"\b[a-z-]+\.amazonaws\.com",
         r"\b(?:cron|rate)\([^)]*\)",
         r"s3:if-none-match|_lakeupsert/\w+|GLACIER_\w+|\baws:\w+",

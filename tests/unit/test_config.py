@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from lakeupsert.cli.example import EXAMPLE
-from lakeupsert.config import Config, Reading, TableSettings, load
+from lakeupsert.config import Config, GlueSettings, HiveSettings, Reading, TableSettings, load
 from lakeupsert.errors import ConfigurationError
 
 REQUIRED = """
@@ -470,13 +470,20 @@ def test_example_reads_back_as_the_defaults(file: Path) -> None:
 def test_example_names_every_setting_with_its_default(file: Path) -> None:
     groups = EXAMPLE[
         EXAMPLE.index("# [tables.sales.groups") : EXAMPLE.index("# [tables.sales.large")
-    ]  # not with mode rows; nor what follows them, without its publisher
-    lines = [line.removeprefix("# ") for line in EXAMPLE.replace(groups, "").splitlines()]
+    ]  # not with mode rows
+    catalogs = EXAMPLE[EXAMPLE.index("# [tables.sales.iceberg") :]  # not without their publishers
+    lines = [line.removeprefix("# ") for line in EXAMPLE.replace(groups, "").replace(catalogs, "").splitlines()]
     settings = [line for line in lines if line.startswith("[tables") or " = " in line.split("#")[0]]
     file.write_text("\n".join(settings))
     config = load(str(file), {})
     found, fields = config.tables["sales"], msgspec.structs.fields(TableSettings)
-    assert {*config.origins["sales"], "groups", "iceberg"} == {f.name for f in fields}
+    assert {*config.origins["sales"], "groups", "iceberg", "hive", "glue"} == {f.name for f in fields}
+    own = "\n".join(line.removeprefix("# ") for line in catalogs.splitlines())
+    shown = read(file, 'publishers = ["iceberg", "hive", "glue"]\n' + own).tables["sales"]
+    assert shown.iceberg is not None
+    assert shown.iceberg.table == "shop.sales"
+    assert shown.hive == HiveSettings(uri="thrift://metastore:9083", database="lake", table="sales")
+    assert shown.glue == GlueSettings(database="lake", table="sales", region="eu-west-1")
     for f in fields:
         if (
             not f.required and f.default is not None and f.name not in ("schema", "read", "groups")
@@ -524,3 +531,38 @@ def test_queue_of_large_partitions_that_is_another_tables_is_refused(file: Path)
     error = refused(file, text)
     assert error.code == "shared-queue"
     assert "'sales' and 'returns'" in error.message
+
+
+HIVE = '[tables.sales.hive]\nuri = "thrift://host:9083"\ndatabase = "lake"\ntable = "sales"\n'
+GLUE = '[tables.sales.glue]\ndatabase = "lake"\ntable = "sales"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "told"),
+    [
+        ('publishers = ["hive"]', "bad-setting", "[tables.NAME.hive]"),
+        ('publishers = ["glue"]', "bad-setting", "[tables.NAME.glue]"),
+        (HIVE, "bad-setting", 'publishers = ["hive"]'),
+        (GLUE, "bad-setting", 'publishers = ["glue"]'),
+        ('publishers = ["hive"]\nstrategy = "delta"\n' + HIVE, "bad-setting", "strategy is 'delta'"),
+        (
+            'publishers = ["hive"]\n' + HIVE.replace("thrift://host:9083", "host:9083"),
+            "bad-setting",
+            "thrift://HOST:PORT",
+        ),
+        (
+            'publishers = ["hive"]\n' + HIVE.replace("host", "user:secret@host"),
+            "credential-in-configuration",
+            "hive.uri",
+        ),
+        ('publishers = ["hive"]\n' + HIVE.replace('"sales"', '"Sales"'), "bad-setting", "hive.table is 'Sales'"),
+        ('publishers = ["glue"]\n' + GLUE.replace('"lake"', '"my lake"'), "bad-setting", "glue.database is 'my lake'"),
+        ('publishers = ["glue"]\n' + GLUE + 'zone = "eu"', "unknown-setting", "'zone'"),
+        ('publishers = ["glue"]\n[tables.sales.glue]\ndatabase = "lake"', "bad-setting", "`table`"),
+    ],
+)
+def test_unfit_settings_of_a_catalog_are_refused(file: Path, text: str, code: str, told: str) -> None:
+    error = refused(file, f"{REQUIRED}\n{text}\n")
+    assert error.code == code
+    assert told in error.message
+    assert "secret" not in str(error)

@@ -79,7 +79,8 @@ def delta_schema() -> str:
 def delta_table(root: str) -> str:
     own, schema = delta_schema().split(".")
     table = f"t{hashlib.sha1(root.encode()).hexdigest()[:12]}"
-    execute(f"CALL {own}.system.register_table('{schema}', '{table}', '{root if '://' in root else f'file://{root}'}')")
+    address = (root if "://" in root else f"file://{root}").replace("'", "''")
+    execute(f"CALL {own}.system.register_table('{schema}', '{table}', '{address}')")
     return f"{own}.{schema}.{table}"
 
 
@@ -90,6 +91,7 @@ def opened(request: Request) -> str:
         settings = (
             ("hive.metastore.uri", request.catalog),
             ("hive.timestamp-precision", "MICROSECONDS"),
+            ("hive.security", "read-only"),
             ("fs.hadoop.enabled", "true"),
         )
         return f"{catalog('hive', settings)}.{request.name}"

@@ -110,6 +110,33 @@ resource "aws_iam_role_policy_attachment" "use_key" {
   policy_arn = aws_iam_policy.use_key[0].arn
 }
 
+# Whoever publishes. To drop the table (publish --reset) is left to people.
+resource "aws_iam_policy" "keep_glue_table" {
+  count       = var.glue_table != "" ? 1 : 0
+  name_prefix = "${var.name}-keep-glue-table-"
+  policy = jsonencode({
+    Version = "2012-10-17"
+    Statement = [{
+      Effect = "Allow"
+      Action = [
+        "glue:BatchCreatePartition", "glue:BatchDeletePartition", "glue:BatchUpdatePartition", "glue:CreateTable",
+        "glue:GetDatabase", "glue:GetPartitions", "glue:GetTable", "glue:UpdateTable",
+      ]
+      Resource = [
+        "arn:${local.partition}:glue:${local.region}:${local.account}:catalog",
+        "arn:${local.partition}:glue:${local.region}:${local.account}:database/${split("/", var.glue_table)[0]}",
+        "arn:${local.partition}:glue:${local.region}:${local.account}:table/${var.glue_table}",
+      ]
+    }]
+  })
+}
+
+resource "aws_iam_role_policy_attachment" "keep_glue_table" {
+  for_each   = var.glue_table != "" ? local.writes_lake : toset([])
+  role       = local.roles[each.key]
+  policy_arn = aws_iam_policy.keep_glue_table[0].arn
+}
+
 # The role of vacuum is also that of people who run `lakeupsert vacuum --yes`; whoever in this account is allowed to may take it.
 resource "aws_iam_role" "functions" {
   for_each    = local.functions

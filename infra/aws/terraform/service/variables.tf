@@ -42,6 +42,17 @@ variable "kms_key_arn" {
   default     = ""
 }
 
+variable "glue_table" {
+  description = "DATABASE/TABLE of the configuration's section `glue`, which roles may then keep there; empty = no such publisher."
+  type        = string
+  default     = ""
+
+  validation {
+    condition     = can(regex("^([a-z0-9_-]+/[a-z0-9_-]+)?$", var.glue_table))
+    error_message = "Write DATABASE/TABLE, in lower case."
+  }
+}
+
 variable "image" {
   description = "The functions' image, by digest or by a tag that never moves."
   type        = string

@@ -1,0 +1,161 @@
+"""The statements that make a table known to an engine: those of the engine's page in docs/engines.
+
+Reads     the settings alone
+Writes    nothing
+Repeat    safe
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from sqlglot import exp
+
+from lakeupsert.config import PublisherName
+from lakeupsert.errors import ConfigurationError
+from lakeupsert.pipeline.opened import OpenTable
+
+Engine = Literal["athena", "bigquery", "databricks", "duckdb", "snowflake", "spark", "trino"]
+
+_STORES: Mapping[str, tuple[str, ...]] = {
+    "athena": ("s3",),
+    "bigquery": ("gs",),
+    "databricks": ("s3", "abfss", "gs"),
+    "snowflake": ("s3", "abfss", "gs"),
+}
+"""Engines that do not read every store, and those that they read."""
+_DIALECTS = {"athena": "hive"}
+"""Engines whose statement has the quotes of another one."""
+
+
+@dataclass(frozen=True)
+class Statements:
+    """What to type.
+
+    Attributes:
+        publisher: which one shows the table to the engine.
+        statements: to run in this order; without semicolons.
+        replace: names in capitals that are the reader's to choose, each with what it is.
+        note: what to know first; "" for nothing.
+    """
+
+    engine: Engine
+    publisher: PublisherName
+    statements: tuple[str, ...]
+    replace: Mapping[str, str]
+    note: str = ""
+
+    def __str__(self) -> str:
+        comments = [f"-- {self.note}"] if self.note else []
+        comments += [f"-- Replace {name}: {what}" for name, what in self.replace.items()]
+        return "\n".join([*comments, *(f"{statement};" for statement in self.statements)])
+
+
+def ddl(table: OpenTable, engine: Engine) -> Statements:
+    """Raises ConfigurationError if no publisher shows the table to this engine, or the engine does not read the store."""
+    uri = table.store.uri().rstrip("/")
+    scheme = urlsplit(uri).scheme
+    if scheme not in _STORES.get(engine, (scheme,)):
+        raise ConfigurationError(
+            "no-statement",
+            f"{engine} reads tables at {', '.join(f'{name}://' for name in _STORES[engine])}, and table {table.name!r} is at "
+            f"{uri}.",
+            next=f"read the table with another engine, or export it to a store that {engine} reads",
+        )
+    address = unquote(uri) if scheme == "file" else uri
+    if "delta" in table.settings.publishers:
+        return _DELTA[engine](engine, table.name, address)
+    hive, glue = table.settings.hive, table.settings.glue
+    if glue is not None and engine in ("athena", "trino"):
+        return _in_catalog(engine, "glue", glue.database, glue.table)
+    if hive is not None and engine == "trino":
+        return _in_catalog(engine, "hive", hive.database, hive.table)
+    raise ConfigurationError(
+        "no-statement",
+        f"No publisher of table {table.name!r} shows it to {engine}: it has {', '.join(table.settings.publishers) or 'none'}.",
+        next=f'set `publishers = ["delta"]` in [tables.{table.name}], then `lakeupsert run`',
+    )
+
+
+def _athena(engine: Engine, name: str, address: str) -> Statements:
+    return _delta(
+        engine,
+        f"CREATE EXTERNAL TABLE {_name(engine, name)}\nLOCATION {_text(engine, f'{address}/')}\n"
+        "TBLPROPERTIES ('table_type' = 'DELTA')",
+    )
+
+
+def _bigquery(engine: Engine, name: str, address: str) -> Statements:
+    return _delta(
+        engine,
+        f"CREATE EXTERNAL TABLE DATASET.{_name(engine, name)}\nWITH CONNECTION `PROJECT.REGION.CONNECTION`\n"
+        f"OPTIONS (format = 'DELTA_LAKE', uris = [{_text(engine, address)}])",
+        replace={"DATASET": "yours", "PROJECT.REGION.CONNECTION": "a connection that may read the bucket"},
+    )
+
+
+def _snowflake(engine: Engine, name: str, address: str) -> Statements:
+    parts = urlsplit(address)
+    base = f"{parts.path.lstrip('/')}/"
+    return _delta(
+        engine,
+        "CREATE CATALOG INTEGRATION IF NOT EXISTS delta_files\n  CATALOG_SOURCE = OBJECT_STORE\n  TABLE_FORMAT = DELTA\n"
+        "  ENABLED = TRUE",
+        f"CREATE ICEBERG TABLE {_name(engine, name.upper() if name.islower() else name)}\n  EXTERNAL_VOLUME = 'VOLUME'\n"
+        f"  CATALOG = 'delta_files'\n  BASE_LOCATION = {_text(engine, base)}\n  AUTO_REFRESH = TRUE",
+        replace={"VOLUME": f"an external volume at {parts.scheme}://{parts.netloc}/"},
+    )
+
+
+def _using_delta(engine: Engine, name: str, address: str) -> Statements:
+    # Open-source Spark reads S3 by Hadoop's s3a alone.
+    place = address.replace("s3://", "s3a://", 1) if engine == "spark" else address
+    return _delta(engine, f"CREATE TABLE {_name(engine, name)} USING delta LOCATION {_text(engine, place)}")
+
+
+def _duckdb(engine: Engine, name: str, address: str) -> Statements:
+    scan = f"delta_scan({_text(engine, address.removeprefix('file://'))})"
+    return _delta(engine, "INSTALL delta", "LOAD delta", f"CREATE VIEW {_name(engine, name)} AS FROM {scan}")
+
+
+def _trino(engine: Engine, name: str, address: str) -> Statements:
+    return _delta(
+        engine,
+        f"CALL CATALOG.system.register_table(schema_name => 'SCHEMA', table_name => {_text(engine, name.lower())}, "
+        f"table_location => {_text(engine, address)})",
+        replace={"CATALOG": "a catalog of the connector delta_lake", "SCHEMA": "one of its schemas"},
+    )
+
+
+_DELTA: Mapping[Engine, Callable[[Engine, str, str], Statements]] = {
+    "athena": _athena,
+    "bigquery": _bigquery,
+    "databricks": _using_delta,
+    "duckdb": _duckdb,
+    "snowflake": _snowflake,
+    "spark": _using_delta,
+    "trino": _trino,
+}
+
+
+def _delta(engine: Engine, *statements: str, replace: Mapping[str, str] = {}) -> Statements:
+    return Statements(engine, "delta", statements, replace)
+
+
+def _in_catalog(engine: Engine, publisher: PublisherName, database: str, table: str) -> Statements:
+    """The catalog has the table, so there is nothing to create."""
+    name = f"{_name('trino', database)}.{_name('trino', table)}"  # as Athena's queries, too
+    note = f"lakeupsert keeps the table in {'Glue' if publisher == 'glue' else 'the metastore'}: there is nothing to create"
+    if engine == "athena":
+        return Statements(engine, publisher, (f"SELECT * FROM {name}",), {}, note)
+    replace = {"CATALOG": "a catalog of the connector hive"}
+    return Statements(engine, publisher, (f"SELECT * FROM CATALOG.{name}",), replace, note)
+
+
+def _name(engine: str, name: str) -> str:
+    return exp.to_identifier(name, quoted=True).sql(_DIALECTS.get(engine, engine))
+
+
+def _text(engine: str, text: str) -> str:
+    return exp.Literal.string(text).sql(_DIALECTS.get(engine, engine))

@@ -1,0 +1,201 @@
+"""A table of a Hive metastore, by thrift. The client is the one that pyiceberg brings."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from hive_metastore.ThriftHiveMetastore import Client
+from hive_metastore.ttypes import (
+    AlreadyExistsException,
+    EnvironmentContext,
+    FieldSchema,
+    InvalidObjectException,
+    InvalidOperationException,
+    MetaException,
+    NoSuchObjectException,
+    Partition,
+    SerDeInfo,
+    StorageDescriptor,
+)
+from hive_metastore.ttypes import Table as HiveTable
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TException
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TBufferedTransport, TTransportException
+
+from lakeupsert.config import HiveSettings
+from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.publishers.hive_types import Column
+from lakeupsert.publishers.symlink import (
+    INPUT_FORMAT,
+    OUTPUT_FORMAT,
+    SERDE,
+    SPEC,
+    Entry,
+    Shape,
+    Steps,
+    Values,
+    batches,
+)
+
+CONNECT_MS = 10_000
+ANSWER_MS = 300_000
+"""How long the metastore may take for a batch: it looks at each partition's folder."""
+READ_TOGETHER = 1000
+"""Partitions of one answer."""
+_KEEP_STATISTICS = EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})
+"""Otherwise the metastore lists each partition's folder and takes the size of the manifest for that of the data."""
+_REFUSALS = (
+    AlreadyExistsException,
+    InvalidObjectException,
+    InvalidOperationException,
+    MetaException,
+    NoSuchObjectException,
+)
+
+logging.getLogger("thrift.transport.TSocket").setLevel(logging.CRITICAL)  # what it logs is in our error
+
+
+@dataclass(frozen=True)
+class HiveCatalog:
+    """One table of the metastore that ``settings`` name."""
+
+    settings: HiveSettings
+    kind = "hive"
+
+    @property
+    def where(self) -> str:
+        return f"The table {self.settings.database}.{self.settings.table} of the Hive metastore {self.settings.uri}"
+
+    def parameters(self) -> Mapping[str, str] | None:
+        with self._client("get_table") as client:
+            found = self._find(client)
+            return found and dict(found.parameters)
+
+    def create(self, shape: Shape, parameters: Mapping[str, str]) -> None:
+        table = HiveTable(
+            dbName=self.settings.database,
+            tableName=self.settings.table,
+            owner="lakeupsert",
+            sd=_descriptor(shape.location, shape.columns),
+            partitionKeys=_fields(shape.partition_by),
+            tableType="EXTERNAL_TABLE",
+            parameters=dict(parameters),
+        )
+        with self._client("create_table") as client, suppress(AlreadyExistsException):
+            client.create_table(table)
+
+    def update(self, parameters: Mapping[str, str], columns: Sequence[Column] | None = None) -> None:
+        with self._client("alter_table") as client:
+            table = client.get_table(self.settings.database, self.settings.table)
+            table.parameters = {**table.parameters, **parameters}
+            if columns is not None:
+                table.sd.cols = _fields(columns)
+            try:
+                client.alter_table(self.settings.database, self.settings.table, table)
+            except InvalidOperationException as e:  # it takes a wider number in place, and no struct that grew
+                raise ConfigurationError(
+                    "catalog-refused",
+                    f"{self.where}: the metastore refused the new columns: {e.message}. It was not changed.",
+                    next="run `lakeupsert publish --to hive --reset`, which drops the table and makes it anew; meanwhile readers "
+                    "find no table",
+                ) from e
+
+    def drop(self) -> None:
+        with self._client("drop_table") as client, suppress(NoSuchObjectException):
+            client.drop_table(self.settings.database, self.settings.table, False)
+
+    def partitions(self) -> Mapping[Values, Entry]:
+        found = {}
+        with self._client("get_partitions") as client:
+            names = client.get_partition_names(self.settings.database, self.settings.table, -1)
+            for first in range(0, len(names), READ_TOGETHER):
+                some = names[first : first + READ_TOGETHER]
+                for one in client.get_partitions_by_names(self.settings.database, self.settings.table, some):
+                    found[tuple(one.values)] = Entry(one.sd.location, one.parameters.get(SPEC, ""))
+        return found
+
+    def apply(self, steps: Steps, columns: Sequence[Column]) -> list[str]:
+        """Partitions that are gone are dropped one by one, which needs no name in Hive's encoding."""
+        database, table = self.settings.database, self.settings.table
+        refused = []
+        with self._client("add_partitions, alter_partitions or drop_partition") as client:
+            for batch in batches([*steps.add.items()]):
+                try:
+                    client.add_partitions([self._partition(*item, columns) for item in batch])
+                except AlreadyExistsException as e:
+                    refused.append(str(e.message))
+            for batch in batches([*steps.change.items()]):
+                try:
+                    partitions = [self._partition(*item, columns) for item in batch]
+                    client.alter_partitions_with_environment_context(database, table, partitions, _KEEP_STATISTICS)
+                except InvalidOperationException as e:  # one of them was dropped
+                    refused.append(str(e.message))
+            for values in steps.gone:
+                with suppress(NoSuchObjectException):
+                    client.drop_partition(database, table, list(values), False)
+        return refused
+
+    def _partition(self, values: Values, entry: Entry, columns: Sequence[Column]) -> Partition:
+        return Partition(
+            values=list(values),
+            dbName=self.settings.database,
+            tableName=self.settings.table,
+            sd=_descriptor(entry.location, columns),
+            parameters=entry.parameters,
+        )
+
+    def _find(self, client: Client) -> HiveTable | None:
+        """None if there is no such table. Raises NoSuchObjectException if there is no such database."""
+        try:
+            return client.get_table(self.settings.database, self.settings.table)
+        except NoSuchObjectException:
+            client.get_database(self.settings.database)
+            return None
+
+    @contextmanager
+    def _client(self, calls: str) -> Iterator[Client]:
+        """A connection for some ``calls``."""
+        address = urlsplit(self.settings.uri)
+        socket = TSocket(address.hostname, address.port)
+        socket.setTimeout(CONNECT_MS)
+        transport = TBufferedTransport(socket)
+        try:
+            transport.open()
+            socket.setTimeout(ANSWER_MS)
+            yield Client(TBinaryProtocol(transport))
+        except (TTransportException, OSError) as e:
+            raise TryAgainError(
+                "catalog-unreachable",
+                f"{self.where}: no answer to {calls}: {e}. It may show a part of the changes.",
+                next="check the network and the metastore, then run `lakeupsert publish --to hive`",
+            ) from e
+        except (*_REFUSALS, TException) as e:
+            raise ConfigurationError(
+                "catalog-refused",
+                f"{self.where}: the metastore refused {calls}: {getattr(e, 'message', None) or e!r}.",
+                next="correct what the message says about the metastore or [tables.NAME.hive], then run "
+                "`lakeupsert publish --to hive`",
+            ) from e
+        finally:
+            transport.close()
+
+
+def _fields(columns: Sequence[Column]) -> list[FieldSchema]:
+    return [FieldSchema(column.name, column.type, None) for column in columns]
+
+
+def _descriptor(location: str, columns: Sequence[Column]) -> StorageDescriptor:
+    return StorageDescriptor(
+        cols=_fields(columns),
+        location=location,
+        inputFormat=INPUT_FORMAT,
+        outputFormat=OUTPUT_FORMAT,
+        numBuckets=-1,
+        serdeInfo=SerDeInfo(serializationLib=SERDE, parameters={"serialization.format": "1"}),
+        bucketCols=[],
+        sortCols=[],
+        parameters={},
+    )
