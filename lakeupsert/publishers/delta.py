@@ -149,11 +149,16 @@ class DeltaPublisher:
         ConfigurationError (``unfit-for-delta``) and DamagedTableError (``foreign-delta-commit``).
         """
         listing = list_log(self.objects.store)
-        if listing.head is not None and listing.head >= newest.number:
+        if listing.head is not None and listing.head > newest.number:
             return None
         log = self._log()
+        if listing.head == newest.number:
+            log.refuse_lost(newest)
+            return None
         state = log.read(listing)
         before = self.objects.snapshots.get(state.version) if state else None
+        if state and before and state.write_id not in (None, before.write_id):
+            before = None  # the log shows a snapshot that was lost, so all partitions are compared
         if state is not None:
             self._refuse_other_times(state, self._spec(before or newest))
         try:
@@ -233,7 +238,7 @@ class DeltaPublisher:
     ) -> list[_Diff]:
         shown = link.body.partitions
         old = before.partitions if before else {}
-        changed = [p for p, now in shown.items() if p not in old or old[p].version != now.version]
+        changed = [p for p, now in shown.items() if old.get(p) != now]
         known: dict[frozenset[tuple[str, str | None]], dict[str, Add]] = {}
         for add in state.adds.values() if state else ():
             known.setdefault(frozenset(add.partition_values.items()), {})[add.path] = add
@@ -278,7 +283,7 @@ class DeltaPublisher:
                 in_commit_timestamp=moment,
                 timestamp=moment,
                 operation="lakeupsert publish",
-                operation_parameters={"batch": str(link.body.batch)},
+                operation_parameters={"batch": str(link.body.batch), "snapshot": link.write_id},
                 engine_info="lakeupsert",
                 txn_id=str(uuid.uuid5(uuid.UUID(spec.table_id), f"delta/{number}")),
             )
@@ -354,7 +359,7 @@ def _diff(
                 f"{file.name} has other column names than newer files, because an earlier lakeupsert renamed columns. Readers of "
                 "Delta would look for one name in all files. They see the last version from before; readers of lakeupsert are "
                 "not concerned.",
-                next="run `lakeupsert compact --full`, which writes all files with one name a column",
+                next="run `lakeupsert reprocess` over all partitions, which writes all files with one name a column",
             )
         path = _path(file)
         if path in known and (known[path].tags or {}) == _tags(file):

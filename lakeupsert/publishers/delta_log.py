@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
-from lakeupsert.table.chain import ATTEMPTS
+from lakeupsert.table.chain import ATTEMPTS, Link
 from lakeupsert.table.metadata import damaged
+from lakeupsert.table.snapshot import Snapshot
 
 LOG = "_delta_log"
 _LAST = f"{LOG}/_last_checkpoint"
@@ -101,6 +102,11 @@ class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
     engine_info: str
     txn_id: str
 
+    @property
+    def snapshot(self) -> str | None:
+        """The write id of the snapshot that the commit shows; None: an earlier lakeupsert did not write it."""
+        return self.operation_parameters.get("snapshot")
+
 
 class Action(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """One line of a commit: exactly one of these is set, or none if it is an action that we never write."""
@@ -120,6 +126,7 @@ class State:
     Attributes:
         timestamp: of the last commit, in milliseconds since 1970. Each commit's is greater than the one's before.
         adds: by path. Their order depends on where the reading began, so what is written is sorted.
+        write_id: of the snapshot that the version shows; None: an earlier lakeupsert did not write it.
     """
 
     version: int
@@ -127,6 +134,7 @@ class State:
     protocol: Protocol
     metadata: Metadata
     adds: dict[str, Add] = field(default_factory=dict)
+    write_id: str | None = None
 
     @classmethod
     def first(cls, version: int, actions: Sequence[Action]) -> "State":
@@ -145,6 +153,7 @@ class State:
         for action in actions:
             if action.commit_info:
                 self.timestamp = action.commit_info.in_commit_timestamp
+                self.write_id = action.commit_info.snapshot
             self.protocol = action.protocol or self.protocol
             self.metadata = action.meta_data or self.metadata
             if action.remove:
@@ -212,6 +221,12 @@ class DeltaLog:
         if not any(a.txn and (a.txn.app_id, a.txn.version) == (self._table_id, version) for a in actions):
             raise self._foreign(version, "was not written by this table's publisher")
         return actions
+
+    def refuse_lost(self, newest: Link[Snapshot]) -> None:
+        """Raise DamagedTableError (``foreign-delta-commit``) if the commit of its number shows another snapshot."""
+        shown = {a.commit_info.snapshot for a in self.commit(newest.number) if a.commit_info}
+        if shown.isdisjoint({None, newest.write_id}):
+            raise self._foreign(newest.number, "shows a snapshot that was lost since, and another one took its number")
 
     def append(self, version: int, actions: Sequence[Action]) -> Sequence[Action]:
         """Write a commit, and return it; or that of a publisher that was faster, and may have had other settings.

@@ -363,9 +363,10 @@ def test_columns_that_were_renamed_before_hold_the_publisher_until_a_full_compac
     problem = published.publishers["delta"].problem
     assert problem is not None
     assert problem.code == "unfit-for-delta"
-    assert "compact --full" in problem.next
+    assert "reprocess" in problem.next
     assert delta_rows(lake.settings.processed) == before
-    lake.table.compact(full=True)
+    lake.table.reprocess(host="local")
+    lake.table.publish()
     assert standing(lake)[1] == 0
     assert delta_rows(lake.settings.processed) == lake.rows()
 
@@ -430,3 +431,28 @@ def test_times_of_another_form_hold_the_publisher_until_a_reset(tmp_path: Path, 
     assert table.status().publishers["delta"].behind == 0
     (add, *_) = [action["add"] for action in commit(lake, 2) if "add" in action]
     assert json.loads(add["stats"])["minValues"]["ts"].endswith("Z") == (first == "naive")
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_snapshot_that_took_the_number_of_a_lost_one(reset: bool, tmp_path: Path) -> None:
+    """Its version can't be written again without a reset; the next version shows all that differs."""
+    lake = nights(tmp_path / "lake", 3)
+    folder = lake.root / "processed" / "_lakeupsert" / "snapshots"
+    min(folder.iterdir()).unlink()  # the newest one, which no ledger entry names yet
+    lake.reopen()
+    lake.land("3.jsonl", [row("k000", 2, 8, 8)])
+    lake.table.append(host="local")
+    lake.table.dedupe(host="local")
+    found = lake.table.publish()  # with this batch, too
+    problem = found.publishers["delta"].problem
+    assert found.snapshot == 2
+    assert problem is not None
+    assert problem.code == "foreign-delta-commit"
+    if reset:
+        lake.table.publish(to="delta", reset=True)
+    lake.land("4.jsonl", [row("k000", 0, 9, 9)])
+    lake.run()
+    assert standing(lake) == (3, 0)
+    lake.check()
+    named = {add["path"] for add in pa.table(DeltaTable(lake.settings.processed).get_add_actions()).to_pylist()}
+    assert named == {file.name for file in lake.table.files()}

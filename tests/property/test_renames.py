@@ -245,7 +245,7 @@ def test_delta_table_is_the_same_and_no_rename_holds_it(
     if later:
         before = run(seed, mode, folder, monkeypatch, steps=10)
         machine = run(seed, mode, folder, monkeypatch, steps=20, publishers=("delta",), before=before)
-        machine.lake.table.compact(full=True)
+        machine.lake.table.reprocess(host="local")
         machine.publish()
     else:
         machine = run(seed, mode, folder, monkeypatch, steps=30, publishers=("delta",))
