@@ -66,7 +66,9 @@ def ddl(table: OpenTable, engine: Engine) -> Statements:
     address = unquote(uri) if scheme == "file" else uri
     if "delta" in table.settings.publishers:
         return _DELTA[engine](engine, table.name, address)
-    hive, glue = table.settings.hive, table.settings.glue
+    iceberg, hive, glue = table.settings.iceberg, table.settings.hive, table.settings.glue
+    if iceberg is not None and engine in ("spark", "trino"):
+        return _in_catalog(engine, "iceberg", *iceberg.table.split("."))
     if glue is not None and engine in ("athena", "trino"):
         return _in_catalog(engine, "glue", glue.database, glue.table)
     if hive is not None and engine == "trino":
@@ -143,13 +145,21 @@ def _delta(engine: Engine, *statements: str, replace: Mapping[str, str] = {}) ->
     return Statements(engine, "delta", statements, replace)
 
 
-def _in_catalog(engine: Engine, publisher: PublisherName, database: str, table: str) -> Statements:
-    """The catalog has the table, so there is nothing to create."""
-    name = f"{_name('trino', database)}.{_name('trino', table)}"  # as Athena's queries, too
-    note = f"lakeupsert keeps the table in {'Glue' if publisher == 'glue' else 'the metastore'}: there is nothing to create"
+_PLACES = {"iceberg": "an Iceberg catalog", "hive": "the metastore", "glue": "Glue"}
+
+
+def _in_catalog(engine: Engine, publisher: PublisherName, *path: str) -> Statements:
+    """The catalog has the table under this path, so there is nothing to create."""
+    name = ".".join(
+        _name("spark" if engine == "spark" else "trino", part) for part in path
+    )  # Athena's queries as Trino's
+    note = f"lakeupsert keeps the table in {_PLACES[publisher]}: there is nothing to create"
     if engine == "athena":
         return Statements(engine, publisher, (f"SELECT * FROM {name}",), {}, note)
-    replace = {"CATALOG": "a catalog of the connector hive"}
+    kind = "iceberg" if publisher == "iceberg" else "hive"
+    replace = {
+        "CATALOG": f"a catalog of {'Iceberg' if engine == 'spark' else f'the connector {kind}'} that is the same one"
+    }
     return Statements(engine, publisher, (f"SELECT * FROM CATALOG.{name}",), replace, note)
 
 

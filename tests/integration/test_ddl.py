@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.cli.ddl import ENGINES
-from lakeupsert.config import GlueSettings, HiveSettings, TableSettings
+from lakeupsert.config import GlueSettings, HiveSettings, IcebergSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.ddl import Engine
 
@@ -75,6 +75,10 @@ def test_catalogs_need_no_statement_to_create_a_table() -> None:
     for one in (in_hive, in_glue):
         assert one.ddl("trino").statements == ('SELECT * FROM CATALOG."lake"."order"',)
         assert [*one.ddl("trino").replace] == ["CATALOG"]
+    iceberg = IcebergSettings(catalog="lake", table="shop.eu.order")
+    in_iceberg = table("s3://lake/x", publishers=("iceberg",), iceberg=iceberg)
+    assert in_iceberg.ddl("trino").statements == ('SELECT * FROM CATALOG."shop"."eu"."order"',)
+    assert in_iceberg.ddl("spark").statements == ("SELECT * FROM CATALOG.`shop`.`eu`.`order`",)
     both = table("s3://lake/x", publishers=("delta", "glue"), glue=glue)
     assert both.ddl("athena").publisher == "delta"
 
