@@ -1,10 +1,7 @@
 """Other engines read tables that `publishers = ["delta"]` shows: each row as our own readers do, or a refusal recorded here."""
 
-import datetime as dt
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,81 +11,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from lakeupsert.api import Table
-from lakeupsert.config import TableSettings
+from lakeupsert.testing import typed_lake
 from lakeupsert.testing.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
+from lakeupsert.testing.typed_lake import PARTITIONS, TypedLake, days, schema_without
 
 READERS = [name for name, formats in FORMATS.items() if "delta" in formats]
-PARTITIONS = ("a b", "x=y", "ü", "%41", "2026-01-01")
-DAYS = 545
-
-SCHEMA = pa.schema(
-    {
-        "id": pa.int64(),
-        "part": pa.string(),
-        "flag": pa.bool_(),
-        "small": pa.int32(),
-        "amount": pa.decimal128(12, 2),
-        "ratio": pa.float64(),
-        "at": pa.timestamp("us"),
-        "seen": pa.timestamp("us", "UTC"),
-        "day": pa.date32(),
-        "name": pa.string(),
-        "raw": pa.binary(),
-        "tags": pa.list_(pa.string()),
-        "spot": pa.struct({"height": pa.float64(), "names": pa.list_(pa.string())}),
-    }
-)
+SCHEMA = schema_without("tiny", "real", "at_ms", "at_s", "counts")
+rows = partial(typed_lake.rows, SCHEMA)
 
 
-def row(number: int, night: int) -> dict[str, object]:
-    """Every fifth row has nulls alone beside its key, order and partition."""
-    moment = dt.datetime(2026, 1, night, 1, 2, 3, 456_000 + number)
-    key = {"id": number, "part": PARTITIONS[number % len(PARTITIONS)], "seen": moment.replace(tzinfo=dt.UTC)}
-    if number % 7 == 4:
-        return {**dict.fromkeys(SCHEMA.names), **key}
-    return {
-        **key,
-        "flag": number % 2 == 0,
-        "small": -number,
-        "amount": Decimal(number * night).scaleb(-2) - 5,
-        "ratio": (math.nan, math.inf, -1.25)[number % 3],
-        "at": moment,
-        "day": dt.date(1969 + number, 12, 31),
-        "name": ("", "Zoë", "'quoted'\n")[number % 3],
-        "raw": bytes([0, 255, number]),
-        "tags": ([], ["a", None, "ü"], None)[number % 3],
-        "spot": ({"height": math.nan, "names": ["n"]}, {"height": None, "names": None}, None)[number % 3],
-    }
-
-
-def rows(numbers: Sequence[int], night: int, **columns: Any) -> pa.Table:
-    table = pa.Table.from_pylist([row(number, night) for number in numbers], SCHEMA)
-    for name, values in columns.items():
-        place = table.column_names.index(name) if name in table.column_names else None
-        table = table.append_column(name, values) if place is None else table.set_column(place, name, values)
-    return table
-
-
-class Lake:
-    """A table below ``folder`` that takes a night at a time."""
-
+class Lake(TypedLake):
     def __init__(self, folder: Path, **settings: Any) -> None:
-        (folder / "landing").mkdir(parents=True)
-        defaults = {"key": ("id",), "partition_by": ("part",), "order_by": ("seen",), "strategy": "delta"}
-        zones = {"landing": str(folder / "landing"), "processed": str(folder / "processed")}
-        self.table = Table("t", TableSettings(**{**zones, **defaults, "publishers": ("delta",), **settings}))
-        self.folder, self.count = folder, 0
-
-    def land(self, night: pa.Table) -> None:
-        self.count += 1
-        pq.write_table(night, self.folder / "landing" / f"{self.count}.parquet")
-
-    def run(self, *nights: pa.Table) -> "Lake":
-        for night in nights:
-            self.land(night)
-            self.table.run(host="local")
-        return self
+        super().__init__(folder, **{"publishers": ("delta",), "strategy": "delta", **settings})
 
 
 FIRST = rows(range(24), 1)
@@ -138,11 +72,7 @@ def in_between(folder: Path) -> Lake:
 
 
 def many_days(folder: Path, **settings: Any) -> Lake:
-    days = pa.array([dt.date(2020, 1, 1) + dt.timedelta(days=n) for n in range(DAYS)] * 3)
-    ids = pa.array(range(3 * DAYS), pa.int64())
-    first = pa.table({"id": ids, "day": days, "seen": pa.array([1] * len(ids), pa.int64())})
-    second = first.slice(0, DAYS).set_column(2, "seen", pa.array([2] * DAYS, pa.int64()))
-    return Lake(folder, partition_by=("day",), **settings).run(first, second)
+    return Lake(folder, partition_by=("day",), **settings).run(*days())
 
 
 CASES: Mapping[str, Callable[[Path], Lake]] = {

@@ -1,9 +1,9 @@
 """Trino reads what `publishers = ["hive"]` keeps in a Hive metastore, each row as our own readers do. Spark refuses it."""
 
 import datetime as dt
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,88 +14,23 @@ import pytest
 
 from lakeupsert import clock
 from lakeupsert.api import Table
-from lakeupsert.config import HiveSettings, TableSettings
+from lakeupsert.config import HiveSettings
+from lakeupsert.testing import typed_lake
 from lakeupsert.testing.readers import Place, Readers, Refusal, canonical, compare
+from lakeupsert.testing.typed_lake import TypedLake, days, schema_without
 
-PARTITIONS = ("a b", "x=y", "ü", "%41", "2026-01-01")
-DAYS = 545
-SPOT = pa.struct({"height": pa.float64(), "names": pa.list_(pa.string())})
-SCHEMA = pa.schema(
-    {
-        "id": pa.int64(),
-        "part": pa.string(),
-        "flag": pa.bool_(),
-        "tiny": pa.int8(),
-        "small": pa.int32(),
-        "amount": pa.decimal128(12, 2),
-        "real": pa.float32(),
-        "ratio": pa.float64(),
-        "at": pa.timestamp("us"),
-        "seen": pa.timestamp("us", "UTC"),
-        "day": pa.date32(),
-        "name": pa.string(),
-        "raw": pa.binary(),
-        "tags": pa.list_(pa.string()),
-        "notes": pa.map_(pa.string(), pa.int64()),
-        "spot": SPOT,
-    }
-)
+SCHEMA = schema_without("at_ms", "at_s")
+SPOT = SCHEMA.field("spot").type
+rows = partial(typed_lake.rows, SCHEMA)
 
 
-def row(number: int, night: int) -> dict[str, object]:
-    """Every seventh row has nulls alone beside its key, order and partition."""
-    moment = dt.datetime(2026, 1, night, 1, 2, 3, 456_000 + number)
-    key = {"id": number, "part": PARTITIONS[number % len(PARTITIONS)], "seen": moment.replace(tzinfo=dt.UTC)}
-    if number % 7 == 4:
-        return {**dict.fromkeys(SCHEMA.names), **key}
-    return {
-        **key,
-        "flag": number % 2 == 0,
-        "tiny": number - 10,
-        "small": -number,
-        "amount": Decimal(number * night).scaleb(-2) - 5,
-        "real": number / 4,
-        "ratio": (math.nan, math.inf, -1.25)[number % 3],
-        "at": moment,
-        "day": dt.date(1969 + number, 12, 31),
-        "name": ("", "Zoë", "'quoted'\n")[number % 3],
-        "raw": bytes([0, 255, number]),
-        "tags": ([], ["a", None, "ü"], None)[number % 3],
-        "notes": ([], [("a", None), ("b", number)], None)[number % 3],
-        "spot": ({"height": math.nan, "names": ["n"]}, {"height": None, "names": None}, None)[number % 3],
-    }
-
-
-def rows(numbers: Sequence[int], night: int, **columns: Any) -> pa.Table:
-    table = pa.Table.from_pylist([row(number, night) for number in numbers], SCHEMA)
-    for name, values in columns.items():
-        place = table.column_names.index(name) if name in table.column_names else None
-        table = table.append_column(name, values) if place is None else table.set_column(place, name, values)
-    return table
-
-
-class Lake:
-    """A table below ``folder`` that takes a night at a time, shown by the metastore at ``uri``."""
+class Lake(TypedLake):
+    """Shown by the metastore at ``uri``."""
 
     def __init__(self, folder: Path, uri: str, **settings: Any) -> None:
-        (folder / "landing").mkdir(parents=True)
-        defaults = {"key": ("id",), "partition_by": ("part",), "order_by": ("seen",)}
-        zones = {"landing": str(folder / "landing"), "processed": str(folder / "processed")}
-        self.name = f"t_{clock.new_id()[:12]}"
-        own = {"publishers": ("hive",), "hive": HiveSettings(uri=uri, database="default", table=self.name)}
-        self.settings = TableSettings(**{**zones, **defaults, **own, **settings})
-        self.table = Table("t", self.settings)
-        self.folder, self.uri, self.count = folder, uri, 0
-
-    def land(self, night: pa.Table) -> None:
-        self.count += 1
-        pq.write_table(night, self.folder / "landing" / f"{self.count}.parquet")
-
-    def run(self, *nights: pa.Table) -> "Lake":
-        for night in nights:
-            self.land(night)
-            self.table.run(host="local")
-        return self
+        self.name, self.uri = f"t_{clock.new_id()[:12]}", uri
+        shown = HiveSettings(uri=uri, database="default", table=self.name)
+        super().__init__(folder, **{"publishers": ("hive",), "hive": shown, **settings})
 
     def change(self, **settings: Any) -> None:
         self.table.close()
@@ -218,11 +153,7 @@ def adopted(folder: Path, uri: str) -> Lake:
 
 
 def many_days(folder: Path, uri: str) -> Lake:
-    days = pa.array([dt.date(2020, 1, 1) + dt.timedelta(days=n) for n in range(DAYS)] * 3)
-    ids = pa.array(range(3 * DAYS), pa.int64())
-    first = pa.table({"id": ids, "day": days, "seen": pa.array([1] * len(ids), pa.int64())})
-    second = first.slice(0, DAYS).set_column(2, "seen", pa.array([2] * DAYS, pa.int64()))
-    return Lake(folder, uri, partition_by=("day",)).run(first, second)
+    return Lake(folder, uri, partition_by=("day",)).run(*days())
 
 
 CASES: Mapping[str, Callable[[Path, str], Lake]] = {

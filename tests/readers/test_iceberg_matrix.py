@@ -1,88 +1,30 @@
 """Other engines read tables that `publishers = ["iceberg"]` shows: each row as our own readers do, or a refusal recorded here."""
 
 import datetime as dt
-import math
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from lakeupsert.api import Table
-from lakeupsert.config import IcebergSettings, TableSettings
+from lakeupsert.config import IcebergSettings
+from lakeupsert.testing import typed_lake
 from lakeupsert.testing.readers import FORMATS, Place, Readers, Refusal, as_shown, compare
+from lakeupsert.testing.typed_lake import TypedLake, days, schema_without
 
 READERS = [name for name, formats in FORMATS.items() if "iceberg" in formats]
-PARTITIONS = ("a b", "x=y", "ü", "%41", "2026-01-01")
-DAYS = 545
-
-SCHEMA = pa.schema(
-    {
-        "id": pa.int64(),
-        "part": pa.string(),
-        "flag": pa.bool_(),
-        "tiny": pa.int8(),
-        "small": pa.int32(),
-        "amount": pa.decimal128(12, 2),
-        "ratio": pa.float64(),
-        "at": pa.timestamp("us"),
-        "at_ms": pa.timestamp("ms"),
-        "at_s": pa.timestamp("s"),
-        "seen": pa.timestamp("us", "UTC"),
-        "day": pa.date32(),
-        "name": pa.string(),
-        "raw": pa.binary(),
-        "tags": pa.list_(pa.string()),
-        "spot": pa.struct({"height": pa.float64(), "names": pa.list_(pa.string())}),
-        "counts": pa.map_(pa.string(), pa.int64()),
-    }
-)
+SCHEMA = schema_without("real")
+rows = partial(typed_lake.rows, SCHEMA)
 
 
-def row(number: int, night: int) -> dict[str, object]:
-    """Every seventh row has nulls alone beside its key, order and partition."""
-    moment = dt.datetime(2026, 1, night, 1, 2, 3, 456_000 + number)
-    key = {"id": number, "part": PARTITIONS[number % len(PARTITIONS)], "seen": moment.replace(tzinfo=dt.UTC)}
-    if number % 7 == 4:
-        return {**dict.fromkeys(SCHEMA.names), **key}
-    return {
-        **key,
-        "flag": number % 2 == 0,
-        "tiny": -number,
-        "small": -number,
-        "amount": Decimal(number * night).scaleb(-2) - 5,
-        "ratio": (math.nan, math.inf, -1.25)[number % 3],
-        "at": moment,
-        "at_ms": moment.replace(microsecond=number * 1000),
-        "at_s": moment.replace(microsecond=0),
-        "day": dt.date(1969 + number, 12, 31),
-        "name": ("", "Zoë", "'quoted'\n")[number % 3],
-        "raw": bytes([0, 255, number]),
-        "tags": ([], ["a", None, "ü"], None)[number % 3],
-        "spot": ({"height": math.nan, "names": ["n"]}, {"height": None, "names": None}, None)[number % 3],
-        "counts": ([], [("a", 1), ("ü", None)], None)[number % 3],
-    }
-
-
-def rows(numbers: Sequence[int], night: int) -> pa.Table:
-    return pa.Table.from_pylist([row(number, night) for number in numbers], SCHEMA)
-
-
-class Lake:
-    """A table below ``folder`` that takes a night at a time."""
-
+class Lake(TypedLake):
     def __init__(self, folder: Path, **settings: Any) -> None:
-        (folder / "landing").mkdir(parents=True)
-        defaults = {"key": ("id",), "partition_by": ("part",), "order_by": ("seen",), "strategy": "delta"}
-        zones = {"landing": str(folder / "landing"), "processed": str(folder / "processed")}
         catalog = {"name": "lake", "type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
-        shows = {"publishers": ("iceberg",), "iceberg": IcebergSettings(catalog=catalog, table="sales.receipts")}
-        self.table = Table("t", TableSettings(**{**zones, **defaults, **shows, **settings}))
-        self.folder, self.count = folder, 0
+        shown = IcebergSettings(catalog=catalog, table="sales.receipts")
+        super().__init__(folder, **{"publishers": ("iceberg",), "iceberg": shown, "strategy": "delta", **settings})
 
     @property
     def place(self) -> Place:
@@ -94,16 +36,6 @@ class Lake:
         known = catalog.load_table("sales.receipts").metadata.snapshots
         catalog.close()
         return {int(s.summary["lakeupsert.snapshot"]): s.snapshot_id for s in known if s.summary}
-
-    def land(self, night: pa.Table) -> None:
-        self.count += 1
-        pq.write_table(night, self.folder / "landing" / f"{self.count}.parquet")
-
-    def run(self, *nights: pa.Table) -> "Lake":
-        for night in nights:
-            self.land(night)
-            self.table.run(host="local")
-        return self
 
 
 FIRST = rows(range(24), 1)
@@ -186,11 +118,7 @@ def partition_types(folder: Path) -> Lake:
 
 
 def many_days(folder: Path) -> Lake:
-    days = pa.array([dt.date(2020, 1, 1) + dt.timedelta(days=n) for n in range(DAYS)] * 3)
-    ids = pa.array(range(3 * DAYS), pa.int64())
-    first = pa.table({"id": ids, "day": days, "seen": pa.array([1] * len(ids), pa.int64())})
-    second = first.slice(0, DAYS).set_column(2, "seen", pa.array([2] * DAYS, pa.int64()))
-    return Lake(folder, partition_by=("day",)).run(first, second)
+    return Lake(folder, partition_by=("day",)).run(*days())
 
 
 CASES: Mapping[str, Callable[[Path], Lake]] = {
