@@ -28,7 +28,9 @@ ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 
 _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
-_CATALOG_SECRET = re.compile(r"(?i)^iceberg\..*(secret|token$|password|credential|access-key|session)")
+_CATALOG_SECRET = re.compile(
+    r"(?i)^iceberg\..*(secret|token|password|credential|authorization|account-key|access-key|connection-string|session)"
+)
 """Settings of a catalog that are credentials."""
 
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -568,10 +570,15 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         alone = {"ties": "arrival", "mode": "rows", "tombstone_retention": None, "on_failed_partition": "hold"}
         _check_alone(settings, alone, 'not supported with key_scope = "table"', refuse)
     _check_delete(settings, refuse)
-    for setting in ("key", "order_by", "partition_by"):
-        columns = getattr(settings, setting)
-        if len(set(columns)) < len(columns):
-            refuse(setting, list(columns), "a column is named twice")
+    for setting, what in {
+        "key": "column",
+        "order_by": "column",
+        "partition_by": "column",
+        "publishers": "publisher",
+    }.items():
+        named = getattr(settings, setting)
+        if len(set(named)) < len(named):
+            refuse(setting, list(named), f"a {what} is named twice")
     if settings.history:
         alone = {"mode": "rows", "key_scope": "partition"}
         _check_alone(settings, alone, "not supported yet with history", refuse)

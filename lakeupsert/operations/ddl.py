@@ -76,7 +76,7 @@ def ddl(table: OpenTable, engine: Engine) -> Statements:
     raise ConfigurationError(
         "no-statement",
         f"No publisher of table {table.name!r} shows it to {engine}: it has {', '.join(table.settings.publishers) or 'none'}.",
-        next=f'set `publishers = ["delta"]` in [tables.{table.name}], then `lakeupsert run`',
+        next=f"add 'delta' to `publishers` in [tables.{table.name}], then `lakeupsert run`",
     )
 
 

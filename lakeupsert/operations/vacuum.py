@@ -26,7 +26,7 @@ from lakeupsert import clock
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.key_places import named_index
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publishers import catch_up, garbage_of_publishers, least_shown, publisher
+from lakeupsert.pipeline.publishers import catch_up, garbage_of_publishers, least_shown, mend
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, KEYS, TableObjects
@@ -84,8 +84,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     expiry = _expire(table, dry=dry)
     if not dry:
         catch_up(table)  # a publisher that is behind keeps files, and one that has died can commit nothing behind it
-        for name in table.settings.publishers:
-            publisher(table, name).mend()
+        mend(table)
     progress("looking for files that nobody needs")
     survey = _Survey(table, expiry.planned)
     if dry or not survey.garbage:

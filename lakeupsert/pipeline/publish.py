@@ -9,7 +9,7 @@ is the last batch <= N that touches the partition. If a partition has jumped bey
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -84,7 +84,7 @@ def publish(table: OpenTable, also: Collection[str] = ()) -> PublishResult:
 
 def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishResult:
     """As `publish`, and raises what stops a publisher, which otherwise is in the result. ``reset``: it first deletes what it has
-    written. Raises ConfigurationError if the table has no such publisher."""
+    written, unless it can't show the newest snapshot. Raises ConfigurationError if the table has no such publisher."""
     if name is None:
         raise ConfigurationError(
             "no-such-publisher",
@@ -92,9 +92,12 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishRes
             next='name it: `--to delta`, or to="delta"',
         )
     one = publisher(table, name)
-    if reset:
-        one.reset()
     published = publish(table)
+    newest = table.last_snapshot()
+    if reset and newest is not None:
+        one.check(newest)
+        one.reset()
+        published = replace(published, publishers=catch_up(table))
     standing = published.publishers.get(name)
     if standing is not None and standing.problem is not None:
         raise standing.problem

@@ -6,10 +6,11 @@ Repeat    safe: a publisher goes on from what it has written
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers import Publisher
 from lakeupsert.storage import ObjectInfo
@@ -45,7 +46,7 @@ def publisher(table: OpenTable, name: str) -> Publisher:
         raise ConfigurationError(
             "no-such-publisher",
             f"Table {table.name!r} has {', '.join(table.settings.publishers) or 'none'} in `publishers`, and not {name!r}.",
-            next=f'set `publishers = ["{name}"]` in [tables.{table.name}]',
+            next=f"add {name!r} to `publishers` in [tables.{table.name}], with the section that its page names",
         )
     return _PUBLISHERS[name](table)
 
@@ -122,11 +123,29 @@ def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
     found: dict[str, PublisherStanding] = {}
     for name in table.settings.publishers:
         try:
-            warning = publisher(table, name).catch_up(newest)
+            with _explained(name):
+                warning = publisher(table, name).catch_up(newest)
             found[name] = PublisherStanding(newest.number, 0, warning=warning)
         except LakeupsertError as e:
-            found[name] = _standing(table, name, newest.number, e)
+            silent = e.code == "catalog-unreachable"  # and would be asked again in vain
+            found[name] = PublisherStanding(None, None, e) if silent else _standing(table, name, newest.number, e)
     return found
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Raise LakeupsertError for whatever stops a publisher: no night fails because of what another program left there."""
+    try:
+        yield
+    except LakeupsertError:
+        raise
+    except Exception as e:
+        raise DamagedTableError(
+            "publisher-failed",
+            f"{name}: {type(e).__name__}: {e}. The snapshot is published; readers of {name} see what they saw.",
+            next=f"look at what it names; `lakeupsert publish --to {name} --reset` begins anew. If that does not help, report it "
+            "as a bug of lakeupsert",
+        ) from e
 
 
 def standings(table: OpenTable) -> dict[str, PublisherStanding]:
@@ -140,7 +159,8 @@ def least_shown(table: OpenTable) -> int | None:
     shown = []
     for name in table.settings.publishers:
         try:
-            shown.append(publisher(table, name).shown())
+            with _explained(name):
+                shown.append(publisher(table, name).shown())
         except LakeupsertError as e:
             log.warning(
                 "files of all snapshots are kept, because it is not known which one %s shows: %s", name, e.message
@@ -149,12 +169,23 @@ def least_shown(table: OpenTable) -> int | None:
     return min((number for number in shown if number is not None), default=None)
 
 
+def mend(table: OpenTable) -> None:
+    """`Publisher.mend` of all publishers; without that of one that can't be asked."""
+    for name in table.settings.publishers:
+        try:
+            with _explained(name):
+                publisher(table, name).mend()
+        except LakeupsertError as e:
+            log.warning("%s", e.message)
+
+
 def garbage_of_publishers(table: OpenTable, oldest: int, newest: int) -> list[ObjectInfo]:
     """The `Publisher.garbage` of all publishers; without that of one whose catalog does not answer."""
     found: list[ObjectInfo] = []
     for name in table.settings.publishers:
         try:
-            found += publisher(table, name).garbage(oldest, newest)
+            with _explained(name):
+                found += publisher(table, name).garbage(oldest, newest)
         except LakeupsertError as e:
             log.warning("what readers of %s do not need any more is kept: %s", name, e.message)
     return found
@@ -162,7 +193,8 @@ def garbage_of_publishers(table: OpenTable, oldest: int, newest: int) -> list[Ob
 
 def _standing(table: OpenTable, name: str, newest: int, problem: LakeupsertError | None = None) -> PublisherStanding:
     try:
-        shown = publisher(table, name).shown()
+        with _explained(name):
+            shown = publisher(table, name).shown()
     except LakeupsertError as e:
         return PublisherStanding(None, None, problem or e)
     return PublisherStanding(shown, max(0, newest - (-1 if shown is None else shown)), problem)

@@ -24,6 +24,9 @@ class Publisher(Protocol):
         Raises LakeupsertError if it can't; readers then see an older snapshot.
         """
 
+    def check(self, newest: Link[Snapshot]) -> None:
+        """Raise ConfigurationError if ``newest`` can't be shown to its readers. Writes nothing."""
+
     def reset(self) -> None:
         """Delete what it has written, so that `catch_up` begins anew."""
 

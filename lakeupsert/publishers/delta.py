@@ -115,6 +115,12 @@ class DeltaPublisher:
             self.objects.store.delete([commit_name(version), checkpoint_name(version)])
         self.objects.store.delete(info.name for info in self.objects.store.list(f"{LOG}/"))
 
+    def check(self, newest: Link[Snapshot]) -> None:
+        """See `Publisher`."""
+        spec = self._spec(newest)
+        DeltaSchema(self.naive_time, bool(spec.names_written)).text(spec)
+        self._diffs(spec, newest, None, None)
+
     def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
         """Objects that no version from ``oldest`` on needs; none if the log lacks snapshot ``newest``, or is not ours alone.
 
@@ -238,7 +244,9 @@ class DeltaPublisher:
     ) -> list[_Diff]:
         shown = link.body.partitions
         old = before.partitions if before else {}
-        changed = [p for p, now in shown.items() if old.get(p) != now]
+        # Where columns changed, files that stay may have another column's values under the name of a new one.
+        same_columns = before is not None and before.spec_version == link.body.spec_version
+        changed = [p for p, now in shown.items() if not same_columns or old.get(p) != now]
         known: dict[frozenset[tuple[str, str | None]], dict[str, Add]] = {}
         for add in state.adds.values() if state else ():
             known.setdefault(frozenset(add.partition_values.items()), {})[add.path] = add
@@ -356,9 +364,9 @@ def _diff(
         if spec.names_in(file.renames) != spec.names_written:
             raise ConfigurationError(
                 "unfit-for-delta",
-                f"{file.name} has other column names than newer files, because an earlier lakeupsert renamed columns. Readers of "
-                "Delta would look for one name in all files. They see the last version from before; readers of lakeupsert are "
-                "not concerned.",
+                f"{file.name} has other column names than newer files, because columns were renamed or dropped before the table "
+                "had this publisher. Readers of Delta would look for one name in all files. They see the last version from "
+                "before; readers of lakeupsert are not concerned.",
                 next="run `lakeupsert reprocess` over all partitions, which writes all files with one name a column",
             )
         path = _path(file)

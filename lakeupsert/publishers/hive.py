@@ -41,8 +41,8 @@ from lakeupsert.publishers.symlink import (
 )
 
 CONNECT_MS = 10_000
-ANSWER_MS = 300_000
-"""How long the metastore may take for a batch: it looks at each partition's folder."""
+ANSWER_MS = 60_000
+"""How long the metastore may take for a batch of partitions."""
 READ_TOGETHER = 1000
 """Partitions of one answer."""
 _KEEP_STATISTICS = EnvironmentContext({"DO_NOT_UPDATE_STATS": "true"})

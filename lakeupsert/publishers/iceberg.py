@@ -52,7 +52,7 @@ from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.layout import HOME, TableObjects
-from lakeupsert.table.manifest import DataFile, DeletionVector, Manifest
+from lakeupsert.table.manifest import BucketEntry, DataFile, DeletionVector, Manifest
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import HIDDEN_IDS, TableSpec
@@ -135,6 +135,12 @@ class IcebergPublisher:
             except DamagedTableError:
                 pass  # its metadata is among our objects, and lost
             catalog.drop()
+
+    def check(self, newest: Link[Snapshot]) -> None:
+        """See `Publisher`."""
+        iceberg_schema(self._spec(newest), 0)
+        shown = newest.body.partitions
+        self.map_concurrently(lambda partition: self._buckets(partition, shown[partition].version), list(shown))
 
     def mend(self) -> None:
         """Nothing is ever replaced, so there is nothing to put right."""
@@ -393,14 +399,7 @@ class IcebergPublisher:
         data = {entry.name: entry for entry in known if not entry.of}
         deletes = {entry.of: entry for entry in known if entry.of}
         entries: list[Entry] = []
-        for bucket in self.version(partition, version).buckets:
-            if bucket.data and not bucket.settled:
-                raise ConfigurationError(
-                    UNFIT,
-                    f"{partition} has adopted files, whose columns have no field ids of this table. Readers of Iceberg see the "
-                    "snapshot before; readers of lakeupsert are not concerned.",
-                    next="run `lakeupsert compact --full`, which writes files with field ids",
-                )
+        for bucket in self._buckets(partition, version):
             for file in bucket.data:
                 stored = data.get(file.name)
                 entries.append(stored or Entry(file.name, file.rows, file.bytes))
@@ -411,6 +410,18 @@ class IcebergPublisher:
                     entries.append(marked if marked and same else self._write_deletes(writer, number, file, ending))
         kept = set(entries)
         return _Files(partition, tuple(entries), tuple(entry for entry in known if entry not in kept))
+
+    def _buckets(self, partition: str, version: int) -> tuple[BucketEntry, ...]:
+        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if it has adopted files."""
+        buckets = self.version(partition, version).buckets
+        if any(bucket.data and not bucket.settled for bucket in buckets):
+            raise ConfigurationError(
+                UNFIT,
+                f"{partition} has adopted files, whose columns have no field ids of this table. Readers of Iceberg see the "
+                "snapshot before; readers of lakeupsert are not concerned.",
+                next="run `lakeupsert compact --full`, which writes files with field ids",
+            )
+        return buckets
 
     def _write_deletes(self, writer: FileWriter, number: int, file: DataFile, ending: str) -> Entry:
         positions = deleted_positions(self.objects.store, file)

@@ -135,19 +135,26 @@ class SymlinkPublisher:
     map_concurrently: Concurrently
 
     def shown(self) -> int | None:
-        """The snapshot that was shown last, whole; None if there is none, or the table is not ours.
+        """The snapshot that was shown last, whole; None if the table is not there, or not ours.
 
-        Some partitions may show a later one, if a publish is under way or broke off.
+        Some partitions may show a later one, if a publish is under way or broke off. Before the first one is whole, it is 0, so
+        that the files of all snapshots are kept.
         """
         parameters = self.catalog.parameters()
         if parameters is None or parameters.get(TABLE) != self._table_id:
             return None
-        return _snapshot_in(parameters)
+        return _snapshot_in(parameters) or 0
 
     def reset(self) -> None:
         """Drop the table. Its manifests stay for `vacuum`, since another catalog may point to them."""
         if self._own_parameters() is not None:
             self.catalog.drop()
+
+    def check(self, newest: Link[Snapshot]) -> None:
+        """See `Publisher`."""
+        spec, shown = self._spec(newest.body.spec_version), newest.body.partitions
+        self._shape(spec)
+        self._refuse_unfit(spec, self.map_concurrently(lambda p: self.version(p, shown[p].version), list(shown)))
 
     def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
         """Manifests that no snapshot from ``oldest`` on needs and no partition points to; none if the catalog lacks ``newest``.

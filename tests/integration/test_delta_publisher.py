@@ -456,3 +456,50 @@ def test_snapshot_that_took_the_number_of_a_lost_one(reset: bool, tmp_path: Path
     assert delta_rows(lake.settings.processed) == lake.rows()
     named = {add["path"] for add in pa.table(DeltaTable(lake.settings.processed).get_add_actions()).to_pylist()}
     assert named == {file.name for file in lake.table.files()}
+
+
+def test_a_dropped_column_whose_name_comes_back_never_shows_its_old_values(tmp_path: Path) -> None:
+    """It was dropped before the publisher was there, and a partition that stays as it is still has its values."""
+    lake = nights(tmp_path / "lake", 2, publishers=())
+    lake.table.drop_column("v")
+    lake.mend(lambda row: False, publishers=("delta",))
+    lake.run()
+    assert standing(lake)[1] == 0
+    before = delta_rows(lake.settings.processed)
+    lake.land("2.jsonl", [row("k000", 0, 5)])
+    lake.table.append(host="local")
+    lake.table.dedupe(host="local")
+    problem = lake.table.publish().publishers["delta"].problem
+    assert problem is not None
+    assert problem.code == "unfit-for-delta"
+    assert delta_rows(lake.settings.processed) == before
+    lake.table.reprocess(host="local")
+    lake.table.publish()
+    assert standing(lake)[1] == 0
+    assert delta_rows(lake.settings.processed) == lake.rows()
+
+
+def test_reset_deletes_nothing_if_the_snapshot_can_not_be_shown(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2)
+    before = delta_rows(lake.settings.processed)
+    Table("t", msgspec.structs.replace(lake.settings, publishers=())).rename_column("v", "value")
+    lake.land("2.jsonl", [{**row("k000", 0, 5), "value": 5}])
+    lake.run()
+    with pytest.raises(ConfigurationError) as refused:
+        lake.table.publish(to="delta", reset=True)
+    assert refused.value.code == "unfit-for-delta"
+    assert delta_rows(lake.settings.processed) == before
+
+
+def test_what_nobody_expects_in_the_log_fails_no_night_and_no_vacuum(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 11)
+    [checkpoint] = (lake.root / "processed" / "_delta_log").glob("*.checkpoint.parquet")
+    checkpoint.write_bytes(b"PAR1 nothing PAR1")
+    land(lake, 11)
+    problem = lake.table.publish().publishers["delta"].problem
+    assert problem is not None
+    assert problem.code in ("publisher-failed", "foreign-delta-commit")
+    lake.table.vacuum(dry=False)
+    lake.table.publish(to="delta", reset=True)
+    assert standing(lake)[1] == 0
+    assert delta_rows(lake.settings.processed) == lake.rows()
