@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.publishers import Publisher
+from lakeupsert.publishers import UNFINISHED, Publisher
 from lakeupsert.storage import ObjectInfo
 
 log = logging.getLogger(__name__)
@@ -155,7 +155,8 @@ def standings(table: OpenTable) -> dict[str, PublisherStanding]:
 
 
 def least_shown(table: OpenTable) -> int | None:
-    """The least snapshot that readers of some publisher may see; None if none shows any. 0 if a catalog does not answer."""
+    """The least snapshot that readers of some publisher may see; None if none shows any. 0 if a catalog does not answer, or has a
+    part of a snapshot."""
     shown = []
     for name in table.settings.publishers:
         try:
@@ -166,7 +167,7 @@ def least_shown(table: OpenTable) -> int | None:
                 "files of all snapshots are kept, because it is not known which one %s shows: %s", name, e.message
             )
             shown.append(0)
-    return min((number for number in shown if number is not None), default=None)
+    return min((max(0, number) for number in shown if number is not None), default=None)
 
 
 def mend(table: OpenTable) -> None:
@@ -197,4 +198,6 @@ def _standing(table: OpenTable, name: str, newest: int, problem: LakeupsertError
             shown = publisher(table, name).shown()
     except LakeupsertError as e:
         return PublisherStanding(None, None, problem or e)
-    return PublisherStanding(shown, max(0, newest - (-1 if shown is None else shown)), problem)
+    if shown is None or shown == UNFINISHED:
+        return PublisherStanding(None, newest + 1, problem)
+    return PublisherStanding(shown, max(0, newest - shown), problem)

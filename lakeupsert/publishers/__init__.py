@@ -8,6 +8,8 @@ from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
 
+UNFINISHED = -1
+"""Instead of a snapshot: readers see a part of one, because the first publish broke off or is under way."""
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
@@ -16,7 +18,7 @@ class Publisher(Protocol):
     """Shows the snapshots of one table in one format. What it writes is derived from committed snapshots alone."""
 
     def shown(self) -> int | None:
-        """The snapshot that its readers see; None if they see nothing yet."""
+        """The snapshot that its readers see, or `UNFINISHED`; None if they see nothing yet."""
 
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Show every snapshot up to ``newest`` that its readers lack. Returns a warning about the newest one.

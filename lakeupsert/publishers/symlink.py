@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
-from lakeupsert.publishers import Concurrently
+from lakeupsert.publishers import UNFINISHED, Concurrently
 from lakeupsert.publishers.hive_types import Column, columns_of, unfit_columns
 from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError, UnknownOutcomeError
 from lakeupsert.table.chain import Link
@@ -137,13 +137,14 @@ class SymlinkPublisher:
     def shown(self) -> int | None:
         """The snapshot that was shown last, whole; None if the table is not there, or not ours.
 
-        Some partitions may show a later one, if a publish is under way or broke off. Before the first one is whole, it is 0, so
-        that the files of all snapshots are kept.
+        Some partitions may show a later one, if a publish is under way or broke off. Before the first one is
+        whole, it is `UNFINISHED`.
         """
         parameters = self.catalog.parameters()
         if parameters is None or parameters.get(TABLE) != self._table_id:
             return None
-        return _snapshot_in(parameters) or 0
+        found = _snapshot_in(parameters)
+        return UNFINISHED if found is None else found
 
     def reset(self) -> None:
         """Drop the table. Its manifests stay for `vacuum`, since another catalog may point to them."""

@@ -691,6 +691,29 @@ def test_vacuum_keeps_manifests_as_long_as_their_files(tmp_path: Path, catalog: 
     assert len(list(open_store(shown.lake.settings.processed).list("_lakeupsert/symlink/"))) == 9
 
 
+def test_vacuum_keeps_what_a_table_that_is_not_whole_points_to(tmp_path: Path, catalog: Server_) -> None:
+    shown = Shown(tmp_path / "lake", catalog, 0, superseded_retention="0s", keep_snapshots=1)
+    lake = shown.lake
+    lake.land("0.jsonl", [row("k", day, 0) for day in range(3)])
+    catalog.points.arm(0, Fault.KILL_AFTER, (f"catalog {ADD[catalog.kind]}",))
+    with suppress(Killed):
+        lake.run()
+    assert catalog.points.struck
+    catalog.points.disarm()
+    lake.reopen()
+    standing = lake.table.status().publishers[catalog.kind]
+    assert (standing.snapshot, standing.behind) == (None, 1)
+    before = shown.rows()
+    assert before
+    with pytest.MonkeyPatch.context() as dead:
+        dead.setattr(symlink.SymlinkPublisher, "catch_up", lambda *a: None)
+        shown.night(1)
+        shown.night(2)
+        with clock.use(Later()):
+            lake.table.vacuum(dry=False)
+    assert shown.rows() == before
+
+
 def test_vacuum_deletes_old_manifests_and_keeps_what_is_shown(tmp_path: Path, catalog: Server_) -> None:
     shown = Shown(tmp_path / "lake", catalog, 2, superseded_retention="0s", keep_snapshots=1)
     before = shown.rows()
