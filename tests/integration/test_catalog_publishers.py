@@ -155,7 +155,7 @@ def metastore() -> Iterator[str]:
         yield readers.metastore
 
 
-@pytest.fixture(params=["glue", "hive"])
+@pytest.fixture(params=["glue", pytest.param("hive", marks=pytest.mark.readers)])
 def catalog(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Server_:
     """A real catalog; each request of the publisher goes through its ``points``."""
     if request.param == "hive":
