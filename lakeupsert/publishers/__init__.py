@@ -1,11 +1,12 @@
 """Show the published snapshots to other engines, in their own formats."""
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-from lakeupsert.storage import ObjectInfo
-from lakeupsert.table.chain import Link
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.table.chain import ATTEMPTS, Link
 from lakeupsert.table.snapshot import Snapshot
 
 UNFINISHED = -1
@@ -57,3 +58,15 @@ def hides_vectors(name: str) -> bool:
     """Whether Polars finds no deletion vector of a file of that name: it escapes some paths once more than others, and those of
     checkpoints not as it does those of commits."""
     return url_path(name) != name
+
+
+def create_once(store: ObjectStore, name: str, data: bytes) -> bool | None:
+    """Whether this call surely created the object; False: it exists, maybe since this call. None: the store gives no answer."""
+    for _ in range(ATTEMPTS):
+        try:
+            return store.create(name, data)
+        except UnknownOutcomeError:
+            with suppress(NotFoundError, StoreUnavailableError):
+                if store.get(name) == data:
+                    return False
+    return None

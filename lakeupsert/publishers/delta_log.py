@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.publishers import create_once
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore, StoreUnavailableError
 from lakeupsert.table.chain import ATTEMPTS, Link
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.snapshot import Snapshot
@@ -286,9 +287,9 @@ class DeltaLog:
 
     def _create(self, name: str, data: bytes) -> bool:
         """Whether this call surely created the object. Otherwise it exists all the same."""
-        for _ in range(ATTEMPTS):
-            with suppress(UnknownOutcomeError):
-                return self.store.create(name, data)
+        created = create_once(self.store, name, data)
+        if created is not None:
+            return created
         raise StoreUnavailableError(
             "store-unreachable",
             f"{self.store.uri(name)}: {ATTEMPTS} attempts to create it got no answer. Readers of Delta see the version "

@@ -21,9 +21,9 @@ import pyarrow as pa
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TryAgainError
-from lakeupsert.publishers import UNFINISHED, Concurrently
+from lakeupsert.publishers import UNFINISHED, Concurrently, create_once
 from lakeupsert.publishers.hive_types import Column, columns_of, unfit_columns
-from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError, UnknownOutcomeError
+from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, TableObjects, partition_texts
 from lakeupsert.table.manifest import Manifest
@@ -353,8 +353,11 @@ class SymlinkPublisher:
     def _create(self, name: str, data: bytes) -> None:
         """Create an object whose name says what is in it, if it is absent. Raises DamagedTableError if it says something else."""
         for _ in range(ATTEMPTS):
-            with suppress(NotFoundError, UnknownOutcomeError):  # a vacuum may have deleted it meanwhile
-                if self.objects.store.create(name, data) or self.objects.store.get(name) == data:
+            with suppress(NotFoundError):  # a vacuum may have deleted it meanwhile
+                created = create_once(self.objects.store, name, data)
+                if created is None:
+                    break
+                if created or self.objects.store.get(name) == data:
                     return
                 raise DamagedTableError(
                     "damaged-object",
