@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-from pyiceberg.schema import Schema, index_by_name
+from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     BinaryType,
@@ -58,12 +58,10 @@ def iceberg_schema(spec: TableSpec, schema_id: int) -> Schema:
         for field in spec.schema
         if (type_ := types[field.name])
     ]
-    schema = Schema(*fields, schema_id=schema_id)
     try:
-        index_by_name(schema)
+        return Schema(*fields, schema_id=schema_id)
     except ValueError as e:  # such as a column `a.b`, and a field `b` in a column `a`
         raise _unfit(f"{e}.") from e
-    return schema
 
 
 def partition_spec(spec: TableSpec) -> PartitionSpec:

@@ -229,8 +229,21 @@ def test_column_that_grew_as_icebergs_may_not_is_refused(tmp_path: Path, was: pa
     assert problem is not None
     assert problem.code == "unfit-for-iceberg"
     assert "'v'" in problem.message
+    before = lake.published()
+    with pytest.raises(ConfigurationError, match="'v'"):
+        lake.table.publish(to="iceberg", reset=True)  # which deletes nothing
+    assert (lake.published() is None) == (before is None)
     if (published := lake.published()) is not None:
         assert published.scan().to_arrow()["v"].to_pylist() == [Decimal("1.25")]
+
+
+def test_names_that_iceberg_can_not_tell_apart(tmp_path: Path) -> None:
+    lake = TypedLake(tmp_path)
+    lake.land(0, {"a.b": pa.array([1]), "a": pa.array([{"b": 1}])})
+    problem = lake.table.run(host="local").publish.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "unfit-for-iceberg"
+    assert "a.b" in problem.message
 
 
 def test_adopted_files_wait_for_a_full_compaction(tmp_path: Path) -> None:

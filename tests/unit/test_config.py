@@ -566,3 +566,17 @@ def test_unfit_settings_of_a_catalog_are_refused(file: Path, text: str, code: st
     assert error.code == code
     assert told in error.message
     assert "secret" not in str(error)
+
+
+def test_publisher_is_named_once(file: Path) -> None:
+    assert "named twice" in refused(file, f'{REQUIRED}\npublishers = ["delta", "delta"]\n').message
+
+
+@pytest.mark.parametrize(
+    "key", ["token", "header.Authorization", "adls.account-key", "adls.connection-string", "s3.secret-access-key"]
+)
+def test_credential_of_an_iceberg_catalog_is_refused(file: Path, key: str) -> None:
+    catalog = f'[tables.sales.iceberg]\ntable = "a.b"\ncatalog = {{ "{key}" = "hunter2" }}\n'
+    error = refused(file, f'{REQUIRED}\npublishers = ["iceberg"]\n{catalog}')
+    assert error.code == "credential-in-configuration"
+    assert "hunter2" not in str(error)
