@@ -17,7 +17,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.events import Publish
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, publisher
+from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up_one, publisher
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
@@ -97,7 +97,7 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishRes
     if reset and newest is not None:
         one.check(newest)
         one.reset()
-        published = replace(published, publishers=catch_up(table))
+        published = replace(published, publishers={**published.publishers, name: catch_up_one(table, name, newest)})
     standing = published.publishers.get(name)
     if standing is not None and standing.problem is not None:
         raise standing.problem

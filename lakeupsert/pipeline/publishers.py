@@ -9,11 +9,16 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers import UNFINISHED, Publisher
 from lakeupsert.storage import ObjectInfo
+from lakeupsert.table.chain import Link
+from lakeupsert.table.snapshot import Snapshot
+
+Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
@@ -118,18 +123,18 @@ def _extra_missing(name: str, extra: str, e: ImportError) -> ConfigurationError:
 def catch_up(table: OpenTable) -> dict[str, PublisherStanding]:
     """Bring each publisher up to the newest snapshot. What stops one is in its standing."""
     newest = table.last_snapshot() if table.settings.publishers else None
-    if newest is None:
-        return {}
-    found: dict[str, PublisherStanding] = {}
-    for name in table.settings.publishers:
-        try:
-            with _explained(name):
-                warning = publisher(table, name).catch_up(newest)
-            found[name] = PublisherStanding(newest.number, 0, warning=warning)
-        except LakeupsertError as e:
-            silent = e.code == "catalog-unreachable"  # and would be asked again in vain
-            found[name] = PublisherStanding(None, None, e) if silent else _standing(table, name, newest.number, e)
-    return found
+    return {name: catch_up_one(table, name, newest) for name in table.settings.publishers} if newest else {}
+
+
+def catch_up_one(table: OpenTable, name: str, newest: Link[Snapshot]) -> PublisherStanding:
+    """Bring one publisher up to the newest snapshot."""
+    try:
+        with _explained(name):
+            warning = publisher(table, name).catch_up(newest)
+    except LakeupsertError as e:
+        silent = e.code == "catalog-unreachable"  # and would be asked again in vain
+        return PublisherStanding(None, None, e) if silent else _standing(table, name, newest.number, e)
+    return PublisherStanding(newest.number, 0, warning=warning)
 
 
 @contextmanager
@@ -158,38 +163,41 @@ def least_shown(table: OpenTable) -> int | None:
     """The least snapshot that readers of some publisher may see; None if none shows any. 0 if a catalog does not answer, or has a
     part of a snapshot."""
     shown = []
-    for name in table.settings.publishers:
-        try:
-            with _explained(name):
-                shown.append(publisher(table, name).shown())
-        except LakeupsertError as e:
-            log.warning(
-                "files of all snapshots are kept, because it is not known which one %s shows: %s", name, e.message
-            )
-            shown.append(0)
+    for name, answer in _answers(table, lambda one: one.shown()):
+        if isinstance(answer, LakeupsertError):
+            log.warning("files of all snapshots are kept, as nobody knows which one %s shows: %s", name, answer.message)
+            answer = 0
+        shown.append(answer)
     return min((max(0, number) for number in shown if number is not None), default=None)
 
 
 def mend(table: OpenTable) -> None:
     """`Publisher.mend` of all publishers; without that of one that can't be asked."""
-    for name in table.settings.publishers:
-        try:
-            with _explained(name):
-                publisher(table, name).mend()
-        except LakeupsertError as e:
-            log.warning("%s", e.message)
+    for _, answer in _answers(table, lambda one: one.mend()):
+        if isinstance(answer, LakeupsertError):
+            log.warning("%s", answer.message)
 
 
 def garbage_of_publishers(table: OpenTable, oldest: int, newest: int) -> list[ObjectInfo]:
     """The `Publisher.garbage` of all publishers; without that of one whose catalog does not answer."""
     found: list[ObjectInfo] = []
+    for name, answer in _answers(table, lambda one: one.garbage(oldest, newest)):
+        if isinstance(answer, LakeupsertError):
+            log.warning("what readers of %s do not need any more is kept: %s", name, answer.message)
+        else:
+            found += answer
+    return found
+
+
+def _answers(table: OpenTable, ask: Callable[[Publisher], Answer]) -> Iterator[tuple[str, Answer | LakeupsertError]]:
+    """What each publisher answers, or why it does not."""
     for name in table.settings.publishers:
         try:
             with _explained(name):
-                found += publisher(table, name).garbage(oldest, newest)
+                answer: Answer | LakeupsertError = ask(publisher(table, name))
         except LakeupsertError as e:
-            log.warning("what readers of %s do not need any more is kept: %s", name, e.message)
-    return found
+            answer = e
+        yield name, answer
 
 
 def _standing(table: OpenTable, name: str, newest: int, problem: LakeupsertError | None = None) -> PublisherStanding:
