@@ -560,7 +560,6 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
     if "delta" not in settings.publishers:
         unused = {"delta_vectors": "file", "delta_timestamps": "naive"}
         _check_alone(settings, unused, 'it has no effect without publishers = ["delta"]', refuse)
-    _check_iceberg(settings, refuse)
     _check_catalogs(settings, refuse)
     names: dict[str, str] = {}
     for name in settings.schema:
@@ -609,22 +608,6 @@ def _check_credentials(path: str, where: str, settings: TableSettings) -> None:
             )
 
 
-def _check_iceberg(settings: TableSettings, refuse: _Refusal) -> None:
-    iceberg = settings.iceberg
-    if "iceberg" not in settings.publishers:
-        if iceberg is not None:
-            refuse("iceberg", iceberg.table, 'it has no effect without publishers = ["iceberg"]')
-        return
-    if iceberg is None:
-        refuse(
-            "publishers",
-            list(settings.publishers),
-            "with iceberg, expected `catalog` and `table` in its own table, `iceberg`",
-        )
-    if not all(iceberg.table.split(".")) or "." not in iceberg.table:
-        refuse("iceberg.table", iceberg.table, 'expected a namespace and a name, for example "sales.receipts"')
-
-
 def _check_sizes(settings: TableSettings, refuse: _Refusal) -> None:
     """Queue, sizes and the quarantine limit."""
     if settings.queue == "auto" and is_remote(settings.processed):
@@ -663,17 +646,21 @@ def _check_alone(settings: TableSettings, alone: Mapping[str, str | None], why: 
 
 def _check_catalogs(settings: TableSettings, refuse: _Refusal) -> None:
     """The publishers that keep a table in a catalog."""
-    for name, section in (("hive", settings.hive), ("glue", settings.glue)):
-        if section is None:
-            if name in settings.publishers:
-                refuse("publishers", list(settings.publishers), f"{name!r} needs a section [tables.NAME.{name}]")
+    for name, section in {"iceberg": settings.iceberg, "hive": settings.hive, "glue": settings.glue}.items():
+        if section is None and name in settings.publishers:
+            refuse("publishers", list(settings.publishers), f"{name!r} needs a section [tables.NAME.{name}]")
+        if section is not None and name not in settings.publishers:
+            refuse(name, section.table, f'it has no effect without publishers = ["{name}"]')
+    iceberg = settings.iceberg
+    if iceberg and (not all(iceberg.table.split(".")) or "." not in iceberg.table):
+        refuse("iceberg.table", iceberg.table, 'expected a namespace and a name, for example "sales.receipts"')
+    for name, of_hive in {"hive": settings.hive, "glue": settings.glue}.items():
+        if of_hive is None:
             continue
-        if name not in settings.publishers:
-            refuse(name, msgspec.to_builtins(section), f'it has no effect without publishers = ["{name}"]')
         for setting in ("database", "table"):
-            if not re.fullmatch(r"[a-z0-9_-]+", getattr(section, setting)):
+            if not re.fullmatch(r"[a-z0-9_-]+", getattr(of_hive, setting)):
                 expected = "expected lower-case letters, digits, - and _, to which catalogs change a name"
-                refuse(f"{name}.{setting}", getattr(section, setting), expected)
+                refuse(f"{name}.{setting}", getattr(of_hive, setting), expected)
         if settings.strategy == "delta":
             refuse("strategy", "delta", f"readers of {name} know no deletion vectors; expected 'auto' or 'rewrite'")
     if settings.hive and not re.fullmatch(r"thrift://[^/:@?]+:\d{1,5}", settings.hive.uri):
