@@ -428,8 +428,5 @@ def _path(file: DataFile) -> str:
 
 
 def _tags(file: DataFile) -> dict[str, str]:
-    """Which vector the file has: a restore may bring back one of as many rows."""
-    vector = file.deleted
-    if vector is None:
-        return {}
-    return {_TAG: f"{vector.name}:{vector.at}" if vector.name else f"{zlib.crc32(vector.inline):08x}:{vector.rows}"}
+    """Which vector the file has."""
+    return {_TAG: file.deleted.identity} if file.deleted else {}

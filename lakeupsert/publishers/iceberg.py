@@ -12,7 +12,6 @@ The state is what the catalog says, so after a crash the table is behind, and ne
 
 import hashlib
 import uuid
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -52,7 +51,7 @@ from lakeupsert.rows.vectors import deleted_positions
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.layout import HOME, TableObjects
-from lakeupsert.table.manifest import BucketEntry, DataFile, DeletionVector, Manifest
+from lakeupsert.table.manifest import BucketEntry, DataFile, Manifest
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import HIDDEN_IDS, TableSpec
@@ -404,7 +403,7 @@ class IcebergPublisher:
                 stored = data.get(file.name)
                 entries.append(stored or Entry(file.name, file.rows, file.bytes))
                 if file.deleted is not None:
-                    ending = f"-{_identity(file.deleted)}{_ENDING}"
+                    ending = f"-{hashlib.sha256(file.deleted.identity.encode()).hexdigest()[:16]}{_ENDING}"
                     marked = deletes.get(file.name) if stored else None
                     same = marked is not None and marked.name.endswith(ending)
                     entries.append(marked if marked and same else self._write_deletes(writer, number, file, ending))
@@ -466,12 +465,6 @@ class IcebergPublisher:
 def _number_in(name: str) -> int:
     """The number of our snapshot in the name of a manifest list."""
     return int(name.removeprefix(_LIST).partition("-")[0])
-
-
-def _identity(vector: DeletionVector) -> str:
-    """Which vector it is: a restore may bring back another one with as many rows."""
-    text = f"{vector.name}:{vector.at}" if vector.name else f"{zlib.crc32(vector.inline):08x}:{vector.rows}"
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _schema_of(spec: TableSpec, metadata: TableMetadata) -> Schema:

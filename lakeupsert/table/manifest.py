@@ -1,5 +1,6 @@
 """A manifest: one version of what a partition consists of. Each partition has its own chain, so partitions never conflict."""
 
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -61,6 +62,11 @@ class DeletionVector(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     at: int = 0
     inline: bytes = b""
     crc: int | None = None
+
+    @property
+    def identity(self) -> str:
+        """Tells it from other vectors of its file: a restore may bring back one that has as many rows."""
+        return f"{self.name}:{self.at}" if self.name else f"{zlib.crc32(self.inline):08x}:{self.rows}"
 
 
 class PieceEnd(msgspec.Struct, frozen=True, array_like=True):
