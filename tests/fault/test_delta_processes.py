@@ -1,23 +1,16 @@
 """Processes that write the same Delta log at once, and processes that die between a snapshot and its version."""
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.lake import Lake
 from lakeupsert.testing.processes import Died, LakeProcess, Strike
-
-DAYS = 3
+from lakeupsert.testing.publishers import land, publish_in_processes
 
 
 def new_lake(root: Path) -> Lake:
     return Lake(root, publishers=("delta",), strategy="delta", keep_snapshots=1000)
-
-
-def land(lake: Lake, number: int) -> None:
-    keys = range(0, 30, 1 + number % 3)
-    lake.land(f"{number}.jsonl", [row(f"k{i:02}", day, number, number) for day in range(DAYS) for i in keys])
 
 
 def log_of(lake: Lake) -> dict[str, bytes]:
@@ -29,17 +22,7 @@ def log_of(lake: Lake) -> dict[str, bytes]:
 def test_two_processes_publish_at_once(folder: Path, rounds: int) -> None:
     """One commit a snapshot, with the bytes that one process alone writes."""
     lake = new_lake(folder / "lake")
-    with ExitStack() as stack:
-        pair = [stack.enter_context(LakeProcess(lake)) for _ in range(2)]
-        for number in range(rounds):
-            land(lake, number)
-            lake.table.append(host="local")
-            lake.table.dedupe(host="local")
-            for process in pair:
-                process.begin("publish")
-            standings = [process.end().publishers["delta"] for process in pair]
-            assert [(s.problem, s.behind) for s in standings] == [(None, 0)] * 2
-    lake.reopen()
+    publish_in_processes(lake, "delta", rounds)
     versions = sorted(int(name[:20]) for name in log_of(lake) if name.endswith(".json"))
     assert versions == [link.number for link in reversed(lake.table.snapshots())] == list(range(rounds))
 

@@ -1,24 +1,17 @@
 """Processes that commit to the same Iceberg table at once, and processes that die between a snapshot and its commit."""
 
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
+from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table
 from lakeupsert.testing.processes import Died, LakeProcess, Strike
-
-DAYS = 3
+from lakeupsert.testing.publishers import land, publish_in_processes
 
 
 def new_lake(root: Path) -> Lake:
     settings = {"publishers": ("iceberg",), "iceberg": iceberg_settings(root), "strategy": "delta"}
     return Lake(root, keep_snapshots=1000, **settings)
-
-
-def land(lake: Lake, number: int) -> None:
-    keys = range(0, 30, 1 + number % 3)
-    lake.land(f"{number}.jsonl", [row(f"k{i:02}", day, number, number) for day in range(DAYS) for i in keys])
 
 
 def standing(lake: Lake) -> tuple[int | None, int]:
@@ -30,17 +23,7 @@ def standing(lake: Lake) -> tuple[int | None, int]:
 def test_two_processes_publish_at_once(folder: Path, rounds: int) -> None:
     """One commit a snapshot, in their order."""
     lake = new_lake(folder / "lake")
-    with ExitStack() as stack:
-        pair = [stack.enter_context(LakeProcess(lake)) for _ in range(2)]
-        for number in range(rounds):
-            land(lake, number)
-            lake.table.append(host="local")
-            lake.table.dedupe(host="local")
-            for process in pair:
-                process.begin("publish")
-            standings = [process.end().publishers["iceberg"] for process in pair]
-            assert [(s.problem, s.behind) for s in standings] == [(None, 0)] * 2
-    lake.reopen()
+    publish_in_processes(lake, "iceberg", rounds)
     assert lake.settings.iceberg is not None
     table = iceberg_table(lake.settings.iceberg)
     assert table is not None

@@ -7,7 +7,6 @@ opens the files that it lists.
 import itertools
 import json
 import shutil
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, suppress
@@ -39,6 +38,7 @@ from lakeupsert.publishers import glue, hive, symlink
 from lakeupsert.storage import open_store
 from lakeupsert.testing.faults import Fault, Killed, Points
 from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.publishers import publish_in_threads
 from lakeupsert.testing.readers import Readers
 from lakeupsert.testing.servers import Server
 
@@ -341,27 +341,7 @@ def test_fault_at_every_call_is_healed_by_the_next_publish(
 
 def test_many_publishers_at_once(tmp_path: Path, catalog: Server_) -> None:
     shown = Shown(tmp_path / "lake", catalog, 0)
-    problems: list[object] = []
-    for number in range(8):
-        shown.lake.land(f"{number}.jsonl", [row(f"k{i}", i % 3, number, number) for i in range(0, 30, 1 + number % 3)])
-        shown.lake.table.append(host="local")
-        shown.lake.table.dedupe(host="local")
-        tables = [Table("t", shown.lake.settings) for _ in range(4)]
-        ready = threading.Barrier(len(tables))
-
-        def publish(table: Table, ready: threading.Barrier = ready) -> None:
-            ready.wait()
-            problems.append(table.publish().publishers[catalog.kind].problem)
-
-        threads = [threading.Thread(target=publish, args=(table,)) for table in tables]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for table in tables:
-            table.close()
-    assert problems == [None] * 32
-    shown.lake.reopen()
+    publish_in_threads(shown.lake, catalog.kind, rounds=8)
     shown.assert_exact()
 
 

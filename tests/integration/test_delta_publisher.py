@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import threading
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -26,6 +25,7 @@ from lakeupsert.publishers import delta
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, delta_rows, row
+from lakeupsert.testing.publishers import publish_in_threads
 
 
 def nights(root: Path, count: int = 3, **settings: Any) -> Lake:
@@ -223,27 +223,7 @@ def test_publishers_with_other_settings_go_on_from_one_log(tmp_path: Path) -> No
 
 def test_many_publishers_at_once_make_one_version_a_snapshot(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 0)
-    problems: list[object] = []
-    for number in range(12):
-        lake.land(f"{number}.jsonl", [row(f"k{i}", i % 3, number, number) for i in range(0, 30, 1 + number % 3)])
-        lake.table.append(host="local")
-        lake.table.dedupe(host="local")
-        tables = [Table("t", lake.settings) for _ in range(4)]
-        ready = threading.Barrier(len(tables))
-
-        def publish(table: Table, ready: threading.Barrier = ready) -> None:
-            ready.wait()
-            problems.append(table.publish().publishers["delta"].problem)
-
-        threads = [threading.Thread(target=publish, args=(table,)) for table in tables]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for table in tables:
-            table.close()
-    assert problems == [None] * 48
-    lake.reopen()
+    publish_in_threads(lake, "delta", rounds=12)
     assert standing(lake) == (11, 0)
     lake.check()
 

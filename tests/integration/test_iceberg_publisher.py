@@ -6,7 +6,6 @@ import random
 import shutil
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import date, datetime, timedelta
@@ -35,6 +34,7 @@ from lakeupsert.publishers import iceberg, iceberg_catalog
 from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
 from lakeupsert.testing.faults import Fault, Killed, Points
 from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
+from lakeupsert.testing.publishers import publish_in_threads
 from lakeupsert.testing.servers import Server
 
 NAME = "sales.receipts"
@@ -332,27 +332,7 @@ def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(folder: Path, fa
 
 def test_many_publishers_at_once_make_one_snapshot_each(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 0)
-    problems: list[object] = []
-    for number in range(12):
-        lake.land(f"{number}.jsonl", [row(f"k{i}", i % 3, number, number) for i in range(0, 30, 1 + number % 3)])
-        lake.table.append(host="local")
-        lake.table.dedupe(host="local")
-        tables = [Table("t", lake.settings) for _ in range(4)]
-        ready = threading.Barrier(len(tables))
-
-        def publish(table: Table, ready: threading.Barrier = ready) -> None:
-            ready.wait()
-            problems.append(table.publish().publishers["iceberg"].problem)
-
-        threads = [threading.Thread(target=publish, args=(table,)) for table in tables]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        for table in tables:
-            table.close()
-    assert problems == [None] * 48
-    lake.reopen()
+    publish_in_threads(lake, "iceberg", rounds=12)
     assert lake.numbers() == list(range(12))
     lake.check()
 
