@@ -49,6 +49,7 @@ def test_trino(readers: Readers, table: Table, tmp_path: Path) -> None:
     assert readers["trino"].write(place, COUNT.format('{catalog}.{schema}."o""r d"')) is None
 
 
+@pytest.mark.readers
 def test_duckdb(table: Table) -> None:
     (extension,) = program("venv").rglob("delta.duckdb_extension")
     install, load, create = table.ddl("duckdb").statements
