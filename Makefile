@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-soak test-damage test-feeds test-machines test-big test-readers readers bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -135,11 +135,8 @@ test-crash: setup ## kills real processes at every step; many minutes
 test-damage: setup ## every object of six small tables missing, empty, cut, and with 64 single bits changed; half an hour
 	@DAMAGE_FLIPS=64 $(BIN)/pytest -s tests/fault/test_damage.py
 
-test-feeds: setup ## 20,000 generated change feeds in any order, where `make test` takes 1,200; half an hour
-	@FEEDS_ROUNDS=400 $(BIN)/pytest tests/property/test_feeds.py
-
-test-machines: setup ## the state machines of a lake with ten times the examples of `make test`; an hour
-	@MACHINES_TIMES=10 $(BIN)/pytest tests/property/test_lake_machine.py tests/property/test_upkeep_machine.py
+test-random: setup ## random tables, feeds and state machines with ten times the examples of `make test`; two hours
+	@RANDOM_TIMES=10 $(BIN)/pytest tests/property
 
 test-chaos: setup servers ## six workers on a cloud, one killed every five seconds, answers lost; CHAOS_ARGS="--cloud azure --minutes 4"
 	@$(BIN)/python -m lakeupsert.testing.chaos $(CHAOS_ARGS)

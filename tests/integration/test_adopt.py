@@ -19,36 +19,35 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
-DAYS = 545
 ROWS_A_DAY = 40
 COLUMNS = "order_id, store, amount, note, record_timestamp"
 
-Writer = Callable[[Path, Any], None]
+Writer = Callable[[Path, pa.Table, Any], None]
 
 
-def by_spark(folder: Path, spark: Any) -> None:
+def by_spark(folder: Path, lake: pa.Table, spark: Any) -> None:
     """With Spark's defaults: INT96 timestamps, and two files in some folders."""
-    rows = frame_of(spark, _lake())
+    rows = frame_of(spark, lake)
     rows = rows.withColumn("record_timestamp", rows.record_timestamp.cast("timestamp"))
     rows.repartition(2).write.partitionBy("day").parquet(str(folder))
 
 
-def by_pandas(folder: Path, spark: Any) -> None:
-    _lake().to_pandas().to_parquet(folder, partition_cols=["day"], max_partitions=DAYS)
+def by_pandas(folder: Path, lake: pa.Table, spark: Any) -> None:
+    lake.to_pandas().to_parquet(folder, partition_cols=["day"])
 
 
-def by_duckdb(folder: Path, spark: Any) -> None:
+def by_duckdb(folder: Path, lake: pa.Table, spark: Any) -> None:
     with duckdb.connect() as db:
-        db.register("lake", _lake())
+        db.register("lake", lake)
         db.execute(f"COPY lake TO '{folder}' (FORMAT parquet, PARTITION_BY (day))")
 
 
-def _lake() -> Any:
+def _lake(days: int) -> pa.Table:
     """Every key once a day, but on each seventh day five keys twice: the copy is newer, or as old."""
     with duckdb.connect() as db:
         return db.sql(f"""
             WITH lines AS (SELECT range AS n, DATE '2019-01-01' + CAST(range // {ROWS_A_DAY} AS INT) AS d
-                           FROM range({DAYS * ROWS_A_DAY})),
+                           FROM range({days * ROWS_A_DAY})),
             twice AS (SELECT n, d, 0 AS copy FROM lines UNION ALL
                       SELECT n, d, 1 FROM lines
                       WHERE n % {ROWS_A_DAY} < 5 AND (n // {ROWS_A_DAY}) % 7 = 0)
@@ -59,9 +58,12 @@ def _lake() -> Any:
             FROM twice ORDER BY day, n, copy""").to_arrow_table()
 
 
-@pytest.mark.parametrize(("write", "engine"), [(by_spark, "arrow"), (by_pandas, "spark"), (by_duckdb, "arrow")])
-def test_a_night_over_an_adopted_folder(tmp_path: Path, spark: Any, write: Writer, engine: Any) -> None:
-    write(tmp_path / "lake", spark)
+@pytest.mark.parametrize(
+    ("write", "engine", "days"), [(by_spark, "arrow", 60), (by_pandas, "spark", 60), (by_duckdb, "arrow", 545)]
+)
+def test_a_night_over_an_adopted_folder(tmp_path: Path, spark: Any, write: Writer, engine: Any, days: int) -> None:
+    lake = _lake(days)
+    write(tmp_path / "lake", lake, spark)
     before = _contents(tmp_path / "lake")
     adopted_files = [str(tmp_path / "lake" / name) for name in before]
     table = _table(tmp_path)
@@ -70,13 +72,13 @@ def test_a_night_over_an_adopted_folder(tmp_path: Path, spark: Any, write: Write
 
     assert table.requests["put"] == 0
     assert (
-        table.requests["get"] <= len(before) + 2 * DAYS + 10
+        table.requests["get"] <= len(before) + 2 * days + 10
     )  # a footer each; each manifest, to see that it stands, and to publish it
-    assert (adopted.partitions, adopted.rows, adopted.snapshot) == (DAYS, _lake().num_rows, 0)
+    assert (adopted.partitions, adopted.rows, adopted.snapshot) == (days, lake.num_rows, 0)
     assert _contents(tmp_path / "lake") == before
     assert _rows(table) == _wanted(adopted_files, settled=set())
 
-    _land(tmp_path)
+    _land(tmp_path, lake)
     table.run(host="local", engine=engine)
 
     touched = {str(day) for day in pq.read_table(tmp_path / "landing").column("day").unique().to_pylist()}
@@ -98,10 +100,10 @@ def _table(root: Path, **settings: Any) -> Table:
     return Table("sales", TableSettings(**{**zones, **usual, **settings}))
 
 
-def _land(root: Path) -> None:
+def _land(root: Path, lake: pa.Table) -> None:
     """Updates, late and equal records, deletes and new keys over every tenth day."""
     with duckdb.connect() as db:
-        db.register("lake", _lake())
+        db.register("lake", lake)
         db.execute(f"""
             COPY (SELECT CASE WHEN store = 8 THEN order_id || 'x' ELSE order_id END AS order_id, store, amount - 0.5 AS amount,
                          'again' AS note, record_timestamp + to_seconds(CAST(store - 2 AS INT)) AS record_timestamp,
@@ -154,7 +156,7 @@ def test_compact_settles_what_no_night_touched_and_vacuum_leaves_only_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then readers that list folders see one row a key."""
-    by_duckdb(tmp_path / "lake", None)
+    by_duckdb(tmp_path / "lake", _lake(545), None)
     settings = {"keep_snapshots": 1, "superseded_retention": "0s", "delete": None}
     table = _table(tmp_path, **settings)
     table.adopt()

@@ -105,7 +105,7 @@ def test_upkeep_and_proof(lake: Lake) -> None:
 # -- what goes wrong on the way
 
 
-@pytest.fixture(params=["moto", "azurite"])
+@pytest.fixture(params=["versitygw", "azurite"])
 def server(request: pytest.FixtureRequest) -> Server:
     """One of each cloud in turn."""
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
@@ -200,9 +200,9 @@ def test_first_night_over_the_limit_of_a_store_is_slower_and_whole(
 
 
 def test_filter_on_any_column_asks_for_no_file_without_such_rows(
-    moto: Server, new_place: NewPlace, tmp_path: Path
+    versitygw: Server, new_place: NewPlace, tmp_path: Path
 ) -> None:
-    with fault_proxy(moto) as proxy:
+    with fault_proxy(versitygw) as proxy:
         lake = new_lake(tmp_path, new_place(proxy.server))
         lake.land("0.jsonl", [row(f"k{i:04}", day, 1, day * 1000 + i) for day in range(10) for i in range(1000)])
         lake.run()

@@ -198,6 +198,7 @@ def test_append_ends_within_a_minute_if_the_server_dies_while_it_works(lake: Pat
     assert Table.open(lake / "lakeupsert.toml").append(host="local") is not None, "nothing was committed"
 
 
+@pytest.mark.crash
 @pytest.mark.skipif(pyspark.__version__.startswith("3."), reason="Spark 3.5 asks how long to wait before it waits")
 def test_append_that_waits_for_a_lost_server_obeys_sigterm(lake: Path, mortal: servers.Server) -> None:
     os.mkfifo(lake / "fifo")

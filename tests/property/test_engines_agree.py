@@ -1,4 +1,4 @@
-"""Engines agree row by row: 224 generated partitions of seven tables of different types, each table one Spark job."""
+"""Engines agree row by row: 120 generated partitions of five tables of different types, each table one Spark job."""
 
 import math
 import random
@@ -28,7 +28,7 @@ from lakeupsert.table.evolution import create
 from lakeupsert.table.manifest import DataFile, Part, add_digests
 from lakeupsert.table.spec import DELETE_FLAG, FILE, PLACE, DeleteRule, TableSpec
 
-PARTITIONS = 32
+PARTITIONS = 24
 NAN = float("nan")
 
 # Few values a column, so that keys and ordering values meet; the edges of each type are among them.
@@ -77,9 +77,14 @@ TABLES = {
     ),
     "decimal and date key, text order": ({"k": pa.decimal128(12, 2), "d": pa.date32()}, {"o": pa.string()}),
     "nanoseconds": ({"k": pa.timestamp("ns")}, {"o": pa.timestamp("ns"), "p": pa.decimal128(38, 10)}),
-    "unsigned and boolean key": ({"k": pa.uint64(), "b": pa.bool_()}, {"o": pa.time64("us"), "p": pa.int8()}),
-    "small decimals": ({"k": pa.decimal32(5, 2), "l": pa.decimal64(15, 3)}, {"o": pa.decimal32(5, 2)}),
-    "binary and zoned key": ({"k": pa.binary(), "z": pa.timestamp("us", tz="UTC")}, {"o": pa.duration("us")}),
+    "unsigned, boolean and zoned key": (
+        {"k": pa.uint64(), "b": pa.bool_(), "z": pa.timestamp("us", tz="UTC")},
+        {"o": pa.time64("us"), "p": pa.int8()},
+    ),
+    "small decimals and binary key": (
+        {"k": pa.decimal32(5, 2), "l": pa.decimal64(15, 3), "b": pa.binary()},
+        {"o": pa.duration("us"), "p": pa.decimal32(5, 2)},
+    ),
 }
 
 
@@ -152,8 +157,8 @@ def test_engines_agree_on_generated_tables(
         MergeTask(p, out.written, out.tombstones, batches, 3, 1)
         for p, out, batches in zip(partitions, stored, both, strict=True)
     ]
-    assert len([f for t in rewrites for f in t.tombstones if f.name]) >= 5, "the generator makes too few deletes"
-    assert len([f for t in rewrites for f in t.tombstones if f.inline]) >= 5
+    assert len([f for t in rewrites for f in t.tombstones if f.name]) >= 3, "the generator makes too few deletes"
+    assert len([f for t in rewrites for f in t.tombstones if f.inline]) >= 3
     unsettled = [
         MergeTask(p, first.get(p, ()), (), (second.get(p, ()),), 2, 1, settled=False)
         for p in partitions[: PARTITIONS // 5]
@@ -184,8 +189,8 @@ def test_engines_agree_on_generated_tables(
         kept = (*out.kept, *(f for f in out.written if f not in folded))
         batch = third.get(task.partition, ())
         thirds.append(MergeTask(task.partition, (), out.tombstones, (batch,), 3, 2, deltas=folded, kept=kept))
-    assert len([t for t in thirds if t.deltas]) >= 5
-    assert len([t for t in thirds if len(t.kept) > 1]) >= 5
+    assert len([t for t in thirds if t.deltas]) >= 3
+    assert len([t for t in thirds if len(t.kept) > 1]) >= 3
     for rewritten, task, twice in zip(merged, thirds, agreed(store, spec, thirds), strict=True):
         live = rows(store, (*twice.kept, *twice.written), spec.stored_schema)
         assert sorted(live) == sorted(rows(store, rewritten.written, spec.stored_schema)), task

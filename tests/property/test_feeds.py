@@ -1,12 +1,11 @@
 """Change feeds in any order: however their records are shuffled, repeated and split into batches, the table is one and the same.
 
 A round is one spec and fifty partitions, each a feed of its own, merged twice from different batches, in different ways: by
-rewrite, by delta, with compaction between. Both must show what a few lines of Python say. `make test-feeds` runs ten times
+rewrite, by delta, with compaction between. Both must show what a few lines of Python say. `make test-random` runs ten times
 as many.
 """
 
 import math
-import os
 import random
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -38,9 +37,10 @@ from lakeupsert.table.layout import TableObjects
 from lakeupsert.table.manifest import BucketEntry, Changes, DataFile, TombstoneFile
 from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import DELETE_FLAG, FILE, HAS, PLACE, ColumnGroup, DeleteRule, Ordering, TableSpec
+from lakeupsert.testing.rounds import TIMES
 from lakeupsert.testing.spark import collect
 
-ROUNDS = int(os.environ.get("FEEDS_ROUNDS", "24"))
+ROUNDS = 12 * TIMES
 """Of all tests of many feeds together."""
 FEEDS = 50
 MEMORY = Path("/dev/shm")

@@ -1,6 +1,5 @@
 """Append, dedupe, publish, crash, lose and double messages in any order: every snapshot equals a dict."""
 
-import os
 import shutil
 import tempfile
 from dataclasses import replace
@@ -28,6 +27,7 @@ from lakeupsert.queue import Message
 from lakeupsert.rows import datafiles
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, iceberg_settings, row
+from lakeupsert.testing.rounds import TIMES
 
 MEMORY = Path("/dev/shm")
 
@@ -197,14 +197,13 @@ class LakeMachine(RuleBasedStateMachine):
 
 
 def examples(number: int) -> settings:
-    times = int(os.environ.get("MACHINES_TIMES", "1"))
     return settings(
-        max_examples=times * number, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=TIMES * number, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
     )
 
 
 def test_lake_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(LakeMachine, settings=examples(75))
+    run_state_machine_as_test(LakeMachine, settings=examples(50))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
@@ -213,7 +212,7 @@ def test_lake_of_keys_that_move_equals_a_dict_after_every_step() -> None:
     class OneRowAKey(LakeMachine):
         key_scope = "table"
 
-    run_state_machine_as_test(OneRowAKey, settings=examples(50))
+    run_state_machine_as_test(OneRowAKey, settings=examples(25))
 
 
 def test_lake_equals_a_dict_with_either_engine(spark: Any) -> None:

@@ -19,6 +19,7 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.publishers.delta_log import list_log
 from lakeupsert.storage import open_store
 from lakeupsert.testing.lake import Lake, delta_rows
+from lakeupsert.testing.rounds import TIMES
 from lakeupsert.testing.spark import collect
 
 NAMES = ("a", "b", "c", "e", "A")
@@ -217,7 +218,7 @@ def by_spark(spark: Any, machine: Machine, snapshot: Any, where: str | None = No
 
 
 @pytest.mark.parametrize("mode", ["rows", "columns"])
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", range(6 * TIMES))
 def test_readers_see_columns_by_what_they_are_not_by_what_they_were_called(
     seed: int, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +238,7 @@ def test_spark_sees_the_same(seed: int, folder: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("mode", ["rows", "columns"])
 @pytest.mark.parametrize("later", [False, True])
-@pytest.mark.parametrize("seed", range(200, 206))
+@pytest.mark.parametrize("seed", range(200, 200 + 2 * TIMES))
 def test_delta_table_is_the_same_and_no_rename_holds_it(
     seed: int, later: bool, mode: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

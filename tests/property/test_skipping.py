@@ -1,12 +1,9 @@
 """Random filters over random tables: what readers find is what the filter keeps of all rows in memory, so no file with such rows
 was skipped. By our own readers, and by delta-rs and Polars, which skip files by the statistics in the Delta log.
-
-`SKIPPING_ROUNDS` says how many tables; a failure names its seed.
 """
 
 import math
 import operator
-import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +22,8 @@ from lakeupsert.api import Table
 from lakeupsert.config import TableSettings
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows import datafiles
+from lakeupsert.testing.rounds import TIMES
 
-ROUNDS = int(os.environ.get("SKIPPING_ROUNDS", "8"))
 FILTERS = 60
 DAYS = [date(2020, 1, 1) + timedelta(days=number) for number in range(4)]
 WORDS = ("", "a", "zz", "Zoë", "\uffee", "🦆", "\U0010ffff", "%_")
@@ -257,7 +254,7 @@ def check_ours(table: Table, rows: pa.Table, where: str) -> int:
 
 
 @pytest.mark.parametrize("renames", [False, True])
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_no_file_with_a_row_is_skipped(
     seed: int, renames: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """Nights, and between them everything an operator does to a table, in any order and struck at any call: it equals a dict."""
 
-import os
 import shutil
 import tempfile
 from contextlib import ExitStack
@@ -32,6 +31,7 @@ from lakeupsert.rows import datafiles, vectors
 from lakeupsert.table.layout import DATA, KEYS
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.rounds import TIMES
 
 MEMORY = Path("/dev/shm")
 
@@ -377,14 +377,13 @@ class UpkeepMachine(RuleBasedStateMachine):
 
 
 def examples(number: int) -> settings:
-    times = int(os.environ.get("MACHINES_TIMES", "1"))
     return settings(
-        max_examples=times * number, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=TIMES * number, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
     )
 
 
 def test_lake_under_upkeep_equals_a_dict_after_every_step() -> None:
-    run_state_machine_as_test(UpkeepMachine, settings=examples(60))
+    run_state_machine_as_test(UpkeepMachine, settings=examples(30))
 
 
 def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
@@ -393,4 +392,4 @@ def test_lake_of_keys_that_move_equals_a_dict_under_upkeep() -> None:
     class OneRowAKey(UpkeepMachine):
         key_scope = "table"
 
-    run_state_machine_as_test(OneRowAKey, settings=examples(40))
+    run_state_machine_as_test(OneRowAKey, settings=examples(15))
