@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from lakeupsert.queue import DeadLetter, Lease, Message, QueueStats, WorkQueue
 from lakeupsert.storage import ObjectInfo, ObjectStore, Requests, StoreUnavailableError, UnknownOutcomeError
@@ -24,6 +25,11 @@ class Fault(Enum):
     AFTER = "has its effect, and its answer is lost"
     KILL_BEFORE = "the process dies before its effect"
     KILL_AFTER = "the process dies after its effect"
+
+
+FAULTS = [Fault.KILL_AFTER, *(pytest.param(f, marks=pytest.mark.crash) for f in Fault if f is not Fault.KILL_AFTER)]
+"""For tests that strike every call. `make test` takes the one that leaves most behind: a death before a call leaves what a death
+after the call before it left. `tests/fault/test_every_call.py` takes all of them, for the steps of a night."""
 
 
 class Killed(BaseException):

@@ -25,7 +25,7 @@ from lakeupsert.pipeline.worker import drain
 from lakeupsert.rows.buckets import buckets, key_hashes
 from lakeupsert.storage import UnknownOutcomeError
 from lakeupsert.table.manifest import BucketEntry, Manifest
-from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake, row
 
 PARTITION = "d=2020-01-01"
@@ -213,10 +213,7 @@ def test_nobody_commits_units_from_before_a_fence(shared: Lake) -> None:
     shared.finish_and_check()
 
 
-OTHERS = [pytest.param(fault, marks=pytest.mark.crash) for fault in Fault if fault is not Fault.KILL_AFTER]
-
-
-@pytest.mark.parametrize("fault", [Fault.KILL_AFTER, *OTHERS])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_units_are_struck_at_every_call(shared: Lake, fault: Fault) -> None:
     def merge(lake: Lake) -> None:
         drain(lake.opened, ArrowEngine(), until_empty=True, stop=Stop())

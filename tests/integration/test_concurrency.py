@@ -103,8 +103,9 @@ def merge(lake: Lake, wanted: dict[str, int]) -> None:
 # ---------------------------------------------------------------- two appends over one landing zone
 
 
-@pytest.mark.parametrize("batch_ids", ["none", "own", "same"])
-@pytest.mark.parametrize("kind", [Lake, StampedLake])
+@pytest.mark.parametrize(
+    ("kind", "batch_ids"), [(Lake, "none"), (Lake, "own"), (StampedLake, "none"), (StampedLake, "same")]
+)
 def test_appends_at_once_count_each_landing_file_once(
     folder: Path, processes: Callable[[Lake, int], list[LakeProcess]], kind: type[Lake], batch_ids: str
 ) -> None:

@@ -22,8 +22,9 @@ from lakeupsert.pipeline import strategy
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.steps import step_to
 from lakeupsert.pipeline.units import UnitResults
-from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake, row
+from lakeupsert.testing.rounds import TIMES
 from lakeupsert.testing.spark import collect
 
 SETTINGS = """key = ["id"]
@@ -88,7 +89,7 @@ def seen(table: Table, **options: Any) -> list[tuple[Any, ...]]:
 
 @pytest.mark.usefixtures("tiny_files_split")
 @pytest.mark.parametrize("chosen", ["rewrite", "delta"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_history_is_that_of_all_records_after_every_step(
     seed: int, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +160,7 @@ def test_fold_and_split_leave_each_row_there_once(tmp_path: Path) -> None:
     assert table.to_arrow(history=True).read_all().num_rows == 16 * 600
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_fault_at_any_call_of_a_night_leaves_the_history_whole(tmp_path: Path, fault: Fault) -> None:
     lake = Lake(tmp_path / "lake", history=True, strategy="delta")
     for number in range(2):

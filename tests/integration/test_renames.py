@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from lakeupsert import Table, clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake, row
 
 FIRST = "d=2020-01-01"
@@ -514,7 +514,7 @@ def test_renames_of_many_threads_all_count(lake: Lake) -> None:
     assert shown(lake, *(f"n{i}" for i in range(6)))[0] == ("a", *range(6))
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("again", [True, False])
 def test_rename_that_is_cut_off_is_repeated_or_comes_with_the_next_batch(again: bool, fault: Fault, lake: Lake) -> None:
     came = set()

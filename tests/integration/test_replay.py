@@ -19,7 +19,7 @@ from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.table.ledger import LandingFile, LedgerEntry, ReplayedFile, check_entry
-from lakeupsert.testing.faults import Fault, Points
+from lakeupsert.testing.faults import FAULTS, Fault, Points
 from lakeupsert.testing.lake import Lake, row
 
 NARROW = {"k": "string", "l": "int", "d": "date", "ts": "timestamp_ntz", "v": "int", "op": "string"}
@@ -301,7 +301,7 @@ def test_replay_that_loses_a_race_looks_again(lake: Lake, meanwhile: str) -> Non
     other.table.close()
 
 
-@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_struck_replay_counts_every_row_once(folder: Path, fault: Fault) -> None:
     """Every call of a replay fails before its effect, after it, and kills it; then it is repeated, and again."""
     begun = Lake(folder / "begun", schema=NARROW)

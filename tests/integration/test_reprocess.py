@@ -23,7 +23,7 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.testing.faults import Fault, Killed, Points
+from lakeupsert.testing.faults import FAULTS, Fault, Killed, Points
 from lakeupsert.testing.lake import DAY, Lake, row
 from lakeupsert.testing.model import Row
 from lakeupsert.testing.processes import LakeProcess, Strike
@@ -528,11 +528,8 @@ def test_a_restore_between_plan_and_work_brings_back_what_was_not_read(lake: Lak
 # ---------------------------------------------------------------- faults
 
 
-OTHERS = [pytest.param(fault, marks=pytest.mark.crash) for fault in Fault if fault is not Fault.KILL_AFTER]
-
-
 @both
-@pytest.mark.parametrize("fault", [Fault.KILL_AFTER, *OTHERS])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_struck_anywhere_a_rerun_is_exact(lake: Lake, source: Source, fault: Fault) -> None:
     lake.land("5.jsonl", [row("b", 0, 8, 5), row("e", 2, 1, 5)])
     lake.table.append(host="local")

@@ -20,7 +20,7 @@ from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.dedupe import dedupe_partitions
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.testing.faults import Fault
+from lakeupsert.testing.faults import FAULTS, Fault
 from lakeupsert.testing.lake import Lake, row
 
 
@@ -117,7 +117,7 @@ def test_a_second_vacuum_finds_nothing_and_writes_nothing(tmp_path: Path, time: 
     assert lake.entries() == entries
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAULTS)
 def test_struck_at_every_call_and_repeated_it_leaves_all_that_lives_and_no_garbage(
     tmp_path: Path, time: PassingTime, fault: Fault
 ) -> None:
