@@ -434,7 +434,7 @@ class Table:
 
     def report(self, nights: int = 30) -> str:
         """Return a self-contained HTML page about the table and its last ``nights`` batches."""
-        return page(self.name, observe(self._table, nights))
+        return page(self.name, observe(self._table, nights, LISTED))
 
     @_public
     def redrive(self, selected: Callable[[str], bool] = lambda partition: True) -> RedriveResult:

@@ -4,12 +4,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.problems import failed_partitions_error, lagging_error, publisher_warnings, skipped_files_warning
 from lakeupsert.cli.program import main
 from lakeupsert.cli.watch import watch
 from lakeupsert.errors import RefusedError
+from lakeupsert.report.attention import verdict
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -55,7 +57,8 @@ def status(call: Call, watching: bool) -> Answer:
                 f"{letters} in the queue, although every partition is merged: they are obsolete, and "
                 "`lakeupsert redrive` deletes them",
             )
-        text = output.block(f"Table {table.name}", output.status_facts(found))
+        now = ("verdict", verdict(table.name, found, clock.now()).what)
+        text = output.block(f"Table {table.name}", [now, *output.status_facts(found)])
         return Answer(output.status_result(found), text, warnings, error=error)
 
     return for_each_table(call, table_status)

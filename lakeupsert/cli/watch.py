@@ -4,22 +4,25 @@ It keeps its tables open, so each refresh reads only what is new (`lakeupsert.re
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Call
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.report.attention import Level, verdict
 from lakeupsert.report.numbers import count
 
 if TYPE_CHECKING:
     from rich.panel import Panel
+    from rich.table import Table as Grid
 
     from lakeupsert.api import Table
     from lakeupsert.report.status import Status
 
 SECONDS = 1.0
+STYLES: dict[Level, str] = {"good": "bold green", "note": "bold", "warn": "bold yellow", "bad": "bold red"}
 BAR = 40
 """Width of the progress bar. With its text it fits on a terminal of 80 columns."""
 FAILURES = 5
@@ -41,9 +44,11 @@ def watch(call: Call, tables: "Sequence[Table]") -> None:
         )
 
     def draw() -> Group:
-        return Group(
-            *(panel(t.name, t.status()) for t in tables), f" {clock.now():%Y-%m-%d %H:%M:%S} UTC. Ctrl-C ends it."
-        )
+        found = {t.name: t.status() for t in tables}
+        end = f" {clock.now():%Y-%m-%d %H:%M:%S} UTC. Ctrl-C ends it."
+        panels = Group(*(panel(name, status) for name, status in found.items()), end)
+        fits = len(console.render_lines(panels)) <= console.height
+        return panels if fits or len(found) == 1 else Group(overview(found), end)
 
     with call.stoppable() as stop, Live(draw(), console=console, auto_refresh=False, transient=True) as live:
         try:
@@ -60,18 +65,26 @@ def panel(name: str, status: "Status") -> "Panel":
     from rich.table import Table as Grid
     from rich.text import Text
 
+    found = verdict(name, status, clock.now())
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(ratio=1, overflow="fold")
+    grid.add_row("verdict", Text(found.what, STYLES[found.level]))
+    for command in found.commands:
+        grid.add_row("type", Text(command, "bold"))
     for label, text in output.status_facts(status):
         if label != "failed":  # shown below, with the reasons
-            grid.add_row(label, Text(text, "bold red" if label == "lagging" and status.lagging else ""))
+            grid.add_row(label, Text(text, _style(label, status)))
     touched = len(status.behind)
-    merged = touched - status.dirty
     progress = Grid.grid(padding=(0, 1))
-    done = f"{merged:,} of {count(touched, 'partition')}" if touched else "all, and published"
     progress.add_row(
-        ProgressBar(total=touched or 1, completed=merged if touched else 1, width=BAR, complete_style="green"), done
+        ProgressBar(
+            total=touched or 1,
+            completed=touched - status.dirty if touched else 1,
+            width=BAR,
+            complete_style="green",
+        ),
+        _merged(status),
     )
     grid.add_row("merged", progress)
     shown = list(status.failed.items())[:FAILURES]
@@ -80,3 +93,30 @@ def panel(name: str, status: "Status") -> "Panel":
     if len(status.failed) > len(shown):
         grid.add_row("", f"and {len(status.failed) - len(shown):,} more")
     return Panel(grid, title=Text(name), title_align="left")
+
+
+def overview(found: "Mapping[str, Status]") -> "Grid":
+    """A line for each table, for a terminal that has no room for their panels."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid(box=None, expand=True)
+    for head in ("table", "verdict", "merged"):
+        grid.add_column(head, overflow="fold")
+    for name, status in found.items():
+        one = verdict(name, status, clock.now())
+        grid.add_row(Text(name), Text(one.what, STYLES[one.level]), _merged(status))
+    return grid
+
+
+def _merged(status: "Status") -> str:
+    touched = len(status.behind)
+    return f"{touched - status.dirty:,} of {count(touched, 'partition')}" if touched else "all, and published"
+
+
+def _style(label: str, status: "Status") -> str:
+    dead = status.queue is not None and status.queue.dead > 0
+    if (label == "lagging" and status.lagging) or (label == "queue" and dead):
+        return STYLES["bad"]
+    behind = label in status.publishers and not status.publishers[label].is_newest
+    return STYLES["warn"] if behind or (label == "quarantined" and status.quarantined) else ""

@@ -5,14 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import cycle, pairwise
+from math import floor, log10
 from xml.etree.ElementTree import Element
 
 from lakeupsert.report.html import e
 
 LANE = 26
 """Height of a worker's line in the timeline, in pixels."""
-FEWEST = 10
-"""A chart has room for at least this many bars, because a single bar as wide as the chart looks like a block."""
+WIDEST = 10.0
+"""A bar is at most this wide, in percent of the chart: the single bar of a first night would look like a block."""
+MANY = 60
+"""From so many bars on, they touch, and points are small: on a phone there is no room for gaps."""
+LABELS = 6
+"""Labels below a chart that fit on a phone."""
 CELL = 20
 """Side of a day in the calendar before scaling, in pixels."""
 
@@ -44,57 +49,37 @@ class Day:
     tip: str
 
 
-def columns(
-    bars: Sequence[Sequence[Mark]],
-    ticks: Sequence[str],
-    *,
-    text: Callable[[float], str],
-    y: str,
-    x: str,
-    side_by_side: bool = False,
-) -> Element:
-    """A group of bars for each tick, stacked or ``side_by_side``."""
-    most = max((max if side_by_side else sum)(bar.value for bar in group) for group in bars if group)
-    top, lines = _scale(most)
-    width = 100 / max(len(bars), FEWEST)
+@dataclass(frozen=True)
+class Tick:
+    """A place on the axis. ``date`` is written below where it changes. ``event``: something that happened there, if any."""
+
+    label: str
+    date: str
+    event: str = ""
+
+
+def columns(bars: Sequence[Sequence[Mark]], ticks: Sequence[Tick], *, text: Callable[[float], str], y: str) -> Element:
+    """A bar for each tick, whose parts are stacked."""
+    top, lines = _scale(max(sum(part.value for part in parts) for parts in bars))
+    wide = min((1 if len(bars) > MANY else 0.76) * 100 / len(bars), WIDEST)
     marks = []
-    for i, group in enumerate(bars):
-        left, wide, level = (i + 0.12) * width, 0.76 * width, 0.0
-        for bar in group:
-            if side_by_side:
-                wide, level = 0.76 * width / len(group), 0.0
-            high = 100 * bar.value / top
-            marks.append(_rect(left, 100 - level - high, wide, high, bar.class_, bar.tip))
-            if side_by_side:
-                left += wide
+    for i, parts in enumerate(bars):
+        level = 0.0
+        for part in parts:
+            high = 100 * part.value / top
+            marks.append(_rect(_at(i, ticks) - wide / 2, 100 - level - high, wide, high, part.class_, part.tip))
             level += high
-    return _plot(marks, top, lines, ticks, text=text, y=y, x=x)
+    return _plot(marks, top, lines, ticks, text=text, y=y)
 
 
-def line(
-    points: Sequence[Mark | None], ticks: Sequence[str], *, text: Callable[[float], str], y: str, x: str
-) -> Element:
+def line(points: Sequence[Mark | None], ticks: Sequence[Tick], *, text: Callable[[float], str], y: str) -> Element:
     """A point for each tick, joined to the previous point if there is one."""
-    top, lines = _scale(max(p.value for p in points if p))
-    at = [(100 * (i + 0.5) / max(len(points), FEWEST), p) for i, p in enumerate(points)]
-    marks = [
-        e(
-            "line",
-            x1=_pc(x1),
-            y1=_pc(100 - 100 * p.value / top),
-            x2=_pc(x2),
-            y2=_pc(100 - 100 * q.value / top),
-            class_="line",
-        )
-        for (x1, p), (x2, q) in pairwise(at)
-        if p and q
-    ]
-    marks += [
-        e("circle", e("title", p.tip), cx=_pc(x), cy=_pc(100 - 100 * p.value / top), r=4, class_="dot")
-        for x, p in at
-        if p
-    ]
-    return _plot(marks, top, lines, ticks, text=text, y=y, x=x)
+    top, lines = _scale(max(p.value for p in points if p), whole=False)
+    at = [(_pc(_at(i, ticks)), _pc(100 - 100 * p.value / top), p.tip) if p else None for i, p in enumerate(points)]
+    marks = [e("line", x1=p[0], y1=p[1], x2=q[0], y2=q[1], class_="line") for p, q in pairwise(at) if p and q]
+    radius = 1.5 if len(points) > MANY else 4
+    marks += [e("circle", e("title", p[2]), cx=p[0], cy=p[1], r=radius, class_="dot") for p in at if p]
+    return _plot(marks, top, lines, ticks, text=text, y=y)
 
 
 @dataclass(frozen=True)
@@ -194,7 +179,11 @@ def _month(year: int, month: int, days: Mapping[date, Day]) -> Element:
             cell.append(e("text", day.sign or str(number), x=x + CELL / 2 - 0.75, y=y + 12.5, text_anchor="middle"))
             drawn.append(e("g", cell, class_=f"day {day.class_}"))
     return e(
-        "svg", drawn, viewBox=f"0 0 {7 * CELL} {6 * CELL + 30}", role="img", aria_label=f"{month_name[month]} {year}"
+        "svg",
+        drawn,
+        viewBox=f"0 0 {7 * CELL} {len(weeks) * CELL + 30}",
+        role="img",
+        aria_label=f"{month_name[month]} {year}",
     )
 
 
@@ -202,27 +191,39 @@ def _plot(
     marks: Sequence[Element],
     top: float,
     lines: Sequence[float],
-    ticks: Sequence[str],
+    ticks: Sequence[Tick],
     *,
     text: Callable[[float], str],
     y: str,
-    x: str,
 ) -> Element:
     grid = [
         e("line", x1="0", x2="100%", y1=_pc(100 - 100 * v / top), y2=_pc(100 - 100 * v / top), class_="grid")
         for v in lines
     ]
-    every = -(-len(ticks) // 6)  # six labels fit on a phone
-    labelled = [(100 * (i + 0.5) / max(len(ticks), FEWEST), tick) for i, tick in enumerate(ticks) if i % every == 0]
+    events = [
+        e("line", e("title", tick.event), x1=_pc(_at(i, ticks)), x2=_pc(_at(i, ticks)), y1=0, y2="100%", class_="event")
+        for i, tick in enumerate(ticks)
+        if tick.event
+    ]
+    every = -(-len(ticks) // LABELS)
+    labels, date = [], ""
+    for i in range((len(ticks) - 1) % every, len(ticks), every):  # the newest one has a label
+        below = [e("br"), e("b", ticks[i].date)] if ticks[i].date != date else []
+        labels.append(e("span", ticks[i].label, below, style=f"left:{_pc(_at(i, ticks))}"))
+        date = ticks[i].date
     return e(
         "div",
         e("div", y, class_="unit"),
         e("div", [e("span", text(v), style=f"bottom:{_pc(100 * v / top)}") for v in lines], class_="y"),
-        e("svg", grid, marks, width="100%", height="100%", role="img", aria_label=y),
-        e("div", [e("span", tick, style=f"left:{_pc(at)}") for at, tick in labelled], class_="x"),
-        e("div", x, class_="unit end"),
+        e("svg", grid, marks, events, width="100%", height="100%", role="img", aria_label=y),
+        e("div", labels, class_="x"),
         class_="plot",
     )
+
+
+def _at(i: int, ticks: Sequence[Tick]) -> float:
+    """Where a tick is, in percent of the axis."""
+    return 100 * (i + 0.5) / len(ticks)
 
 
 def _rect(x: float, y: float, width: float, height: float, class_: str, tip: str) -> Element:
@@ -230,9 +231,10 @@ def _rect(x: float, y: float, width: float, height: float, class_: str, tip: str
     return e("rect", title, x=_pc(x), y=_pc(y), width=_pc(width), height=_pc(height), class_=class_)
 
 
-def _scale(most: float) -> tuple[float, list[float]]:
-    """The end of an axis up to ``most``, and its grid lines: round whole numbers, at most 5 above 0."""
-    step = 10 ** max(0, len(f"{most:.0f}") - 2)
+def _scale(most: float, *, whole: bool = True) -> tuple[float, list[float]]:
+    """The end of an axis up to ``most``, and its grid lines: round numbers, ``whole`` or not, at most 5 above 0."""
+    digits = floor(log10(most)) if most else 0
+    step = 10.0 ** (max(0, digits - 1) if whole else digits - 1)
     step *= next(n for n in (1, 2, 5, 10, 20) if step * n * 5 >= most)
     lines = max(1, -int(-most // step))
     return float(step * lines), [float(step * i) for i in range(lines + 1)]

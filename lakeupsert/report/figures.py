@@ -1,13 +1,14 @@
-"""The figures of the page. Each has a title, a note with its unit, and a text for when there is nothing to show."""
+"""The figures of the page. Each is a section, or a line if there is nothing to draw."""
 
+import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from itertools import islice, pairwise
 from xml.etree.ElementTree import Element
 
-from lakeupsert.report.charts import Bar, Day, Mark, Span, bars, breaking, calendar, columns, lanes, legend, line
+from lakeupsert.report.charts import MANY, Bar, Day, Mark, Span, Tick, bars, calendar, columns, lanes, legend, line
 from lakeupsert.report.html import e
 from lakeupsert.report.nights import PAUSE, Merge, Night, Partition, ReportData
 from lakeupsert.report.numbers import count, duration, size
@@ -22,52 +23,41 @@ LISTED = 100
 """How many rows a table shows before it only counts the rest."""
 MONTHS = 36
 """How many months the calendar shows."""
+OPEN = 30
+"""How many batches the table of batches shows before it folds the others."""
+GENERATED = re.compile("[0-9a-f]{32}")
 LANES = 32
 """How many workers the timeline shows."""
+SHORTEST_RUN = timedelta(seconds=1)
+"""A shorter run has no timeline."""
+CLASSES = 8
+"""Into how many classes the ages of rows are put."""
 SIGNS = {"failed": "\N{MULTIPLICATION SIGN}", "lagging": "\N{LEFTWARDS ARROW}", "dirty": "\N{BULLET}"}
-UNLIMITED = 10**7
-AGES = [
-    ("before the day", -UNLIMITED, -1),
-    ("0", 0, 0),
-    ("1", 1, 1),
-    ("2 to 3", 2, 3),
-    ("4 to 7", 4, 7),
-    ("8 to 14", 8, 14),
-    ("15 to 30", 15, 30),
-    ("31 to 90", 31, 90),
-    ("91 to 180", 91, 180),
-    ("181 to 365", 181, 365),
-    ("over 365", 366, UNLIMITED),
-]
-BY_RECEIPT = "batch, by its date of receipt"
 NO_NIGHT = "No batch was appended yet."
+SHARED = "Partitions merged in one call share its time evenly."
 
 
-def _attention(data: ReportData) -> Element:
-    marked = [p for p in data.partitions if p.marks]
-    marked.sort(key=lambda p: ("failed" not in p.marks, "lagging" not in p.marks, p.name))
-    rows = [(p.name, ", ".join(p.marks), p.reason or _explain_mark(p)) for p in marked[:LISTED]]
-    return _figure(
-        "What needs attention",
-        "Partitions that failed, lag behind or are not merged yet, and why.",
-        marked and _table(("partition", "state", "why"), rows, len(marked)),
-        "Nothing: every batch is merged in every partition that it touches." if data.nights else "Nothing yet.",
-    )
+@dataclass(frozen=True)
+class Line:
+    """A figure of which one line says everything."""
+
+    title: str
+    text: str
 
 
-def _explain_mark(partition: Partition) -> str:
-    if "lagging" in partition.marks:
-        return "readers see it without its newest batches"
-    return f"not all batches up to {partition.last} that touch it are merged"
+Figure = Element | Line
 
 
 # ---------------------------------------------------------------- partitions
 
 
-def _calendar(data: ReportData) -> Element:
+def _calendar(data: ReportData) -> Figure:
     if not data.by_date:
         return _most_touched(data)
-    most = max((p.times for p in data.partitions), default=0)
+    title = f"Calendar of the partitions, by {data.column}"
+    if not data.partitions:
+        return Line(title, "No partition yet.")
+    most = max(p.times for p in data.partitions)
     # Up to four shades for the counts that occur: if partitions are touched at most twice, there are two.
     bounds = sorted({-(-most * k // 4) for k in (1, 2, 3, 4)} - {0})
     days: dict[date, Day] = {}
@@ -81,32 +71,21 @@ def _calendar(data: ReportData) -> Element:
     keys = [("h0", "0")]
     for level, (low, high) in enumerate(pairwise([0, *bounds]), start=1):
         keys.append((f"h{level}", f"{high}" if low + 1 == high else f"{low + 1} to {high}"))
-    keys += [(mark, f"{SIGNS[mark]} {mark}") for mark in SIGNS]
-    left_out = f" Months before {months[0][0]}-{months[0][1]:02d} are left out." if len(shown) < len(days) else ""
-    return _figure(
-        f"Calendar of the partitions, by {data.column}",
-        f"How many of the batches touched each day's partition.{left_out}",
-        days and e("div", legend(keys), e("div", calendar(shown), class_="months"), _touched_table(data)),
-        "No partition yet.",
+    keys[-1] = (keys[-1][0], f"{keys[-1][1]} batches")
+    keys += [(mark, f"{SIGNS[mark]} {mark}") for mark in SIGNS if any(mark in p.marks for p in data.partitions)]
+    left_out = f"Months before {months[0][0]}-{months[0][1]:02d} are left out." if len(shown) < len(days) else ""
+    return _section(
+        title,
+        left_out,
+        legend(keys),
+        e("div", e("div", calendar(shown), class_="months"), _touched_table(data), class_="beside"),
         wide=True,
     )
 
 
-def _most_touched(data: ReportData) -> Element:
-    return _figure(
-        "Most touched partitions" + (f", by {data.column}" if data.column else ""),
-        "How many of the batches touched each partition.",
-        data.partitions
-        and bars(
-            [
-                Bar(p.value, p.times, (f"{p.times:,}", f"{p.last:,}", f"{p.rows:,}", ", ".join(p.marks) or "whole"))
-                for p in _by_touches(data)
-            ],
-            ("partition", "batches", "last batch", "rows", "state"),
-        ),
-        "No partition yet.",
-        wide=True,
-    )
+def _most_touched(data: ReportData) -> Figure:
+    title = f"Most touched partitions{f', by {data.column}' if data.column else ''}"
+    return _section(title, "", _touched_table(data), wide=True) if data.partitions else Line(title, "No partition yet.")
 
 
 def _touched_table(data: ReportData) -> Element:
@@ -114,10 +93,7 @@ def _touched_table(data: ReportData) -> Element:
         (p.value, f"{p.times:,}", f"{p.last:,}", f"{p.rows:,}", size(p.bytes), ", ".join(p.marks) or "whole")
         for p in _by_touches(data)
     ]
-    return _details(
-        "Most touched partitions",
-        _table(("partition", ">batches", ">last batch", ">rows", ">size", "state"), rows, len(data.partitions)),
-    )
+    return _table(("most touched", ">batches", ">last batch", ">rows", ">size", "state"), rows, len(data.partitions))
 
 
 def _by_touches(data: ReportData) -> list[Partition]:
@@ -126,30 +102,35 @@ def _by_touches(data: ReportData) -> list[Partition]:
 
 def _partition_tip(p: Partition) -> str:
     marks = f"; {', '.join(p.marks)}" if p.marks else ""
-    return f"{p.value}: touched by {_batches(p.times)}, last by batch {p.last}; {count(p.rows, 'row')}, {size(p.bytes)}{marks}"
+    stored = f"{count(p.rows, 'row')}, {size(p.bytes)}"
+    return f"{p.value}: touched by {count(p.times, 'batch', 'es')}, last by batch {p.last}; {stored}{marks}"
 
 
 # ---------------------------------------------------------------- merges
 
 
-def _timeline(data: ReportData) -> Element:
+def _timeline(data: ReportData) -> Figure:
     run = data.last_run()
     by_worker: dict[str, list[Merge]] = defaultdict(list)
     for merge in run:
         if merge.seconds is not None:
             by_worker[merge.worker or "unknown worker"].append(merge)
-    title = "Timeline of the last run, by worker"
+    title = "Last run"
     if not by_worker:
-        no_times = "The manifests don't say how long they took: an earlier lakeupsert wrote them."
-        return _figure(title, "", None, no_times if run else "No merge in these batches.", wide=True)
+        no_times = "The manifests don't say how long merges took: an earlier lakeupsert wrote them."
+        return Line(title, no_times if run else "No merge in these batches.")
     spans = {worker: _merge_spans(merges) for worker, merges in sorted(by_worker.items())}
     in_order = sorted((s for of_worker in spans.values() for s in of_worker), key=lambda s: s.began)
     begin, end = in_order[0].began, max(s.ended for s in in_order)
     length = (end - begin).total_seconds()
+    summary = (
+        f"{count(len(in_order), 'merge')} up to batch {run[-1].batch} by {count(len(spans), 'worker')}, "
+        f"from {begin:%Y-%m-%d %H:%M:%S} UTC, in {duration(length)}."
+    )
+    if end - begin < SHORTEST_RUN:
+        return Line(title, summary)
     unit, per = next(
-        (u, n)
-        for u, n in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0), ("ms", 0.001))
-        if length > 2 * n or u == "ms"
+        (u, n) for u, n in (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0)) if length > 2 * n or n == 1
     )
     bars_of_worker = {
         f"{worker}: {count(len(of_worker), 'merge')}, {duration(sum(s.merge.took for s in of_worker))}": [
@@ -159,19 +140,13 @@ def _timeline(data: ReportData) -> Element:
         for worker, of_worker in islice(spans.items(), LANES)
     }
     more = f" {len(spans) - LANES:,} more workers are left out." if len(spans) > LANES else ""
-    return _figure(
+    return _section(
         title,
-        f"When each worker merged which partition: {count(len(in_order), 'merge')} up to batch {run[-1].batch}, "
-        f"from {begin:%Y-%m-%d %H:%M:%S} UTC, {duration(length)} in total. A run ends at a pause of "
-        f"{duration(PAUSE.total_seconds())}, or at the next batch. Partitions merged in one call share its time "
-        f"evenly.{more}",
-        e(
-            "div",
-            lanes(bars_of_worker, text="{:,.0f}".format, x=f"{unit} since the start of the run's first merge"),
-            _details("These merges", _merge_table(in_order)),
-        ),
-        "",
+        f"{summary}{more}",
+        lanes(bars_of_worker, text="{:,.0f}".format, x=f"{unit} since its first merge began"),
+        _details("These merges", _merge_table(in_order)),
         wide=True,
+        tip=f"A run ends at a pause of {duration(PAUSE.total_seconds())}, or at the next batch. {SHARED}",
     )
 
 
@@ -214,92 +189,100 @@ def _merge_tip(merge: Merge) -> str:
     return f"{merge.partition}, batch {merge.batch}: {took}, {count(merge.rows, 'row')}, {size(merge.bytes_written)} written"
 
 
-def _slowest(data: ReportData) -> Element:
+def _slowest(data: ReportData) -> Figure:
     slowest: dict[str, Merge] = {}
     for merge in sorted(data.merges, key=lambda m: m.took):
         if merge.seconds is not None:
             slowest[merge.partition] = merge
     rows = sorted(slowest.values(), key=lambda m: -(m.took))[:RANKED]
-    return _figure(
-        "Slowest partitions",
-        f"The longest single merge of each{f': the first {RANKED} of {len(slowest):,}' if len(slowest) > RANKED else ''}. "
-        "Partitions merged in one call share its time evenly.",
-        rows
-        and bars(
-            [
-                Bar(
-                    partition_text(m.partition),
-                    m.took,
-                    (duration(m.took), f"{m.batch:,}", f"{m.rows:,}", size(m.bytes_written)),
-                )
-                for m in rows
-            ],
-            ("partition", "took", "batch", "rows", "written"),
-        ),
-        "No merge in these batches says how long it took.",
-    )
+    title = "Slowest partitions"
+    if not rows:
+        return Line(title, "No merge in these batches says how long it took.")
+    ranking = [
+        Bar(
+            partition_text(m.partition),
+            m.took,
+            (duration(m.took), f"{m.batch:,}", f"{m.rows:,}", size(m.bytes_written)),
+        )
+        for m in rows
+    ]
+    heads = ("partition", "took", "batch", "rows", "written")
+    return _section(title, _rest(len(slowest)), bars(ranking, heads), tip=f"The longest single merge of each. {SHARED}")
+
+
+def _rest(n: int) -> str:
+    return f"The first {RANKED} of {n:,}." if n > RANKED else ""
 
 
 # ---------------------------------------------------------------- nights
 
 
-def _rows(data: ReportData) -> Element:
-    nights = data.nights
-    groups = [
-        [
-            Mark(
-                n.rows - n.superseded,
-                f"{_batch_title(n)}: {count(n.rows, 'row')} appended, {n.superseded:,} of them superseded in the batch",
-                _bar_class("fill", n),
-            ),
-            Mark(
-                n.superseded,
-                f"{_batch_title(n)}: {count(n.superseded, 'row')} superseded in the batch",
-                _bar_class("fill2", n),
-            ),
-        ]
-        for n in nights
-    ]
-    return _figure(
+def _rows(data: ReportData) -> Figure:
+    return _per_batch(
+        data,
         "Rows appended per batch",
-        f"Accepted rows of each night.{_withdrawn_note(nights)}",
-        groups
-        and e(
-            "div",
-            legend([("fill", "to be merged"), ("fill2", "superseded within the batch")]),
-            columns(groups, _ticks(nights), text=_axis_number, y="rows", x=BY_RECEIPT),
-        ),
-        NO_NIGHT,
-    )
-
-
-def _bytes(data: ReportData) -> Element:
-    nights = data.nights
-    groups = [
+        [("fill", "to be merged"), ("fill2", "superseded within the batch")],
         [
-            Mark(n.bytes_appended, f"{_batch_title(n)}: {size(n.bytes_appended)} appended", _bar_class("fill2", n)),
-            Mark(
-                n.bytes_written,
-                f"{_batch_title(n)}: {size(n.bytes_written)} written by {'' if n.whole else 'known '}merges",
-                _bar_class("fill", n),
-            ),
-        ]
-        for n in nights
-    ]
-    return _figure(
-        "Bytes per batch",
-        f"Compressed bytes appended, and written by the merges of each batch.{_withdrawn_note(nights)}",
-        groups
-        and e(
-            "div",
-            legend([("fill2", "appended"), ("fill", "written by merges")]),
-            columns(groups, _ticks(nights), text=_axis_size, y="bytes", x=BY_RECEIPT, side_by_side=True),
-        ),
-        NO_NIGHT,
+            [
+                Mark(
+                    n.rows - n.superseded,
+                    f"{count(n.rows, 'row')} appended, {n.superseded:,} of them superseded",
+                    "fill",
+                ),
+                Mark(n.superseded, f"{count(n.superseded, 'row')} superseded", "fill2"),
+            ]
+            for n in data.nights
+        ],
+        _axis_number,
+        "rows",
     )
 
 
-def _amplification(data: ReportData) -> Element:
+def _bytes(data: ReportData) -> Figure:
+    return _per_batch(
+        data,
+        "Bytes written per batch",
+        [("fill2", "appended"), ("fill", "written by merges")],
+        [
+            [
+                Mark(n.bytes_appended, f"{size(n.bytes_appended)} appended", "fill2"),
+                Mark(
+                    n.bytes_written, f"{size(n.bytes_written)} written by {'' if n.whole else 'known '}merges", "fill"
+                ),
+            ]
+            for n in data.nights
+        ],
+        _axis_size,
+        "compressed bytes",
+    )
+
+
+def _per_batch(
+    data: ReportData,
+    title: str,
+    keys: Sequence[tuple[str, str]],
+    stacks: Sequence[Sequence[Mark]],
+    text: Callable[[float], str],
+    y: str,
+    *below: Element,
+) -> Figure:
+    """A section with a stack for each night. ``below``: what follows the chart."""
+    nights = data.nights
+    if not any(mark.value for marks in stacks for mark in marks):
+        return Line(title, "None in these batches." if nights else NO_NIGHT)
+    named = [
+        [
+            Mark(m.value, f"{_batch_title(n)}: {m.tip}", f"{m.class_} withdrawn" if n.withdrawn else m.class_)
+            for m in marks
+        ]
+        for n, marks in zip(nights, stacks, strict=True)
+    ]
+    pale = [("fill withdrawn", "withdrawn")] if any(n.withdrawn for n in nights) else []
+    chart = columns(named, _ticks(nights), text=text, y=y)
+    return _section(title, "", legend([*keys, *pale, *_event_key(nights)]), chart, *below, wide=len(nights) > MANY)
+
+
+def _amplification(data: ReportData) -> Figure:
     nights = data.nights
     points = [
         Mark(a, f"{_batch_title(n)}: {a:,.1f} bytes written per byte appended")
@@ -307,22 +290,20 @@ def _amplification(data: ReportData) -> Element:
         else None
         for n in nights
     ]
-    unknown = sum(p is None and n.restored is None for p, n in zip(points, nights, strict=True))
-    left_out = (
-        f" Left out: {_batches(unknown)} not merged in every partition, or with trimmed versions." if unknown else ""
-    )
-    return _figure(
-        "Write amplification per batch",
-        f"Bytes that merges wrote per byte appended.{left_out}",
-        any(points)
-        and line(
-            points,
-            _ticks(nights),
-            text="{:,.0f}\N{MULTIPLICATION SIGN}".format,
-            y="bytes written / bytes appended",
-            x=BY_RECEIPT,
-        ),
-        "None of these batches is merged in every partition that it touches." if nights else NO_NIGHT,
+    title = "Write amplification per batch"
+    if not any(points):
+        return Line(
+            title, "None of these batches is merged in every partition that it touches." if nights else NO_NIGHT
+        )
+    unknown = sum(p is None and n.kind == "batch" for p, n in zip(points, nights, strict=True))
+    return _section(
+        title,
+        f"Left out: {count(unknown, 'batch', 'es')} not merged in every partition, or with trimmed versions."
+        if unknown
+        else "",
+        legend([("fill", "bytes that merges wrote per byte appended"), *_event_key(nights)]),
+        line(points, _ticks(nights), text="{:,.2g}\N{MULTIPLICATION SIGN}".format, y="written / appended"),
+        wide=len(nights) > MANY,
     )
 
 
@@ -330,54 +311,53 @@ def _factor(night: Night) -> float | None:
     return night.bytes_written / night.bytes_appended if night.whole and night.bytes_appended else None
 
 
-def _ages(data: ReportData) -> Element:
+def _ages(data: ReportData) -> Figure:
+    title = "Age of the data that comes"
+    if not data.ages:
+        no_date = f"{data.column} is not a date, so rows have no age."
+        return Line(title, NO_NIGHT if data.by_date or not data.nights else no_date)
     total = sum(data.ages.values())
-    classes = [(label, sum(n for age, n in data.ages.items() if low <= age <= high)) for label, low, high in AGES]
-    used = [i for i, (_, rows) in enumerate(classes) if rows]
-    return _figure(
-        "Age of the data that comes",
-        f"Days from a partition's {data.column or 'date'} to the receipt of its rows.",
-        total
-        and bars(
-            [
-                Bar(label, rows, (f"{rows:,}", f"{rows / total:.1%}"))
-                for label, rows in classes[min(used) : max(used) + 1]
-            ],
-            ("days late", "rows", "share"),
-        ),
-        NO_NIGHT if data.by_date or not data.nights else f"{data.column} is not a date, so rows have no age.",
-    )
+    rows = [
+        Bar(f"{low:,}" if low == high else f"{low:,} to {high:,}", n, (f"{n:,}", f"{n / total:.1%}"))
+        for low, high, n in _classes(data.ages)
+    ]
+    tip = f"Days from a partition's {data.column} to the receipt of its rows; negative: received before that day."
+    return _section(title, "", bars(rows, ("days late", "rows", "share")), tip=tip)
 
 
-def _quarantine(data: ReportData) -> Element:
-    nights = data.nights
+def _classes(ages: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    """Up to `CLASSES` ranges of ages, with their rows: neighbours that together have the fewest rows share one."""
+    classes = [(age, age, rows) for age, rows in sorted(ages.items())]
+    while len(classes) > CLASSES:
+        i = min(range(len(classes) - 1), key=lambda i: classes[i][2] + classes[i + 1][2])
+        (low, _, one), (_, high, other) = classes[i : i + 2]
+        classes[i : i + 2] = [(low, high, one + other)]
+    return classes
+
+
+def _quarantine(data: ReportData) -> Figure:
     totals: Counter[str] = Counter()
-    for night in nights:
+    for night in data.nights:
         totals.update(night.quarantined)
     reasons = [reason for reason, _ in totals.most_common()]
     class_ = {reason: f"c{min(i, REASONS)}" for i, reason in enumerate(reasons)}
-    groups = [
-        [
-            Mark(n.quarantined[r], f"{_batch_title(n)}: {n.quarantined[r]:,} {r}", _bar_class(class_[r], n))
-            for r in reasons
-            if r in n.quarantined
-        ]
-        for n in nights
+    stacks = [
+        [Mark(n.quarantined[r], f"{n.quarantined[r]:,} {r}", class_[r]) for r in reasons if r in n.quarantined]
+        for n in data.nights
     ]
-    entries = [(class_[r], f"{r} {totals[r]:,}") for r in reasons[:REASONS]]
-    if others := reasons[REASONS:]:
-        entries.append((f"c{REASONS}", f"others {sum(totals[r] for r in others):,}"))
-    return _figure(
-        "Quarantined rows per batch, by reason",
-        f"Refused rows. They are in _lakeupsert/quarantine/, with reason and place.{_withdrawn_note(nights)}",
-        totals
-        and e("div", legend(entries), columns(groups, _ticks(nights), text=_axis_number, y="rows", x=BY_RECEIPT)),
-        "No row was refused in these batches." if nights else NO_NIGHT,
-    )
+    keys = [(class_[r], r) for r in reasons[:REASONS]] + ([(f"c{REASONS}", "others")] if reasons[REASONS:] else [])
+    rows = [
+        (r, f"{totals[r]:,}", *((x.where, x.reason) if (x := data.examples.get(r)) else ("not found", "")))
+        for r in reasons
+    ]
+    examples = _table(("reason", ">rows", "for example", "why"), rows, len(rows))
+    return _per_batch(data, "Quarantined rows per batch, by reason", keys, stacks, _axis_number, "rows", examples)
 
 
-def _numbers(data: ReportData) -> Element:
-    nights = data.nights
+def _numbers(data: ReportData) -> Figure:
+    title = "The batches in numbers"
+    if not data.nights:
+        return Line(title, NO_NIGHT)
     heads = [
         ">batch",
         "state",
@@ -392,31 +372,32 @@ def _numbers(data: ReportData) -> Element:
         ">factor",
         "id",
     ]
-    rows = [
-        (
-            f"{n.number:,}",
-            _state(n),
-            f"{n.received:%Y-%m-%d %H:%M}",
-            f"{n.touched:,}",
-            f"{n.rows:,}",
-            f"{n.superseded:,}",
-            f"{sum(n.quarantined.values()):,}",
-            *(f"{getattr(n.changes, name):,}" for name in n.changes.__struct_fields__),
-            size(n.bytes_appended),
-            size(n.bytes_written),
-            "" if (a := _factor(n)) is None else f"{a:,.1f}",
-            n.batch_id,
-        )
-        for n in reversed(nights)
-    ]
-    return _figure(
-        "The batches in numbers",
-        "Newest first. Struck through: a later restore withdrew the batch, so its rows do not count."
-        if any(n.withdrawn for n in nights)
-        else "Newest first.",
-        rows and _table(heads, rows, len(rows), ["withdrawn" if n.withdrawn else None for n in reversed(nights)]),
-        NO_NIGHT,
-        wide=True,
+    rows = [_numbers_row(n) for n in reversed(data.nights)]
+    classes = ["withdrawn" if n.withdrawn else None for n in reversed(data.nights)]
+    older = (
+        [_details(f"{len(rows) - OPEN:,} older batches", _table(heads, rows[OPEN:], 0, classes[OPEN:]))]
+        if len(rows) > OPEN
+        else []
+    )
+    return _section(title, "", _table(heads, rows[:OPEN], 0, classes[:OPEN]), *older, wide=True)
+
+
+def _numbers_row(n: Night) -> Sequence[str]:
+    if n.kind == "schema":
+        return f"{n.number:,}", _state(n), f"{n.received:%Y-%m-%d %H:%M}", *[""] * 13
+    return (
+        f"{n.number:,}",
+        _state(n),
+        f"{n.received:%Y-%m-%d %H:%M}",
+        f"{n.touched:,}",
+        f"{n.rows:,}",
+        f"{n.superseded:,}",
+        f"{sum(n.quarantined.values()):,}",
+        *(f"{getattr(n.changes, name):,}" for name in n.changes.__struct_fields__),
+        size(n.bytes_appended),
+        size(n.bytes_written),
+        "" if (a := _factor(n)) is None else f"{a:,.1f}",
+        n.batch_id,
     )
 
 
@@ -427,26 +408,15 @@ def _batch_title(night: Night) -> str:
 
 def _state(night: Night) -> str:
     """The state of a batch that is not a usual one."""
-    if night.restored is not None:
-        return f"restore to snapshot {night.restored.snapshot}"
-    return "withdrawn" if night.withdrawn else ""
+    return ", ".join(filter(None, ["withdrawn" if night.withdrawn else "", night.note]))
 
 
-def _bar_class(class_: str, night: Night) -> str:
-    """The CSS class of a bar, pale if the batch was withdrawn."""
-    return f"{class_} withdrawn" if night.withdrawn else class_
+def _event_key(nights: Sequence[Night]) -> list[tuple[str, str]]:
+    return [("event", "restore, replay or change of the schema")] if any(n.note for n in nights) else []
 
 
-def _withdrawn_note(nights: Sequence[Night]) -> str:
-    return " Pale: withdrawn by a restore." if any(n.withdrawn for n in nights) else ""
-
-
-def _ticks(nights: Sequence[Night]) -> list[str]:
-    return [f"{n.received:%m-%d}" for n in nights]
-
-
-def _batches(n: int) -> str:
-    return f"{n:,} batch{'' if n == 1 else 'es'}"
+def _ticks(nights: Sequence[Night]) -> list[Tick]:
+    return [Tick(f"{n.number}", f"{n.received:%m-%d}", f"{_batch_title(n)}" if n.note else "") for n in nights]
 
 
 def _axis_number(n: float) -> str:
@@ -463,13 +433,13 @@ def _axis_size(n: float) -> str:
 # ---------------------------------------------------------------- parts
 
 
-def _figure(title: str, note: str, content: Element | object, empty: str, *, wide: bool = False) -> Element:
-    """A section with ``content``, or with the text ``empty`` if ``content`` is not an element."""
+def _section(title: str, note: str, *content: Element, wide: bool = False, tip: str = "") -> Element:
+    """``tip``: what the figure means, shown by the mouse over its title."""
     return e(
         "section",
-        e("h2", title),
+        e("h2", title, title=tip or None),
         e("p", note, class_="note") if note else [],
-        content if isinstance(content, Element) else e("p", empty, class_="empty"),
+        content,
         class_="wide" if wide else None,
     )
 
@@ -477,27 +447,37 @@ def _figure(title: str, note: str, content: Element | object, empty: str, *, wid
 def _table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], total: int, row_classes: Sequence[str | None] = ()
 ) -> Element:
-    """A heading that starts with `>` aligns its column to the right. ``row_classes``: the CSS class of each row, if given."""
+    """A table. On a phone each row becomes a paragraph, and each cell says its heading.
+
+    A heading that starts with `>` aligns its column to the right. ``row_classes``: the CSS class of each row, if given.
+    """
+    names = [head.removeprefix(">") for head in heads]
     classes = ["n" if head[0] == ">" else None for head in heads]
-    headings = [e("th", head.removeprefix(">"), class_=class_) for head, class_ in zip(heads, classes, strict=True)]
     body = [
         e(
             "tr",
-            [e("td", cell, class_=class_ or breaking(cell, 40)) for cell, class_ in zip(row, classes, strict=True)],
+            [_cell(cell, name, class_) for cell, class_, name in zip(row, classes, names, strict=True)],
             class_=row_class,
         )
         for row, row_class in zip(rows, row_classes or [None] * len(rows), strict=True)
     ]
-    more = [e("p", f"{total - len(rows):,} more are left out.", class_="note")] if total > len(rows) else []
-    return e("div", e("table", e("thead", e("tr", headings)), e("tbody", body)), more, class_="scroll")
+    headings = [e("th", name, class_=class_) for name, class_ in zip(names, classes, strict=True)]
+    more = [e("p", f"and {total - len(rows):,} more", class_="note")] if total > len(rows) else []
+    return e("div", e("table", e("thead", e("tr", headings)), e("tbody", body), class_="rows"), more)
+
+
+def _cell(text: str, head: str, class_: str | None) -> Element:
+    """A cell. A generated id is shown by its first digits, as Git shows its own."""
+    is_id = GENERATED.fullmatch(text)
+    classes = f"{class_ or ''} {'zero' if text in ('0', '0 B') else ''}".strip()
+    return e("td", text[:8] if is_id else text, class_=classes or None, data_head=head, title=text if is_id else None)
 
 
 def _details(summary: str, content: Element) -> Element:
     return e("details", e("summary", summary), content)
 
 
-FIGURES: list[Callable[[ReportData], Element]] = [
-    _attention,
+FIGURES: list[Callable[[ReportData], Figure]] = [
     _calendar,
     _timeline,
     _rows,

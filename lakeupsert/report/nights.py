@@ -1,23 +1,28 @@
-"""What happened in the last nights. A night is a batch or a restore.
+"""What happened in the last nights. A night is a batch, a restore, or a change of the schema.
 
-Reads     status and ledger; for each partition that these nights touch, its manifests back to the first of them
+Reads     status and ledger; for each partition that these nights touch, its manifests back to the first of them; a few quarantine
+          files, for an example of each reason; the first names in the landing zone
 Repeat    safe; reads only. Trimmed versions are not an error: the page says what it leaves out because of them
 """
 
-from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
+from typing import Literal
 
 import pyarrow as pa
 
 from lakeupsert import clock
+from lakeupsert.errors import LakeupsertError
+from lakeupsert.pipeline.discover import skipped_files
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.report.status import Status, status
+from lakeupsert.report.examples import Example, find_examples
+from lakeupsert.report.status import NIGHTS, Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import partition_scalars, partition_text, ranged_column
-from lakeupsert.table.ledger import LedgerEntry, RestorePoint, active_batches
+from lakeupsert.table.ledger import LedgerEntry, active_batches
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 from lakeupsert.table.spec import TableSpec
 
@@ -31,7 +36,7 @@ class Merge:
     """A version of a partition that a merge wrote.
 
     ``seconds`` and ``worker`` are None if an earlier lakeupsert wrote the version. Partitions that were merged in one call
-    share its time evenly, so ``began`` is exact for the call, not for each partition.
+    share its time evenly, so ``began`` is exact for the call, not for each partition. ``refused``: rows below the floor.
     """
 
     partition: str
@@ -41,6 +46,7 @@ class Merge:
     worker: str | None
     rows: int
     bytes_written: int
+    refused: int
     changes: Changes
 
     @property
@@ -55,15 +61,18 @@ class Merge:
 
 @dataclass(frozen=True)
 class Night:
-    """One batch, or one restore.
+    """One batch, or another ledger entry that changes what the table is.
 
     Attributes:
+        note: what is unusual about it: what a restore goes back to, what was renamed, or that rows were replayed.
+        quarantined: refused rows by reason, also of its merges.
         whole: the merges of all touched partitions are known, so ``bytes_written`` and ``changes`` are complete.
         withdrawn: a later restore withdrew the batch; its rows no longer count.
-        restored: what a restore went back to; None for a batch.
     """
 
     number: int
+    kind: Literal["batch", "restore", "schema"]
+    note: str
     batch_id: str
     received: datetime
     touched: int
@@ -75,7 +84,6 @@ class Night:
     changes: Changes
     whole: bool
     withdrawn: bool = False
-    restored: RestorePoint | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +105,13 @@ class Partition:
 class ReportData:
     """Everything that the page shows. ``nights`` are in ascending order, ``merges`` in the order of their ends.
 
-    ``by_date``: the partition column is a date. ``ages``: rows of batches that count, by the days from the partition's date to
-    the receipt of the row.
+    Attributes:
+        by_date: the partition column is a date.
+        ages: rows of batches that count, by the days from the partition's date to the receipt of the row.
+        examples: a refused row of each reason, as far as one was found.
+        unaccounted: partitions that have other rows than these nights appended, by the counters of their manifests.
+        older: whether there are batches before ``nights``.
+        skipped: which landing files no batch takes, or why that is not known; "" if none.
     """
 
     status: Status
@@ -109,6 +122,15 @@ class ReportData:
     merges: Sequence[Merge] = ()
     partitions: Sequence[Partition] = ()
     ages: dict[int, int] = field(default_factory=dict)
+    examples: Mapping[str, Example] = field(default_factory=dict)
+    unaccounted: Sequence[str] = ()
+    older: bool = False
+    skipped: str = ""
+
+    @property
+    def age(self) -> timedelta | None:
+        """How old the newest data are that readers see; None if they see nothing."""
+        return self.at - datetime.fromisoformat(self.status.received_at) if self.status.received_at else None
 
     def last_run(self) -> list[Merge]:
         """The last merges without a pause between them, since their last batch was received, in the order of their ends."""
@@ -123,26 +145,29 @@ class ReportData:
         return run[::-1]
 
 
-def observe(table: OpenTable, nights: int) -> ReportData:
-    """Read the last ``nights`` batches of the table, and all its partitions."""
+def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
+    """Read the last ``nights`` batches of the table, and all its partitions.
+
+    ``landing_names``: how many names in the landing zone it looks at.
+    """
     now = status(table)
     head, spec = table.ledger_head(), table.head_spec()
     if head is None or spec is None:
-        return ReportData(now, clock.now())
-    links = [x for x in table.entries(max(0, head.number - nights), head.number) if x.body.kind in ("batch", "restore")]
-    batches = active_batches(enumerate(table.headers(head.number)))
+        return ReportData(now, clock.now(), skipped=_skipped(table, landing_names))
+    headers = table.headers(head.number)
+    numbers = [number for number, entry in enumerate(headers) if entry.kind == "batch"]
+    first = numbers[-nights] if len(numbers) > nights else 1
+    links = [x for x in table.entries(first - 1, head.number) if x.body.kind in (*NIGHTS, "schema")]
+    batches = active_batches(enumerate(headers))
     touches: dict[str, list[int]] = defaultdict(list)
     for link in links:
         for partition in link.body.touched:
             touches[partition].append(link.number)
-    merges: list[Merge] = []
-    known: dict[str, range] = {}
     heads = table.heads(touches)
     with ThreadPoolExecutor(CHAINS_AT_ONCE) as pool:
-        chains = pool.map(lambda link: _merges(table, link, links[0].number - 1), heads.values())
-        for partition, (found, covered) in zip(heads, chains, strict=True):
-            merges += [merge for merge in found if merge.batch <= head.number]  # a night may be running
-            known[partition] = covered
+        found = pool.map(lambda link: _walk(table, link, first - 1, head.number), heads.values())
+        walks = dict(zip(heads, found, strict=True))
+    merges = sorted((merge for walk in walks.values() for merge in walk.merges), key=lambda m: m.ended)
     by_night: dict[int, list[Merge]] = defaultdict(list)
     for merge in merges:
         by_night[merge.batch].append(merge)
@@ -154,34 +179,97 @@ def observe(table: OpenTable, nights: int) -> ReportData:
         for partition, touched in link.body.touched.items():
             if by_date and link.number in batches:
                 ages[(_received(link).date() - days[partition]).days] += touched.rows
+    merged = [name for walk in walks.values() for name in reversed(walk.quarantine)]
+    refused = [(x.body.quarantined, [f.name for f in x.body.quarantine]) for x in reversed(links)]
     return ReportData(
         status=now,
         at=clock.now(),
         column=column,
         by_date=by_date,
-        nights=[_night(link, by_night[link.number], known, batches) for link in links],
-        merges=sorted(merges, key=lambda m: m.ended),
+        nights=[_night(table, link, by_night[link.number], walks, batches) for link in links],
+        merges=merges,
         partitions=_partitions(table, now, spec.body, touches, batches, by_date=by_date),
         ages=dict(ages),
+        examples=find_examples(table.store, [*refused, (("below_floor",), merged)]),
+        unaccounted=[p for p, walk in walks.items() if not _is_accounted(table, p, walk, first - 1)],
+        older=first > 1,
+        skipped=_skipped(table, landing_names),
     )
 
 
-def _merges(table: OpenTable, head: Link[Manifest], after: int) -> tuple[list[Merge], range]:
-    """The partition's merges after batch ``after``, and the range of batches for which they are complete."""
+def _skipped(table: OpenTable, landing_names: int) -> str:
+    try:
+        return str(skipped_files(table, landing_names) or "")
+    except (LakeupsertError, OSError) as e:  # the table can be looked at without its landing zone
+        return f"not known: {e.message if isinstance(e, LakeupsertError) else e}"
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """What the versions of a partition say.
+
+    Attributes:
+        known: the batches for which ``merges`` are complete.
+        gained: rows that were appended after batch ``since``, up to batch ``up_to``, by the counters.
+        quarantine: what merges refused meanwhile.
+    """
+
+    merges: list[Merge]
+    known: range
+    since: int
+    up_to: int
+    gained: int
+    quarantine: tuple[str, ...]
+
+
+def _walk(table: OpenTable, head: Link[Manifest], after: int, last: int) -> _Walk:
+    """Walk the versions of a partition that merged batches after ``after``, up to ``last``: a night may be running."""
     chain = table.objects.partition(head.body.partition)
     found = []
+    newest: Manifest | None = None
     newer = head
     while newer.body.merged > after:
+        if newest is None and newer.body.merged <= last:
+            newest = newer.body
         older = chain.get(newer.number - 1) if newer.number else None
         # A failure mark repeats the version below it except for `failed`. A reprocess merges no batch either.
         merged_nothing = older.body.merged == newer.body.merged if older else newer.body.failed is not None
-        if not merged_nothing:
+        if newest is not None and not merged_nothing:
             found.append(_merge(older, newer))
         if older is None:
             begin = 0 if newer.number == 0 else newer.body.merged + merged_nothing
-            return found, range(begin, head.body.merged + 1)
+            break
         newer = older
-    return found, range(newer.body.merged + 1, head.body.merged + 1)
+    else:
+        begin = newer.body.merged + 1
+    newest = newest or newer.body
+    is_first = newer.number == 0 and newer.body.merged > after
+    oldest = Manifest(partition=newest.partition, merged=-1, spec_version=0) if is_first else newer.body
+    return _Walk(
+        merges=found,
+        known=range(begin, newest.merged + 1),
+        since=oldest.merged,
+        up_to=newest.merged,
+        gained=_counted(newest, "appended") - _counted(oldest, "appended"),
+        quarantine=newest.quarantine[len(oldest.quarantine) :],
+    )
+
+
+def _counted(manifest: Manifest, name: str) -> int:
+    return sum(getattr(bucket.counters, name) for bucket in manifest.buckets)
+
+
+def _is_accounted(table: OpenTable, partition: str, walk: _Walk, after: int) -> bool:
+    """Whether a partition has the rows that the ledger says were appended to it.
+
+    The first version of a partition may have merged batches before those shown. Then the ledger is read back to the beginning.
+    """
+
+    def appended(since: int) -> int:
+        entries = table.entries(since, walk.up_to)
+        return sum(link.body.touched[partition].rows for link in entries if partition in link.body.touched)
+
+    return any(walk.gained == appended(since) for since in (max(walk.since, after), walk.since))
 
 
 def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
@@ -197,29 +285,48 @@ def _merge(older: Link[Manifest] | None, link: Link[Manifest]) -> Merge:
         worker=worker if isinstance(worker, str) else None,
         rows=manifest.rows,
         bytes_written=sum(f.bytes for f in files if f.name not in before),
+        refused=max(0, _counted(manifest, "refused") - (_counted(older.body, "refused") if older else 0)),
         changes=manifest.changes,
     )
 
 
 def _night(
-    link: Link[LedgerEntry], merges: Sequence[Merge], known: dict[str, range], batches: Collection[int]
+    table: OpenTable,
+    link: Link[LedgerEntry],
+    merges: Sequence[Merge],
+    walks: Mapping[str, _Walk],
+    batches: Collection[int],
 ) -> Night:
     entry = link.body
+    refused = Counter(below_floor=sum(merge.refused for merge in merges))
     return Night(
         number=link.number,
+        kind="restore" if entry.restored else "batch" if entry.kind == "batch" else "schema",
+        note=_note(table, entry),
         batch_id=entry.batch_id,
         received=_received(link),
         touched=len(entry.touched),
         rows=entry.rows_appended,
         superseded=entry.rows_superseded,
-        quarantined=entry.quarantined,
+        quarantined=dict(Counter(entry.quarantined) + refused),
         bytes_appended=sum(t.bytes for t in entry.touched.values()),
         bytes_written=sum(merge.bytes_written for merge in merges),
         changes=sum((merge.changes for merge in merges), NO_CHANGES),
-        whole=all(link.number in known.get(p, ()) for p in entry.touched),
+        whole=all(p in walks and link.number in walks[p].known for p in entry.touched),
         withdrawn=entry.kind == "batch" and link.number not in batches,
-        restored=entry.restored,
     )
+
+
+def _note(table: OpenTable, entry: LedgerEntry) -> str:
+    if entry.restored is not None:
+        return f"restore to snapshot {entry.restored.snapshot}"
+    if entry.kind == "schema":
+        before, after = table.spec(entry.spec_version - 1), table.spec(entry.spec_version)
+        names = after.changed_names(len(before.renames))
+        return (
+            ", ".join(f"{old} renamed {new}" if new else f"{old} dropped" for old, new in names.items()) or "new schema"
+        )
+    return "replay" if entry.replayed else ""
 
 
 def _partitions(

@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     from lakeupsert.queue import QueueStats
 
 
-def count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+def count(n: int, noun: str, ending: str = "s") -> str:
+    return f"{n:,} {noun}{'' if n == 1 else ending}"
 
 
 def size(n: float) -> str:
@@ -39,4 +39,5 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    return f"{minutes // 60:,} h {minutes % 60} min"
+    hours = minutes // 60
+    return f"{hours} h {minutes % 60} min" if hours < 48 else f"{hours // 24:,} d {hours % 24} h"

@@ -1,16 +1,20 @@
 """The page: one self-contained HTML file. It loads nothing, runs no script, and shows only what `ReportData` has."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 from importlib.resources import files
 from xml.etree.ElementTree import Element
 
-from lakeupsert.report.figures import FIGURES
+from lakeupsert.report.attention import Finding, findings, verdict
+from lakeupsert.report.figures import FIGURES, Line
 from lakeupsert.report.html import document, e
-from lakeupsert.report.nights import Night, ReportData
-from lakeupsert.report.numbers import messages, size, when
+from lakeupsert.report.nights import ReportData
+from lakeupsert.report.numbers import duration, size
 
 # Browsers then refuse scripts and loads from anywhere, even if an escape were missing somewhere.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+LISTED = 20
+"""How many findings the page lists."""
 
 
 def page(name: str, data: ReportData) -> str:
@@ -25,70 +29,97 @@ def page(name: str, data: ReportData) -> str:
         e("title", f"{name}: lakeupsert report, {data.at:%Y-%m-%d}"),
         e("style", style),
     )
-    body = e("body", _header(name, data), e("main", [figure(data) for figure in FIGURES]))
+    figures = [figure(data) for figure in FIGURES]
+    drawn = [one for one in figures if isinstance(one, Element)]
+    body = e("body", _header(name, data), e("main", _attention(name, data), drawn, _lines(figures)))
     return document(e("html", head, body, lang="en"))
 
 
 def _header(name: str, data: ReportData) -> Element:
-    status = data.status
-    if status.snapshot is None or status.published_at is None:
-        published = "no snapshot yet"
-    else:
-        published = f"snapshot {status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
-    facts = {
-        "rows": f"{status.rows:,}",
-        "partitions": f"{status.partitions:,}",
-        "size": size(status.bytes),
-        "dirty": f"{status.dirty:,}",
-        "lagging": f"{len(status.lagging):,}",
-        "failed": f"{len(status.failed):,}",
-        "quarantined rows": f"{status.quarantined:,}",
-        "queue": messages(status.queue),
-        **{
-            name: "not known" if standing.behind is None else f"{standing.behind:,} behind"
-            for name, standing in status.publishers.items()
-        },
-    }
-    bad = {"failed"} if status.failed else set()
-    bad |= {"lagging"} if status.lagging else set()
-    bad |= {name for name, standing in status.publishers.items() if not standing.is_newest}
     return e(
         "header",
         e("h1", f"Table {name}"),
-        e("p", f"As of {data.at:%Y-%m-%d %H:%M:%S} UTC: {published}."),
-        e(
-            "dl",
-            [
-                e(
-                    "div",
-                    e("dt", label),
-                    e("dd", text),
-                    class_="bad" if label in bad else "wide" if label == "queue" else None,
-                )
-                for label, text in facts.items()
-            ],
+        _finding("div", verdict(name, data.status, data.at, data.unaccounted)),
+        e("dl", [e("div", e("dt", label), e("dd", text), class_=class_) for label, text, class_ in _tiles(data)]),
+        e("p", _span(data)),
+    )
+
+
+def _finding(tag: str, one: Finding) -> Element:
+    # Every command is a block of its own, which one click or tap selects.
+    return e(
+        tag,
+        e("strong", one.what),
+        e("p", one.why) if one.why else [],
+        e("p", _prose(f"Next: {one.remedy}.")) if one.remedy else [],
+        [e("pre", e("code", command)) for command in one.commands],
+        class_=f"finding {one.level}",
+    )
+
+
+def _prose(text: str) -> list[Element]:
+    """A text in which `backticks` are code."""
+    parts = text.split("`")
+    return [e("code" if i % 2 else "span", part) for i, part in enumerate(parts) if part]
+
+
+def _attention(name: str, data: ReportData) -> list[Element]:
+    found = findings(name, data)
+    more = [e("p", f"{len(found) - LISTED:,} more are left out.", class_="note")] if len(found) > LISTED else []
+    listed = e("ul", [_finding("li", one) for one in found[:LISTED]])
+    return [e("section", e("h2", "What needs attention"), listed, more, class_="wide")] if found else []
+
+
+def _tiles(data: ReportData) -> list[tuple[str, str, str | None]]:
+    """Figures at first sight: label, text, CSS class."""
+    status, queue = data.status, data.status.queue
+    messages = (None, None, None) if queue is None else (queue.visible, queue.leased, queue.dead)
+    return [
+        ("newest data", "none" if data.age is None else _age(data.age), None),
+        ("rows", f"{status.rows:,}", None),
+        ("partitions", f"{status.partitions:,}", None),
+        ("size", size(status.bytes), None),
+        ("dirty", f"{status.dirty:,}", None),
+        ("lagging", f"{len(status.lagging):,}", "bad" if status.lagging else None),
+        ("failed", f"{len(status.failed):,}", "bad" if status.failed else None),
+        ("quarantined", f"{status.quarantined:,}", "warn" if status.quarantined else None),
+        *(
+            (label, "unknown" if n is None else f"{n:,}", "bad" if n and label == "dead letters" else None)
+            for label, n in zip(("waiting", "in work", "dead letters"), messages, strict=True)
         ),
-        e("p", _span(data.nights)),
-    )
+        *(
+            (
+                publisher,
+                "not known" if standing.behind is None else f"{standing.behind:,} behind",
+                None if standing.is_newest else "warn",
+            )
+            for publisher, standing in status.publishers.items()
+        ),
+    ]
 
 
-def _span(nights: Sequence[Night]) -> str:
-    if not nights:
-        return "No batch was appended yet."
-    first, last = nights[0], nights[-1]
+def _age(age: timedelta) -> str:
+    seconds = max(0.0, age.total_seconds())
+    return duration(seconds if seconds < 60 else seconds // 60 * 60)
+
+
+def _span(data: ReportData) -> str:
+    numbers = [n.number for n in data.nights]
     batches = (
-        f"batch {last.number}"
-        if first is last
-        else f"the last {len(nights):,} batches, {first.number} to {last.number}"
+        f"Batch {numbers[0]}"
+        if len(numbers) == 1
+        else f"Batches {numbers[0]} to {numbers[-1]}"
+        if numbers
+        else "No batch"
     )
-    exceptions = {
-        "restored an earlier snapshot": sum(n.restored is not None for n in nights),
-        "withdrawn": sum(n.withdrawn for n in nights),
-    }
-    note = ", ".join(f"{number:,} {kind}" for kind, number in exceptions.items() if number)
-    days = sorted({f"{first.received:%Y-%m-%d}", f"{last.received:%Y-%m-%d}"})
-    return (
-        f"The figures show {batches}{f' ({note})' if note else ''}, received {' to '.join(days)}. "
-        f"{'Older batches are not shown. ' if first.number > 1 else ''}"
-        "All times are UTC; 1 kB is 1,000 bytes."
-    )
+    older = " Older batches are not shown." if data.older else ""
+    return f"{batches} as of {data.at:%Y-%m-%d %H:%M:%S} UTC.{older} All times are UTC; 1 kB is 1,000 bytes."
+
+
+def _lines(figures: Sequence[Element | Line]) -> list[Element]:
+    titles: dict[str, list[str]] = {}
+    for one in figures:
+        if isinstance(one, Line):
+            titles.setdefault(one.text, []).append(one.title)
+    lines = [e("p", e("b", ", ".join(names)), f": {text}") for text, names in titles.items()]
+    return [e("section", lines, class_="wide lines")] if lines else []

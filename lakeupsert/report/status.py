@@ -15,6 +15,9 @@ from lakeupsert.queue import QueueStats
 from lakeupsert.table.ledger import find_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
+NIGHTS = ("batch", "restore")
+"""The kinds of ledger entries that change what readers see."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -26,6 +29,8 @@ class Status:
         behind: partitions whose last batch readers do not see yet, and whether the partition is dirty (has batches that are
             not merged).
         dirty: the number of dirty partitions.
+        unpublished_since: the first batch (or restore) that no snapshot shows; None: all are published, some without the
+            ``lagging`` partitions.
         failed: partitions that can't be merged, with the reason.
         queue: messages of the queue, or of both queues if there is a ``large_queue``. Both are None if they can't be read;
             then a warning says why.
@@ -40,6 +45,7 @@ class Status:
     received_at: str | None
     partitions: int
     dirty: int
+    unpublished_since: int | None
     behind: dict[str, bool]
     lagging: tuple[str, ...]
     failed: dict[str, str]
@@ -62,6 +68,7 @@ def status(table: OpenTable) -> Status:
     head = table.ledger_head()
     body = snapshot.body if snapshot else Snapshot(batch=0, spec_version=0)
     headers = table.headers(head.number) if head else []
+    later = headers[body.batch + 1 :]
     wanted = table.unpublished(snapshot.body if snapshot else None, head.number) if head else {}
     heads = table.heads(wanted)
     behind = {p: p not in heads or heads[p].body.merged < batch for p, batch in wanted.items()}
@@ -83,6 +90,7 @@ def status(table: OpenTable) -> Status:
         received_at=_time(headers[body.batch].received_at) if snapshot else None,
         partitions=body.partitions_with_rows,
         dirty=sum(behind.values()),
+        unpublished_since=next((n for n, entry in enumerate(later, body.batch + 1) if entry.kind in NIGHTS), None),
         behind=behind,
         lagging=body.lagging,
         failed={p: mark.reason for p, mark in marks.items() if mark},

@@ -1,0 +1,180 @@
+"""What is wrong with a table, worst first, each with the command to type: for the page and for the terminal. Nothing is read."""
+
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+from statistics import median
+from typing import Literal, get_args
+
+from lakeupsert.errors import split_text
+from lakeupsert.report.nights import Night, ReportData
+from lakeupsert.report.numbers import count, duration
+from lakeupsert.report.status import Status
+
+Level = Literal["bad", "warn", "note", "good"]
+
+NAMED = 3
+"""How many partitions a finding names."""
+SHORTEST_PAUSE = timedelta(hours=1)
+"""The newest data are not old before this, however quickly the batches came one after the other."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to know. ``bad``: readers miss rows, or nobody works on it any more.
+
+    ``remedy``: what to do, where commands alone do not say it; ``commands``: what to type.
+    """
+
+    level: Level
+    what: str
+    why: str = ""
+    remedy: str = ""
+    commands: tuple[str, ...] = ()
+
+
+def verdict(name: str, status: Status, at: datetime, unaccounted: Collection[str] | None = None) -> Finding:
+    """The state of the table in one sentence.
+
+    ``unaccounted``: partitions in which rows are missing or too many; None: nobody counted, so the verdict is not "exact".
+    """
+    since, failed, run = status.unpublished_since, len(status.failed), _run(name)
+    published = seen = ""
+    if status.published_at is not None:
+        published = f"Batch {status.batch} published {_clock(status.published_at, at)}"
+        seen = f"Readers see batch {status.batch}, published {_clock(status.published_at, at)}."
+    if since is not None and failed:
+        return Finding("bad", f"HELD BACK since batch {since}: {_partitions(failed)}", seen, commands=run)
+    if since is not None:
+        merged = f"{len(status.behind) - status.dirty:,} of {_partitions(len(status.behind))} merged"
+        is_dead = status.queue is not None and status.queue.dead > 0 and status.dirty > 0
+        return Finding("bad" if is_dead else "warn", f"NOT PUBLISHED since batch {since}: {merged}", seen, commands=run)
+    if not published:
+        return Finding("warn", "Nothing published yet", "No batch was appended.", commands=run)
+    if status.lagging:
+        what = f"{published}, WITHOUT the newest rows of {_partitions(len(status.lagging))}"
+        return Finding("bad", what, commands=run)
+    if unaccounted:
+        command = (_command("reconcile", name),)
+        return Finding("bad", f"{published}, NOT EXACT: {_partitions(len(unaccounted))}", commands=command)
+    return Finding("good", published if unaccounted is None else f"{published}, exact")
+
+
+def findings(name: str, data: ReportData) -> list[Finding]:
+    """Everything that somebody should look at."""
+    found = [*_partitions_behind(name, data), *_messages(name, data.status), *_rows(name, data), *_arrivals(name, data)]
+    found += _publishers(name, data.status)
+    found += [Finding("warn", "Warning", warning) for warning in data.status.warnings]
+    return sorted([*found, *_restores(data)], key=lambda one: get_args(Level).index(one.level))
+
+
+def _partitions_behind(name: str, data: ReportData) -> Iterator[Finding]:
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for p in data.partitions:
+        if p.marks:
+            groups[p.marks[0], p.reason].append(p.value)
+    for (mark, text), names in groups.items():
+        reason, advice = split_text(text)
+        what = f"{_partitions(len(names))} {mark}: {_short(names)}"
+        if mark == "dirty":
+            yield Finding("warn", what, "Not all of its batches are merged.")
+        else:
+            commands = re.findall(r"`(lakeupsert [^`]+)`", advice)
+            why = reason or "Readers see it without its newest batches."
+            yield Finding("bad", what, why, advice, tuple(dict.fromkeys([*commands, *_run(name)])))
+    if data.unaccounted:
+        yield Finding(
+            "bad",
+            f"Rows of {_partitions(len(data.unaccounted))} are not accounted for: {_short(data.unaccounted)}",
+            "The manifests count other rows than the ledger says were appended.",
+            commands=(_command("reconcile", name),),
+        )
+
+
+def _messages(name: str, status: Status) -> Iterator[Finding]:
+    if status.queue is not None and status.queue.dead:
+        why = (
+            "These messages failed at every attempt, and workers leave them alone."
+            if status.dirty
+            else "Every partition is merged, so they are obsolete."
+        )
+        yield Finding("bad", count(status.queue.dead, "dead letter"), why, commands=(_command("redrive", name),))
+
+
+def _rows(name: str, data: ReportData) -> Iterator[Finding]:
+    if data.status.quarantined:
+        last = next((n for n in reversed(data.nights) if n.quarantined), None)
+        why = ""
+        if last is not None:
+            reasons = ", ".join(f"{rows:,} {reason}" for reason, rows in last.quarantined.items())
+            why = f"The last ones came with batch {last.number}: {reasons}."
+        what = f"{count(data.status.quarantined, 'refused row')} in quarantine"
+        yield Finding("warn", what, why, commands=(_command("quarantine", name),))
+
+
+def _arrivals(name: str, data: ReportData) -> Iterator[Finding]:
+    if data.skipped:
+        yield Finding("warn", "Landing files that no batch takes", f"{data.skipped[:1].upper()}{data.skipped[1:]}")
+    pause = _usual_pause([n for n in data.nights if n.kind == "batch"])
+    age = data.age
+    if (
+        pause is not None
+        and age is not None
+        and data.status.unpublished_since is None
+        and age > max(2 * pause, SHORTEST_PAUSE)
+    ):
+        usual = duration(pause.total_seconds())
+        what = f"The newest data that readers see are {duration(age.total_seconds())} old"
+        yield Finding("warn", what, f"Batches usually come {usual} apart.", commands=_run(name))
+
+
+def _restores(data: ReportData) -> Iterator[Finding]:
+    withdrawn = [n.number for n in data.nights if n.withdrawn]
+    restore = next((n for n in reversed(data.nights) if n.kind == "restore"), None)
+    if restore is not None and withdrawn:
+        what = f"{restore.note.capitalize()}, by ledger entry {restore.number}"
+        yield Finding("note", what, f"Batches withdrawn: {_short(list(map(str, withdrawn)))}.")
+
+
+def _publishers(name: str, status: Status) -> Iterator[Finding]:
+    for publisher, standing in status.publishers.items():
+        if standing.is_newest:
+            continue
+        lacks = "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind"
+        seen = f"Its readers see snapshot {standing.snapshot}." if standing.snapshot is not None else ""
+        problem = standing.problem
+        why, remedy = (f"{seen} {problem.message}", problem.next) if problem else (seen, "")
+        command = _command(f"publish --to {publisher}", name)
+        yield Finding("warn", f"Publisher {publisher}: {lacks}", why.strip(), remedy, (command,))
+
+
+def _usual_pause(batches: Sequence[Night]) -> timedelta | None:
+    pauses = [(b.received - a.received).total_seconds() for a, b in pairwise(batches)]
+    return timedelta(seconds=median(pauses)) if len(pauses) > 1 else None
+
+
+def _run(name: str) -> tuple[str, ...]:
+    return (_command("run", name),)
+
+
+def _command(words: str, table: str) -> str:
+    return f"lakeupsert {words} --table {shlex.quote(table)}"
+
+
+def _partitions(n: int) -> str:
+    return count(n, "partition")
+
+
+def _short(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _clock(written_at: str, at: datetime) -> str:
+    """A time of day, with its date unless that is the date of ``at``."""
+    time = datetime.fromisoformat(written_at)
+    return f"{time:%H:%M} UTC" if time.date() == at.date() else f"{time:%Y-%m-%d %H:%M} UTC"
