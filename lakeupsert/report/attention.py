@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 from statistics import median
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lakeupsert.errors import split_text
-from lakeupsert.report.nights import Night, ReportData
 from lakeupsert.report.numbers import count, duration
-from lakeupsert.report.status import Status
+
+if TYPE_CHECKING:  # `lakeupsert --help` starts without what reads a table
+    from lakeupsert.report.nights import Night, ReportData
+    from lakeupsert.report.status import Status
 
 Level = Literal["bad", "warn", "note", "good"]
 
@@ -37,7 +39,7 @@ class Finding:
     commands: tuple[str, ...] = ()
 
 
-def verdict(name: str, status: Status, at: datetime, unaccounted: Collection[str] | None = None) -> Finding:
+def verdict(name: str, status: "Status", at: datetime, unaccounted: Collection[str] | None = None) -> Finding:
     """The state of the table in one sentence.
 
     ``unaccounted``: partitions in which rows are missing or too many; None: nobody counted, so the verdict is not "exact".
@@ -64,7 +66,7 @@ def verdict(name: str, status: Status, at: datetime, unaccounted: Collection[str
     return Finding("good", published if unaccounted is None else f"{published}, exact")
 
 
-def findings(name: str, data: ReportData) -> list[Finding]:
+def findings(name: str, data: "ReportData") -> list[Finding]:
     """Everything that somebody should look at."""
     found = [*_partitions_behind(name, data), *_messages(name, data.status), *_rows(name, data), *_arrivals(name, data)]
     found += _publishers(name, data.status)
@@ -72,7 +74,7 @@ def findings(name: str, data: ReportData) -> list[Finding]:
     return sorted([*found, *_restores(data)], key=lambda one: get_args(Level).index(one.level))
 
 
-def _partitions_behind(name: str, data: ReportData) -> Iterator[Finding]:
+def _partitions_behind(name: str, data: "ReportData") -> Iterator[Finding]:
     groups: dict[tuple[str, str], list[str]] = defaultdict(list)
     for p in data.partitions:
         if p.marks:
@@ -95,7 +97,7 @@ def _partitions_behind(name: str, data: ReportData) -> Iterator[Finding]:
         )
 
 
-def _messages(name: str, status: Status) -> Iterator[Finding]:
+def _messages(name: str, status: "Status") -> Iterator[Finding]:
     if status.queue is not None and status.queue.dead:
         why = (
             "These messages failed at every attempt, and workers leave them alone."
@@ -105,7 +107,7 @@ def _messages(name: str, status: Status) -> Iterator[Finding]:
         yield Finding("bad", count(status.queue.dead, "dead letter"), why, commands=(_command("redrive", name),))
 
 
-def _rows(name: str, data: ReportData) -> Iterator[Finding]:
+def _rows(name: str, data: "ReportData") -> Iterator[Finding]:
     if data.status.quarantined:
         last = next((n for n in reversed(data.nights) if n.quarantined), None)
         why = ""
@@ -116,7 +118,7 @@ def _rows(name: str, data: ReportData) -> Iterator[Finding]:
         yield Finding("warn", what, why, commands=(_command("quarantine", name),))
 
 
-def _arrivals(name: str, data: ReportData) -> Iterator[Finding]:
+def _arrivals(name: str, data: "ReportData") -> Iterator[Finding]:
     if data.skipped:
         yield Finding("warn", "Landing files that no batch takes", f"{data.skipped[:1].upper()}{data.skipped[1:]}")
     pause = _usual_pause([n for n in data.nights if n.kind == "batch"])
@@ -132,7 +134,7 @@ def _arrivals(name: str, data: ReportData) -> Iterator[Finding]:
         yield Finding("warn", what, f"Batches usually come {usual} apart.", commands=_run(name))
 
 
-def _restores(data: ReportData) -> Iterator[Finding]:
+def _restores(data: "ReportData") -> Iterator[Finding]:
     withdrawn = [n.number for n in data.nights if n.withdrawn]
     restore = next((n for n in reversed(data.nights) if n.kind == "restore"), None)
     if restore is not None and withdrawn:
@@ -140,7 +142,7 @@ def _restores(data: ReportData) -> Iterator[Finding]:
         yield Finding("note", what, f"Batches withdrawn: {_short(list(map(str, withdrawn)))}.")
 
 
-def _publishers(name: str, status: Status) -> Iterator[Finding]:
+def _publishers(name: str, status: "Status") -> Iterator[Finding]:
     for publisher, standing in status.publishers.items():
         if standing.is_newest:
             continue
@@ -152,7 +154,7 @@ def _publishers(name: str, status: Status) -> Iterator[Finding]:
         yield Finding("warn", f"Publisher {publisher}: {lacks}", why.strip(), remedy, (command,))
 
 
-def _usual_pause(batches: Sequence[Night]) -> timedelta | None:
+def _usual_pause(batches: "Sequence[Night]") -> timedelta | None:
     pauses = [(b.received - a.received).total_seconds() for a, b in pairwise(batches)]
     return timedelta(seconds=median(pauses)) if len(pauses) > 1 else None
 

@@ -109,7 +109,8 @@ class ReportData:
         by_date: the partition column is a date.
         ages: rows of batches that count, by the days from the partition's date to the receipt of the row.
         examples: a refused row of each reason, as far as one was found.
-        unaccounted: partitions that have other rows than these nights appended, by the counters of their manifests.
+        unaccounted: partitions that have other rows than these nights appended, by the counters of their manifests; None: not
+            known of the newest batch, because versions before it are gone.
         older: whether there are batches before ``nights``.
         skipped: which landing files no batch takes, or why that is not known; "" if none.
     """
@@ -123,7 +124,7 @@ class ReportData:
     partitions: Sequence[Partition] = ()
     ages: dict[int, int] = field(default_factory=dict)
     examples: Mapping[str, Example] = field(default_factory=dict)
-    unaccounted: Sequence[str] = ()
+    unaccounted: Sequence[str] | None = None
     older: bool = False
     skipped: str = ""
 
@@ -191,7 +192,7 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
         partitions=_partitions(table, now, spec.body, touches, batches, by_date=by_date),
         ages=dict(ages),
         examples=find_examples(table.store, [*refused, (("below_floor",), merged)]),
-        unaccounted=[p for p, walk in walks.items() if not _is_accounted(table, p, walk, first - 1)],
+        unaccounted=_unaccounted(table, walks, links),
         older=first > 1,
         skipped=_skipped(table, landing_names),
     )
@@ -257,6 +258,20 @@ def _walk(table: OpenTable, head: Link[Manifest], after: int, last: int) -> _Wal
 
 def _counted(manifest: Manifest, name: str) -> int:
     return sum(getattr(bucket.counters, name) for bucket in manifest.buckets)
+
+
+def _unaccounted(
+    table: OpenTable, walks: Mapping[str, _Walk], links: Sequence[Link[LedgerEntry]]
+) -> Sequence[str] | None:
+    """As `ReportData.unaccounted`. Batches that are not merged yet do not matter."""
+    for link in reversed(links):
+        if link.body.touched and all(p in walks and walks[p].up_to >= link.number for p in link.body.touched):
+            if any(walks[p].since >= link.number for p in link.body.touched):
+                return None
+            break
+    else:
+        return None
+    return [p for p, walk in walks.items() if not _is_accounted(table, p, walk, links[0].number - 1)]
 
 
 def _is_accounted(table: OpenTable, partition: str, walk: _Walk, after: int) -> bool:

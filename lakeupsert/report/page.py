@@ -121,5 +121,5 @@ def _lines(figures: Sequence[Element | Line]) -> list[Element]:
     for one in figures:
         if isinstance(one, Line):
             titles.setdefault(one.text, []).append(one.title)
-    lines = [e("p", e("b", ", ".join(names)), f": {text}") for text, names in titles.items()]
+    lines = [e("p", e("b", "; ".join(names)), f": {text}") for text, names in titles.items()]
     return [e("section", lines, class_="wide lines")] if lines else []

@@ -25,7 +25,7 @@ def changed(lake: Lake) -> list[Changes]:
 
 def by_batch(lake: Lake) -> list[Changes]:
     """As the report has it."""
-    return [night.changes for night in observe(lake.opened, 100).nights]
+    return [night.changes for night in observe(lake.opened, 100, 0).nights]
 
 
 @pytest.mark.parametrize("strategy", ["rewrite", "delta"])

@@ -271,6 +271,7 @@ def test_steps_one_by_one_come_to_what_run_does(lake: Path) -> None:
         "received_at": None,
         "partitions": 0,
         "dirty": 2,
+        "unpublished_since": 1,
         "lagging": [],
         "queue": {"visible": 2, "leased": 0, "dead": 0},
         "rows": 0,

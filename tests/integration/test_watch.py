@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from lakeupsert.cli import main
-from lakeupsert.cli.watch import panel
+from lakeupsert.cli.watch import overview, panel
 from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.testing.lake import Lake, row
 
@@ -135,7 +135,9 @@ def test_panel_tells_all_of_it_at_any_width(lake: Lake, width: int) -> None:
     console.print(panel("t", lake.table.status()))
     text = console.export_text()
     assert all(len(line) <= width for line in text.splitlines())
+    assert text.index("batch 2") < text.index("0 of 3 partitions"), "the verdict is on top"
     for told in (
+        "lakeupsert run --table t",
         "0 of 3 partitions",
         "3 waiting, 0 being worked on, 0 dead",
         "d=2020-01-01: no [bold]row[/bold] group",
@@ -143,3 +145,13 @@ def test_panel_tells_all_of_it_at_any_width(lake: Lake, width: int) -> None:
         assert told in text
     assert "Next: mend it" not in text
     assert text.count("x") == 90, "the reason is cut"
+
+
+def test_tables_without_room_for_their_panels_have_a_line_each(lake: Lake) -> None:
+    dirty(lake)
+    status = lake.table.status()
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(overview({f"t{n}": status for n in range(9)}))
+    _, *lines = console.export_text().strip().splitlines()
+    assert [line.split()[0] for line in lines if re.match(r"\s*t\d", line)] == [f"t{n}" for n in range(9)]
+    assert all("batch 2" in line and "0 of 3" in line for line in lines)
