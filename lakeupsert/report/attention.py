@@ -108,14 +108,18 @@ def _messages(name: str, status: "Status") -> Iterator[Finding]:
 
 
 def _rows(name: str, data: "ReportData") -> Iterator[Finding]:
+    commands = (_command("quarantine", name),)
+    counted = [n for n in data.nights if not n.withdrawn]
     if data.status.quarantined:
-        last = next((n for n in reversed(data.nights) if n.quarantined), None)
+        last = next((n for n in reversed(counted) if n.quarantined), None)
         why = ""
         if last is not None:
             reasons = ", ".join(f"{rows:,} {reason}" for reason, rows in last.quarantined.items())
             why = f"The last ones came with batch {last.number}: {reasons}."
-        what = f"{count(data.status.quarantined, 'refused row')} in quarantine"
-        yield Finding("warn", what, why, commands=(_command("quarantine", name),))
+        yield Finding("warn", f"{count(data.status.quarantined, 'refused row')} in quarantine", why, commands=commands)
+    if below := sum(n.refused_by_merges for n in counted):
+        why = "They have unknown keys, and are older than deletes that the table has forgotten (below_floor)."
+        yield Finding("warn", f"{count(below, 'row')} refused by merges", why, commands=commands)
 
 
 def _arrivals(name: str, data: "ReportData") -> Iterator[Finding]:

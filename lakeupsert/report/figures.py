@@ -302,7 +302,7 @@ def _amplification(data: ReportData) -> Figure:
         if unknown
         else "",
         legend([("fill", "bytes that merges wrote per byte appended"), *_event_key(nights)]),
-        line(points, _ticks(nights), text="{:,.2g}\N{MULTIPLICATION SIGN}".format, y="written / appended"),
+        line(points, _ticks(nights), text="{:,g}\N{MULTIPLICATION SIGN}".format, y="written / appended"),
         wide=len(nights) > MANY,
     )
 

@@ -5,7 +5,7 @@ Reads     status and ledger; for each partition that these nights touch, its man
 Repeat    safe; reads only. Trimmed versions are not an error: the page says what it leaves out because of them
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -65,7 +65,8 @@ class Night:
 
     Attributes:
         note: what is unusual about it: what a restore goes back to, what was renamed, or that rows were replayed.
-        quarantined: refused rows by reason, also of its merges.
+        quarantined: rows that it refused, by reason.
+        refused_by_merges: rows below a floor.
         whole: the merges of all touched partitions are known, so ``bytes_written`` and ``changes`` are complete.
         withdrawn: a later restore withdrew the batch; its rows no longer count.
     """
@@ -79,6 +80,7 @@ class Night:
     rows: int
     superseded: int
     quarantined: dict[str, int]
+    refused_by_merges: int
     bytes_appended: int
     bytes_written: int
     changes: Changes
@@ -180,7 +182,6 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
         for partition, touched in link.body.touched.items():
             if by_date and link.number in batches:
                 ages[(_received(link).date() - days[partition]).days] += touched.rows
-    merged = [name for walk in walks.values() for name in reversed(walk.quarantine)]
     refused = [(x.body.quarantined, [f.name for f in x.body.quarantine]) for x in reversed(links)]
     return ReportData(
         status=now,
@@ -191,7 +192,7 @@ def observe(table: OpenTable, nights: int, landing_names: int) -> ReportData:
         merges=merges,
         partitions=_partitions(table, now, spec.body, touches, batches, by_date=by_date),
         ages=dict(ages),
-        examples=find_examples(table.store, [*refused, (("below_floor",), merged)]),
+        examples=find_examples(table.store, refused),
         unaccounted=_unaccounted(table, walks, links),
         older=first > 1,
         skipped=_skipped(table, landing_names),
@@ -212,7 +213,6 @@ class _Walk:
     Attributes:
         known: the batches for which ``merges`` are complete.
         gained: rows that were appended after batch ``since``, up to batch ``up_to``, by the counters.
-        quarantine: what merges refused meanwhile.
     """
 
     merges: list[Merge]
@@ -220,7 +220,6 @@ class _Walk:
     since: int
     up_to: int
     gained: int
-    quarantine: tuple[str, ...]
 
 
 def _walk(table: OpenTable, head: Link[Manifest], after: int, last: int) -> _Walk:
@@ -252,7 +251,6 @@ def _walk(table: OpenTable, head: Link[Manifest], after: int, last: int) -> _Wal
         since=oldest.merged,
         up_to=newest.merged,
         gained=_counted(newest, "appended") - _counted(oldest, "appended"),
-        quarantine=newest.quarantine[len(oldest.quarantine) :],
     )
 
 
@@ -313,7 +311,6 @@ def _night(
     batches: Collection[int],
 ) -> Night:
     entry = link.body
-    refused = Counter(below_floor=sum(merge.refused for merge in merges))
     return Night(
         number=link.number,
         kind="restore" if entry.restored else "batch" if entry.kind == "batch" else "schema",
@@ -323,7 +320,8 @@ def _night(
         touched=len(entry.touched),
         rows=entry.rows_appended,
         superseded=entry.rows_superseded,
-        quarantined=dict(Counter(entry.quarantined) + refused),
+        quarantined=entry.quarantined,
+        refused_by_merges=sum(merge.refused for merge in merges),
         bytes_appended=sum(t.bytes for t in entry.touched.values()),
         bytes_written=sum(merge.bytes_written for merge in merges),
         changes=sum((merge.changes for merge in merges), NO_CHANGES),
