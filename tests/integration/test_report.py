@@ -345,11 +345,15 @@ def test_restores_do_not_count_as_batches(lake: Lake) -> None:
     assert [observe(lake.opened, nights, 0).older for nights in (2, 3, 30)] == [True, False, False]
 
 
-def test_batch_whose_merge_waited_until_older_batches_are_not_shown_is_exact(lake: Lake) -> None:
-    lake.land("1.jsonl", [row("a", 0, 1), row("a", 1, 1)])
-    lake.table.append(host="local")
-    lake.land("2.jsonl", [row("b", 0, 2), row("b", 1, 2)])
+def test_first_version_that_merged_batches_before_those_shown_is_exact(lake: Lake) -> None:
+    lake.land("1.jsonl", [row("a", 0, 1)])
     lake.run()
+    for number, day in ((2, 1), (3, 0)):
+        lake.land(f"{number}.jsonl", [row("a", day, number)])
+        lake.table.append(host="local")
+    lake.table.restore(0, dry=False)  # before batch 2 was merged, so its partition begins with the restore
+    lake.run()
+    assert {m.batch for m in observe(lake.opened, 1, 0).merges} == {4}
     assert observe(lake.opened, 1, 0).unaccounted == []
 
 
@@ -369,6 +373,16 @@ def test_refused_rows_need_attention_and_have_an_example(lake: Lake) -> None:
         file.unlink()
     lake.reopen()
     assert found.column(QUARANTINE, "rows") == Page(lake.table.report()).column(QUARANTINE, "rows")
+
+
+def test_rows_that_a_merge_refused_need_attention(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, tombstone_retention="0s")
+    for night, rows in enumerate([[row("a", 0, 1)], [row("a", 0, 5, op="D")], [row("b", 0, 6)], [row("a", 0, 4)]]):
+        lake.land(f"{night}.jsonl", rows)
+        lake.run()
+    _, refused = Page(lake.table.report()).findings
+    assert refused.what.startswith("1 row ")
+    assert refused.commands == ["lakeupsert quarantine --table t"]
 
 
 def test_dead_letters_are_bad_and_redriven(lake: Lake) -> None:
@@ -444,6 +458,7 @@ def test_charts_fill_their_axis_and_label_few_bars(nights: int) -> None:
     bars = [(float(r.get("x", "")[:-1]), float(r.get("width", "")[:-1])) for r in chart.iter("rect")]
     assert len(bars) == nights
     assert bars[0][0] >= 0
+    assert bars[0][1] <= 10, "a bar looks like a block"
     assert bars[-1][0] + bars[-1][1] == pytest.approx(100 - bars[0][0], abs=0.01)
     assert all(left + wide <= right + 0.002 for (left, wide), (right, _) in pairwise(bars)), "bars overlap"
     axis = next(div for div in chart.iter("div") if div.get("class") == "x")
@@ -697,13 +712,14 @@ def test_browser_shows_every_figure_at_every_width_and_runs_nothing(
     hostile: Lake, tmp_path: Path, served: str, asked: list[str]
 ) -> None:
     policy = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
-    text = page("t", observe(hostile.opened, 30, 0))
+    name = "t" * 60  # too long for a line of a phone, in the commands
+    text = page(name, observe(hostile.opened, 30, 0))
     # Without the policy, so that the escapes alone must hold.
     (tmp_path / "report.html").write_text(policy.sub("", text))
     found = measured(tmp_path, served)
     assert set(found) == {"390", "1440"}
     for width, of_it in found.items():
-        assert of_it["title"].startswith("t: lakeupsert report"), "a script ran"
+        assert of_it["title"].startswith(f"{name}: lakeupsert report"), "a script ran"
         assert of_it["wide"] <= int(width), "it has to be moved sideways"
         assert of_it["charts"] > 0
         assert of_it["flat"] == 0, "a chart has no room"
