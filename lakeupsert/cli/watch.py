@@ -25,18 +25,21 @@ SECONDS = 1.0
 STYLES: dict[Level, str] = {"good": "bold green", "note": "bold", "warn": "bold yellow", "bad": "bold red"}
 BAR = 40
 """Width of the progress bar. With its text it fits on a terminal of 80 columns."""
+PANEL = 80
+"""Width that a panel needs at least."""
 FAILURES = 5
 """How many failed partitions are shown with their reasons."""
 
 
 def watch(call: Call, tables: "Sequence[Table]") -> None:
     """Show the status of the tables until Ctrl-C or SIGTERM. Raises ConfigurationError if there is no terminal."""
+    from rich.columns import Columns
     from rich.console import Console, Group
     from rich.live import Live
 
     console = Console()
     if call.as_json or not (sys.stdout.isatty() and console.is_interactive):
-        reason = "--json prints one object" if call.as_json else "standard output is not one"
+        reason = "--json prints one object" if call.as_json else "output is redirected"
         raise ConfigurationError(
             "no-terminal",
             f"--watch needs a terminal, but {reason}.",
@@ -46,7 +49,13 @@ def watch(call: Call, tables: "Sequence[Table]") -> None:
     def draw() -> Group:
         found = {t.name: t.status() for t in tables}
         end = f" {clock.now():%Y-%m-%d %H:%M:%S} UTC. Ctrl-C ends it."
-        panels = Group(*(panel(name, status) for name, status in found.items()), end)
+        side_by_side = min(len(found), max(1, console.width // PANEL))
+        panels = Group(
+            Columns(
+                [panel(name, status) for name, status in found.items()], width=console.width // side_by_side, padding=0
+            ),
+            end,
+        )
         fits = len(console.render_lines(panels)) <= console.height
         return panels if fits or len(found) == 1 else Group(overview(found), end)
 
