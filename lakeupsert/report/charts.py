@@ -103,7 +103,7 @@ def bars(rows: Sequence[Bar], heads: Sequence[str]) -> Element:
             [
                 e(
                     "tr",
-                    e("th", row.label, class_=breaking(row.label), title=row.label),
+                    e("th", row.label, title=row.label),
                     e(
                         "td",
                         e("svg", _rect(0, 15, 100 * row.value / most, 70, row.class_, ""), aria_hidden="true"),
@@ -116,11 +116,6 @@ def bars(rows: Sequence[Bar], heads: Sequence[str]) -> Element:
         ),
         class_="bars",
     )
-
-
-def breaking(text: str, longest: int = 24) -> str:
-    """The CSS class of a text. Up to ``longest`` letters it stays on one line; otherwise `2020-01-01` would break at a hyphen."""
-    return "short" if len(text) <= longest else "long"
 
 
 def lanes(rows: Mapping[str, Sequence[Span]], *, text: Callable[[float], str], x: str) -> Element:

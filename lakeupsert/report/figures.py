@@ -26,6 +26,9 @@ MONTHS = 36
 OPEN = 30
 """How many batches the table of batches shows before it folds the others."""
 GENERATED = re.compile("[0-9a-f]{32}")
+LONG_NUMBER = re.compile("[0-9,]{10,}")
+SHORT = 24
+"""A text of so many letters stays on one line."""
 LANES = 32
 """How many workers the timeline shows."""
 SHORTEST_RUN = timedelta(seconds=1)
@@ -463,14 +466,28 @@ def _table(
     ]
     headings = [e("th", name, class_=class_) for name, class_ in zip(names, classes, strict=True)]
     more = [e("p", f"and {total - len(rows):,} more", class_="note")] if total > len(rows) else []
-    return e("div", e("table", e("thead", e("tr", headings)), e("tbody", body), class_="rows"), more)
+    return e("div", e("table", e("thead", e("tr", headings)), e("tbody", body), class_="rows"), more, class_="scroll")
 
 
 def _cell(text: str, head: str, class_: str | None) -> Element:
-    """A cell. A generated id is shown by its first digits, as Git shows its own."""
-    is_id = GENERATED.fullmatch(text)
-    classes = f"{class_ or ''} {'zero' if text in ('0', '0 B') else ''}".strip()
-    return e("td", text[:8] if is_id else text, class_=classes or None, data_head=head, title=text if is_id else None)
+    """A cell. What is shortened is whole in the tooltip."""
+    shown = _shorten(text)
+    # `2020-01-01` would break at a hyphen, and `null_key` anywhere.
+    classes = [class_ or ("short" if len(text) <= SHORT else ""), "zero" if text in ("0", "0 B") else ""]
+    return e(
+        "td",
+        shown,
+        class_=" ".join(filter(None, classes)) or None,
+        data_head=head,
+        title=text if shown != text else None,
+    )
+
+
+def _shorten(text: str) -> str:
+    """A generated id by its first digits, as Git shows its own; a number above 10 million in millions."""
+    if GENERATED.fullmatch(text):
+        return text[:8]
+    return f"{int(text.replace(',', '')) / 1e6:,.1f} M" if LONG_NUMBER.fullmatch(text) else text
 
 
 def _details(summary: str, content: Element) -> Element:

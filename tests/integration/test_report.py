@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from html.parser import HTMLParser
@@ -27,6 +27,7 @@ from lakeupsert.report.charts import Mark, Tick, columns
 from lakeupsert.report.figures import CLASSES
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
+from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import DAY, Lake, row
 
 CALENDAR = "Calendar of the partitions, by d"
@@ -407,6 +408,9 @@ def test_skipped_landing_files_need_attention(tmp_path: Path) -> None:
     skipped = Page(lake.table.report()).findings[1]
     assert skipped.level == "warn"
     assert "2020-01-02" in skipped.why
+    lake.points.arm(0, Fault.BEFORE, "landing list")
+    skipped = Page(lake.table.report()).findings[1]
+    assert "injected" in skipped.why, "the landing zone can't be listed"
 
 
 def test_data_that_stopped_coming_need_attention(lake: Lake) -> None:
@@ -449,6 +453,15 @@ def test_publisher_that_is_behind_needs_attention(tmp_path: Path) -> None:
     assert found.facts["delta"] == "1 behind"
     (behind,) = [one for one in found.findings if one.commands == ["lakeupsert publish --to delta --table t"]]
     assert behind.level == "warn"
+
+
+def test_figures_of_large_nights_are_short_and_whole_in_the_tooltip(lake: Lake) -> None:
+    three_nights(lake)
+    seen = observe(lake.opened, 30, 0)
+    large = [replace(night, rows=1_234_567_890) for night in seen.nights]
+    found = Page(page("t", replace(seen, nights=large)))
+    assert found.column(NUMBERS, "rows") == ["1,234.6 M"] * 3
+    assert ("title", "1,234,567,890") in found.attributes
 
 
 @pytest.mark.parametrize("nights", [3, 30, 300])
