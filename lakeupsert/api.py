@@ -27,6 +27,7 @@ from lakeupsert.operations.ddl import Engine, Statements, ddl
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain
 from lakeupsert.operations.plan import Plan, plan
+from lakeupsert.operations.quarantine import quarantined_rows
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
 from lakeupsert.operations.replay import replay
@@ -58,7 +59,7 @@ from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import drop, rename
-from lakeupsert.table.ledger import Scope
+from lakeupsert.table.ledger import Reason, Scope
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Source
 
@@ -427,6 +428,15 @@ class Table:
         """Whether readers see a rename or drop already."""
         snapshot = self._table.last_snapshot()
         return snapshot is not None and snapshot.body.spec_version >= change.version
+
+    @_public
+    def quarantine(self, reason: Reason | None = None, files: Sequence[str] = ()) -> pa.RecordBatchReader:
+        """Read the refused rows that wait in quarantine, newest batch first.
+
+        Columns: batch (its number), batch_id, reason_code, reason, file, line (from 1; null in typed formats), position (row in a
+        typed file, byte in text), raw. ``files``: only these quarantine files, also of a batch that was refused as a whole.
+        """
+        return quarantined_rows(self._table, reason, files)
 
     def status(self) -> Status:
         """Count partitions, rows and messages by the newest snapshot, the ledger and the queue."""

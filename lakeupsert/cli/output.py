@@ -217,6 +217,7 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         facts.append(("quarantined", quarantined_rows(appended)))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
         facts += [("", f"{code}, for example {appended.examples[code]}") for code in sorted(appended.examples)]
+        facts.append(("", "`lakeupsert quarantine` shows them"))
         facts += [("", f"{code}: {_REMEDIES[code]}") for code in sorted(appended.examples) if code in _REMEDIES]
         if others := sorted(appended.examples.keys() - _REMEDIES):
             remedy = "fix these rows at the source and land them again, in a new or corrected file"
@@ -311,6 +312,7 @@ def status_facts(status: "Status") -> list[Fact]:
     else:
         snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
     large = status.large_queue
+    quarantined = " (`lakeupsert quarantine`)" if status.quarantined else ""
     spark = f"; for Spark {large.visible:,}, {large.leased:,}, {large.dead:,} of these" if large else ""
     return [
         ("snapshot", snapshot),
@@ -319,7 +321,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("lagging", short_list(status.lagging) if status.lagging else "none"),
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{messages(status.queue)}{spark}"),
-        ("quarantined", f"{count(status.quarantined, 'row')} now"),
+        ("quarantined", f"{count(status.quarantined, 'row')} now{quarantined}"),
         *(
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")
             for name, standing in status.publishers.items()

@@ -41,6 +41,7 @@ COMMANDS = [
         "compact",
         "schema",
         "ddl",
+        "quarantine",
     ),
 ]
 FIELDS = [
