@@ -49,7 +49,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish, publish_to
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.stored_objects import StoredObjects
-from lakeupsert.read.arrow import to_arrow
+from lakeupsert.read.arrow import first_rows, to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.native import missing
@@ -524,6 +524,17 @@ class Table:
         if history:
             return history_to_arrow(self.view(snapshot), where)
         return to_arrow(self._view(snapshot, where), where)
+
+    def head(
+        self,
+        rows: int = 10,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        snapshot: str | int | date = "published",
+    ) -> pa.Table:
+        """Read the first rows by partition and key, and no more files than they are in."""
+        return first_rows(to_arrow(self._view(snapshot, where), where, columns=columns), rows)
 
     def to_spark(
         self,

@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.streams import in_key_order
 from lakeupsert.rows.vectors import deleted_positions, drop_deleted
@@ -53,6 +54,16 @@ def to_arrow(
         schema = pa.schema([schema.field(name) for name in columns])
         rows = (batch.select(list(columns)) for batch in rows)
     return pa.RecordBatchReader.from_batches(schema, rows)
+
+
+def first_rows(rows: pa.RecordBatchReader, count: int) -> Rows:
+    """The first rows of a reader, which is closed: the rest is not read."""
+    found = [rows.schema.empty_table()]
+    with rows:
+        while count > 0 and (batch := next(rows, None)) is not None:
+            found.append(pa.Table.from_batches([batch.slice(0, count)]))
+            count -= found[-1].num_rows
+    return pa.concat_tables(found)
 
 
 @dataclass(frozen=True)
