@@ -24,6 +24,7 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
 from lakeupsert.operations.ddl import Engine, Statements, ddl
+from lakeupsert.operations.diff import Difference, diff
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain
 from lakeupsert.operations.plan import Plan, plan
@@ -535,6 +536,21 @@ class Table:
     ) -> pa.Table:
         """Read the first rows by partition and key, and no more files than they are in."""
         return first_rows(to_arrow(self._view(snapshot, where), where, columns=columns), rows)
+
+    def diff(
+        self,
+        before: str | int | date,
+        after: str | int | date = "published",
+        *,
+        key: Mapping[str, object] | None = None,
+        collect: Callable[[pa.Table], object] | None = None,
+    ) -> Difference:
+        """Count the keys that were inserted, updated and deleted from one snapshot to another.
+
+        Only partitions that differ are read, and of these only files that the snapshots do not share. ``key``: only keys with
+        these values. ``collect`` takes tables of the keys that differ: change, partition, and as structs key, before and after.
+        """
+        return diff(self.name, self.view(before), self.view(after), key, collect)
 
     def to_spark(
         self,

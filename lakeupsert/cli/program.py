@@ -11,7 +11,7 @@ from lakeupsert.cli.frame import Program, common
 COMMANDS = (
     *("init", "adopt", "config", "doctor", "demo"),
     *("run", "plan", "append", "dedupe", "worker", "publish"),
-    *("status", "history", "report", "quarantine", "explain", "reconcile", "redrive"),
+    *("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "redrive"),
     *("head", "files", "export", "ddl"),
     *("schema", "restore", "reprocess", "compact", "vacuum"),
 )

@@ -128,7 +128,7 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     snapshot = table.last_snapshot()
     ledger = table.ledger_head()
     spec = table.existing_spec()
-    values = _values(table.name, spec, key)
+    values = key_values(table.name, spec, key)
     chosen = None if partition is None else partition_scalars(spec, parse_partition(spec, partition))
     wanted_values = {**(chosen or {}), **{c: values[c][0] for c in spec.partition_by if c in values}}
     if chosen is not None and any(chosen[column] != value for column, value in wanted_values.items()):
@@ -162,7 +162,7 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     )
 
 
-def _values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict[str, Column]:
+def key_values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict[str, Column]:
     """One value for each given column of a key, in the column's type. Raises ConfigurationError as `explain` does."""
     known = (*spec.key, *spec.partition_by)
     unknown = [column for column in key if column not in known]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
@@ -14,7 +15,7 @@ from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.streams import in_key_order
-from lakeupsert.rows.vectors import deleted_positions, drop_deleted
+from lakeupsert.rows.vectors import deleted_positions, drop_deleted, keep_only
 from lakeupsert.table.layout import DATA, partition_scalars
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize
@@ -145,8 +146,8 @@ def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) 
 
 def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The live rows of one file that pass the filter."""
-    store = view.objects.store
-    deleted = deleted_positions(store, file.file)
+    store, only = view.objects.store, file.only
+    deleted = deleted_positions(store, file.file) if only is None else only
     with open_object(store, file.name, partition=file.partition) as source:
         expression = partition_expression(partition_scalars(view.spec, file.partition))
         whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=expression)
@@ -156,9 +157,11 @@ def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
             # Deletion vectors apply before the filter, since rows that a scanner has filtered have no position any more.
             in_scan, after = (None, (scan.pushed, scan.rest)) if len(deleted) else (scan.pushed, (scan.rest,))
             at = begins[group.row_groups[0].id] if len(deleted) else 0
+            if only is not None and not np.diff(np.searchsorted(only, [at, at + group.row_groups[0].num_rows])):
+                continue
             scanner = group.scanner(schema=scan.schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
             for batch in scanner.to_batches():
-                rows = drop_deleted(batch, deleted, at)
+                rows = drop_deleted(batch, deleted, at) if only is None else keep_only(batch, only, at)
                 at += batch.num_rows
                 for condition in after:
                     rows = rows if condition is None else rows.filter(condition)

@@ -19,6 +19,7 @@ from pyarrow.fs import LocalFileSystem
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read.skipping import file_test
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.rows.vectors import Positions
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
@@ -29,11 +30,16 @@ from lakeupsert.table.spec import TableSpec, field_id
 
 @dataclass(frozen=True)
 class ViewFile:
-    """One file that a reader of the snapshot opens."""
+    """One file that a reader of the snapshot opens.
+
+    Attributes:
+        only: the rows at these positions, all of them live, are to be read; None: all live rows.
+    """
 
     partition: str
     uri: str
     file: DataFile
+    only: Positions | None = None
 
     @property
     def name(self) -> str:

@@ -42,6 +42,7 @@ COMMANDS = [
         "schema",
         "ddl",
         "quarantine",
+        "diff",
         "head",
     ),
 ]
