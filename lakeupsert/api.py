@@ -552,6 +552,15 @@ class Table:
         """
         return diff(self.name, self.view(before), self.view(after), key, collect)
 
+    def query(self, sql: str, snapshot: str | int | date = "published") -> pa.RecordBatchReader:
+        """Run one SELECT of DuckDB's SQL over the exact rows. The table has its own name there.
+
+        The query can only read these rows: no file, no setting, no other table. Times are UTC.
+        """
+        from lakeupsert.read.duckdb import query
+
+        return query(self.view(snapshot), self.name, sql)
+
     def to_spark(
         self,
         spark: Any,  # a SparkSession; this module must not import pyspark

@@ -12,7 +12,7 @@ COMMANDS = (
     *("init", "adopt", "config", "doctor", "demo"),
     *("run", "plan", "append", "dedupe", "worker", "publish"),
     *("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "redrive"),
-    *("head", "files", "export", "ddl"),
+    *("head", "query", "files", "export", "ddl"),
     *("schema", "restore", "reprocess", "compact", "vacuum"),
 )
 """Each has a module of its name. In the order of `lakeupsert --help`: start, nights, inspect, read, maintain."""

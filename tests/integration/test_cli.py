@@ -44,6 +44,7 @@ COMMANDS = [
         "quarantine",
         "diff",
         "head",
+        "query",
     ),
 ]
 FIELDS = [
