@@ -16,7 +16,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read import arrow
-from lakeupsert.rows import datafiles
+from lakeupsert.rows import datafiles, vectors
 from lakeupsert.rows.streams import windows
 from lakeupsert.testing.lake import Lake, row
 
@@ -160,6 +160,16 @@ def test_of_a_file_that_both_share_only_row_groups_with_superseded_rows_are_read
         ("deleted", "999"),
     ]
     assert delta.superseded == 0
+
+
+def test_superseded_rows_of_latest_are_known_to_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    lake = Lake(tmp_path, strategy="delta")
+    lake.land("1.jsonl", [row(k, 0, 1, 1) for k in "abc"])
+    lake.run()
+    lake.land("2.jsonl", [row("b", 0, 2, 2)])
+    lake.table.append(host="local")
+    assert check(lake, "published", "latest") == check(lake, "latest", "published") == 1
 
 
 def test_rewrite_changes_no_row(lake: Lake) -> None:
