@@ -29,9 +29,10 @@ _SIGNS = {"inserted": "+", "updated": "~", "deleted": "-"}
 @common
 @click.pass_obj
 def diff(call: Call, before: str, after: str, with_rows: bool, key: tuple[str, ...]) -> Answer:
-    """Count the rows that were inserted, updated and deleted from snapshot A to snapshot B.
+    """Show what changed between two snapshots.
 
-    A and B are numbers, times or tags, or the words published and latest. Without B, A is compared with what readers see.
+    Counts the rows that were inserted, updated and deleted from A to B. Both are numbers, times or tags, or the words published
+    and latest. Without B, A is compared with what readers see.
     Only partitions that differ are read.
 
     \b
@@ -103,7 +104,8 @@ def _text(heading: str, facts: list[output.Fact], found: "Difference", shown: Se
 def _row_text(row: Mapping[str, Any]) -> str:
     key, before, after = row["key"], row["before"], row["after"]
     some = after or before
-    others = [name for name in some if name not in key]
+    shown = {*key, *(folder.partition("=")[0] for folder in row["partition"].split("/"))}
+    others = [name for name in some if name not in shown]
     if before and after:
         changed = [name for name in others if before[name] != after[name]]
         values = ", ".join(f"{name}: {cell_text(before[name])} -> {cell_text(after[name])}" for name in changed)

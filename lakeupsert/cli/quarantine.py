@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 MOST_FILES = 20
 """Landing files that the text lists."""
-WIDTHS = (40, 100, 60)
-"""Characters of a file's name, of a reason and of a raw row in the text."""
+RAW = 100
+"""Characters of a refused row in the text."""
 
 
 @main.command()
@@ -47,8 +47,9 @@ WIDTHS = (40, 100, 60)
 def quarantine(
     call: Call, files: tuple[str, ...], reason: Reason | None, head: int, target: str | None, overwrite: bool
 ) -> Answer:
-    """Show the refused rows that wait in quarantine, by reason, file and line. Newest batch first.
+    """Show refused rows by reason, file and line.
 
+    These are the rows that wait in quarantine, those of the newest batch first.
     FILE is a quarantine file that an error names, for example of a batch that was refused as a whole.
 
     \b
@@ -134,19 +135,16 @@ def _lists(seen: _Seen, total: int) -> Iterator[str]:
         yield from table_lines(["reason", "rows", "file"], columns, [False, True, False])
         yield from more_text(len(listed), len(seen.files), "--json lists all files")
     if seen.rows:
-        name, why, raw = WIDTHS
-        columns = [
-            [cut_text(cell_text(one["file"]), name) for one in seen.rows],
-            [_place(one) for one in seen.rows],
-            [cut_text(cell_text(one["reason"]), why) for one in seen.rows],
-            [cut_text(cell_text(one["raw"] or ""), raw) for one in seen.rows],
-        ]
         yield ""
-        yield from table_lines(["file", "place", "why", "row"], columns, [False] * 4)
+        label = max(len(one["reason_code"]) for one in seen.rows)
+        for one in seen.rows:
+            yield f"{one['reason_code']:<{label}}  {cell_text(one['file'])}{_place(one)}: {cell_text(one['reason'])}"
+            if one["raw"] is not None:
+                yield f"{'':<{label}}  {cut_text(cell_text(one['raw']), RAW)}"
         yield from more_text(len(seen.rows), total, "--head N shows more, --output FILE writes all")
 
 
 def _place(row: Mapping[str, Any]) -> str:
     if row["line"] is not None:
-        return f"line {row['line']}"
-    return "" if row["position"] is None else f"place {row['position']}"
+        return f", line {row['line']}"
+    return "" if row["position"] is None else f", place {row['position']}"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 10_000
 """Rows that a command shows. More: they are Python objects here, which take many times the memory of Arrow rows."""
-_ZEROS = re.compile(r"\.0+(?=Z?$)")
-"""Fractions of a second that are none."""
+_WHOLE_SECONDS = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\.0+(Z?)")
 CELL = 60
 """Characters of a value in a text table. More: fewer columns fit beside each other."""
 
@@ -55,9 +54,6 @@ def rows_text(rows: "pa.Table") -> str:
 
     t = pa.types
     cells = [[cell_text(value) for value in column] for column in _values(rows)]
-    for number, type_ in enumerate(rows.schema.types):
-        if t.is_timestamp(type_):
-            cells[number] = [_ZEROS.sub("", cell) for cell in cells[number]]
     right = [t.is_integer(x) or t.is_floating(x) or t.is_decimal(x) for x in rows.schema.types]
     lines = table_lines(rows.schema.names, [[cut_text(cell) for cell in column] for column in cells], right)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -84,6 +80,8 @@ def table_lines(names: Sequence[str], columns: Sequence[Sequence[str]], right: S
 def cell_text(value: object) -> str:
     """A JSON value on one line."""
     if isinstance(value, str):
+        if moment := _WHOLE_SECONDS.fullmatch(value):
+            return moment[1] + moment[2]
         return value if value.isprintable() else json.dumps(value, ensure_ascii=False)[1:-1]
     return json.dumps(value, ensure_ascii=False)
 
