@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 13
 MOST_NAMES = 3
 """How many partitions a text names before it only counts the rest."""
-BELOW_FLOOR = "below_floor, unknown keys that are older than deletes that the table has forgotten"
+BELOW_FLOOR = (
+    "below_floor, unknown keys that are older than deletes that the table has forgotten; `lakeupsert quarantine` shows them"
+)
 
 
 # ---------------------------------------------------------------- shapes of `result`
