@@ -101,7 +101,7 @@ QUESTIONS: dict[str, Callable[[Table], Any]] = {
     "proof": proof_of,
     "explanation": explanation_of,
     "quarantined rows": lambda table: table.quarantine().read_all(),
-    "difference": lambda table: table.diff("published", "latest"),
+    "difference": lambda table: table.diff(0, "latest"),
     "columns": lambda table: table.columns(),
 }
 
