@@ -216,10 +216,9 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         occur = f"{count(appended.scattered, 'key')} {'occurs' if appended.scattered == 1 else 'occur'} in several partitions"
         facts.append(("", f'{occur}; each partition keeps its own row (key_scope = "partition")'))
     if entry.rows_quarantined:
-        facts.append(("quarantined", quarantined_rows(appended)))
+        facts.append(("quarantined", f"{quarantined_rows(appended)} (`lakeupsert quarantine` shows them)"))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
         facts += [("", f"{code}, for example {appended.examples[code]}") for code in sorted(appended.examples)]
-        facts.append(("", "`lakeupsert quarantine` shows them"))
         facts += [("", f"{code}: {_REMEDIES[code]}") for code in sorted(appended.examples) if code in _REMEDIES]
         if others := sorted(appended.examples.keys() - _REMEDIES):
             remedy = "fix these rows at the source and land them again, in a new or corrected file"
