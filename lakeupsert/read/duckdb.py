@@ -1,5 +1,6 @@
 """Read a view with DuckDB: with its own Parquet scan if the files allow it, otherwise through Arrow."""
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _WITHOUT_ARROW = {"bignum", "bit", "interval", "time with time zone", "union"}
 """Types of a query's result that become text, by DuckDB's ids."""
+_MAKES_ROWS = {"generate_series", "json_each", "json_tree", "range", "repeat", "unnest"}
+"""Table functions that a query may use. Others open files, or change DuckDB: `enable_logging` writes wherever it is told."""
 
 
 class _Rows:
@@ -62,22 +65,17 @@ def to_duckdb(view: View, connection: "DuckDBPyConnection | None" = None) -> "Du
 def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
     """The result of one SELECT. It knows the view's rows as the table ``name``, and nothing else.
 
-    It can't write and can't open any file but those of the view: only a SELECT is taken, its connection is new and in memory,
-    has access to no other file, loads no extension and no Python object, and its settings are locked. Times are UTC.
+    It can't write and can't open any file but those of the view. Only a SELECT is taken, without table functions that could do
+    more than make rows. Its connection is new and in memory. It has access to no other file, extension or Python object, and its
+    settings are locked. Times are UTC.
 
     Raises:
         ConfigurationError: DuckDB is not installed, ``sql`` is not one SELECT, or DuckDB can't run it; also while reading.
     """
     duckdb = _import_duckdb()
-    try:
-        kinds = [statement.type for statement in duckdb.extract_statements(sql)]
-    except duckdb.Error as e:
-        raise _unfit_query(e) from e
-    if kinds != [duckdb.StatementType.SELECT]:
-        found = ", ".join(kind.name for kind in kinds) or "nothing"
-        raise _unfit_query(f"expected one SELECT, found {found}")
     connection, source = duckdb.connect(), _Rows(view)
     try:
+        _refuse_others(duckdb, connection, sql)
         files = files_to_scan(view, "DuckDB")
         own = connection.from_arrow(source) if files is None else _scans(view, connection, files)
         own.create_view(name)
@@ -90,6 +88,32 @@ def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
         connection.close()
         raise
     return pa.RecordBatchReader.from_batches(rows.schema, _read(connection, rows, source))
+
+
+def _refuse_others(duckdb: ModuleType, connection: "DuckDBPyConnection", sql: str) -> None:
+    """Raise ConfigurationError unless ``sql`` is one SELECT that only reads tables and makes rows."""
+    kinds = [statement.type for statement in duckdb.extract_statements(sql)]
+    if kinds != [duckdb.StatementType.SELECT]:
+        found = ", ".join(kind.name for kind in kinds) or "nothing"
+        raise _unfit_query(f"expected one SELECT, found {found}")
+    [[tree]] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    parsed = json.loads(tree)
+    if parsed["error"]:
+        raise _unfit_query(parsed["error_message"])
+    others = sorted(set(_table_functions(parsed)) - _MAKES_ROWS)
+    if others:
+        raise _unfit_query(f"it uses {others[0]}(…). In FROM it may use {', '.join(sorted(_MAKES_ROWS))}, and tables")
+
+
+def _table_functions(node: object) -> Iterator[str]:
+    """The names of the table functions in a query that DuckDB has parsed."""
+    if isinstance(node, dict):
+        if node.get("type") == "TABLE_FUNCTION":
+            yield node["function"]["function_name"].lower()
+        node = list(node.values())
+    if isinstance(node, list):
+        for part in node:
+            yield from _table_functions(part)
 
 
 def _lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
