@@ -118,9 +118,8 @@ def _table_functions(node: object) -> Iterator[str]:
 
 def _lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
     """Let the connection open these files and no others, and keep it from changing that."""
-    spill = Path(
-        tempfile.gettempdir(), f"lakeupsert-query-{clock.new_id()}"
-    )  # DuckDB makes it if needed, and removes it
+    # DuckDB makes this folder if a query needs it, and removes it.
+    spill = Path(tempfile.gettempdir(), f"lakeupsert-query-{clock.new_id()}")
     settings = {
         "TimeZone": "'UTC'",
         "temp_directory": _text(str(spill)),

@@ -124,6 +124,15 @@ def test_rows_of_a_batch_that_was_refused_as_a_whole_are_shown_by_the_name_in_it
     assert answer(lake, code=2)["code"] == "no-table-yet"
 
 
+def test_rows_for_which_a_full_extract_was_refused_are_shown_by_the_name_in_its_error(lake: Lake) -> None:
+    lake.land("full.jsonl", [row("a", 0, 3, 1)], refused=[NOT_A_NUMBER])
+    with pytest.raises(RefusedError) as raised:
+        lake.table.append(host="local", full="table")
+    name = raised.value.next.partition("`lakeupsert quarantine ")[2].partition("`")[0]
+    assert [r[:3] for r in places(lake, files=[name])] == [(None, "bad_type", "full.jsonl")]
+    assert len(places(lake)) == 4
+
+
 def test_quarantine_file_that_is_gone_is_an_error(lake: Lake) -> None:
     [file] = lake.entries()[2][1].quarantine
     (lake.root / "processed" / file.name).unlink()
