@@ -369,7 +369,7 @@ def _quarantine(data: ReportData) -> Element:
         entries.append((f"c{REASONS}", f"others {sum(totals[r] for r in others):,}"))
     return _figure(
         "Quarantined rows per batch, by reason",
-        f"Refused rows. `lakeupsert quarantine` shows them with reason and place.{_withdrawn_note(nights)}",
+        f"Refused rows. They are in _lakeupsert/quarantine/, with reason and place.{_withdrawn_note(nights)}",
         totals
         and e("div", legend(entries), columns(groups, _ticks(nights), text=_axis_number, y="rows", x=BY_RECEIPT)),
         "No row was refused in these batches." if nights else NO_NIGHT,
