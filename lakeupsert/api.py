@@ -557,7 +557,7 @@ class Table:
 
         The query can only read these rows: no file, no setting, no other table. Times are UTC.
         """
-        from lakeupsert.read.duckdb import query
+        from lakeupsert.read.query import query
 
         return query(self.view(snapshot), self.name, sql)
 
