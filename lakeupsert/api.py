@@ -24,9 +24,11 @@ from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.operations.adopt import AdoptResult, adopt
 from lakeupsert.operations.compact import compact
 from lakeupsert.operations.ddl import Engine, Statements, ddl
+from lakeupsert.operations.diff import Difference, diff
 from lakeupsert.operations.doctor import Finding, doctor
 from lakeupsert.operations.explain import Explanation, explain
 from lakeupsert.operations.plan import Plan, plan
+from lakeupsert.operations.quarantine import quarantined_rows
 from lakeupsert.operations.reconcile import ReconcileResult, reconcile
 from lakeupsert.operations.redrive import RedriveResult, redrive
 from lakeupsert.operations.replay import replay
@@ -48,7 +50,7 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish, publish_to
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.stored_objects import StoredObjects
-from lakeupsert.read.arrow import to_arrow
+from lakeupsert.read.arrow import first_rows, to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.native import missing
@@ -58,7 +60,7 @@ from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
 from lakeupsert.table.chain import Link
 from lakeupsert.table.evolution import drop, rename
-from lakeupsert.table.ledger import Scope
+from lakeupsert.table.ledger import Reason, Scope
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Source
 
@@ -428,6 +430,15 @@ class Table:
         snapshot = self._table.last_snapshot()
         return snapshot is not None and snapshot.body.spec_version >= change.version
 
+    @_public
+    def quarantine(self, reason: Reason | None = None, files: Sequence[str] = ()) -> pa.RecordBatchReader:
+        """Read the refused rows that wait in quarantine, newest batch first.
+
+        Columns: batch (its number), batch_id, reason_code, reason, file, line (from 1; null in typed formats), position (row in a
+        typed file, byte in text), raw. ``files``: only these quarantine files, also of a batch that was refused as a whole.
+        """
+        return quarantined_rows(self._table, reason, files)
+
     def status(self) -> Status:
         """Count partitions, rows and messages by the newest snapshot, the ledger and the queue."""
         return status(self._table)
@@ -514,6 +525,41 @@ class Table:
         if history:
             return history_to_arrow(self.view(snapshot), where)
         return to_arrow(self._view(snapshot, where), where)
+
+    def head(
+        self,
+        rows: int = 10,
+        *,
+        where: str | None = None,
+        columns: Sequence[str] | None = None,
+        snapshot: str | int | date = "published",
+    ) -> pa.Table:
+        """Read the first rows by partition and key, and no more files than they are in."""
+        return first_rows(to_arrow(self._view(snapshot, where), where, columns=columns), rows)
+
+    def diff(
+        self,
+        before: str | int | date,
+        after: str | int | date = "published",
+        *,
+        key: Mapping[str, object] | None = None,
+        collect: Callable[[pa.Table], object] | None = None,
+    ) -> Difference:
+        """Count the keys that were inserted, updated and deleted from one snapshot to another.
+
+        Only partitions that differ are read, and of these only files that the snapshots do not share. ``key``: only keys with
+        these values. ``collect`` takes tables of the keys that differ: change, partition, and as structs key, before and after.
+        """
+        return diff(self.name, self.view(before), self.view(after), key, collect)
+
+    def query(self, sql: str, snapshot: str | int | date = "published") -> pa.RecordBatchReader:
+        """Run one SELECT of DuckDB's SQL over the exact rows. The table has its own name there.
+
+        The query can only read these rows: no file, no setting, no other table. Times are UTC.
+        """
+        from lakeupsert.read.query import query
+
+        return query(self.view(snapshot), self.name, sql)
 
     def to_spark(
         self,

@@ -9,6 +9,7 @@ import click
 
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.options import key_values
 from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
@@ -31,12 +32,7 @@ def explain(call: Call, key: tuple[str, ...], partition: str | None) -> Answer:
       lakeupsert explain order_id=7
       lakeupsert explain order_id=7 line_no=2
     """
-    values: dict[str, str] = {}
-    for argument in key:
-        column, equals, value = argument.partition("=")
-        if not equals or column in values:
-            raise click.UsageError(f"{argument!r} {'is a second value' if equals else 'is not COLUMN=VALUE'}.")
-        values[column] = value
+    values = key_values(key)
     with call.open_table() as table, call.progress(table.name) as progress:
         progress("looking for the key")
         found = table.explain(values, partition)

@@ -165,6 +165,17 @@ def selection(table: "Table", first: str | None, last: str | None, partitions: S
     return is_in_range
 
 
+def key_values(arguments: Sequence[str]) -> dict[str, str]:
+    """Values of key columns, each given as COLUMN=VALUE."""
+    values: dict[str, str] = {}
+    for argument in arguments:
+        column, equals, value = argument.partition("=")
+        if not equals or column in values:
+            raise click.UsageError(f"{argument!r} {'is a second value' if equals else 'is not COLUMN=VALUE'}.")
+        values[column] = value
+    return values
+
+
 where_option = click.option("--where", metavar="SQL", help='Filter, for example "store = 7".')
 
 

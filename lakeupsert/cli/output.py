@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LABEL_WIDTH = 13
 MOST_NAMES = 3
 """How many partitions a text names before it only counts the rest."""
-BELOW_FLOOR = "below_floor, unknown keys that are older than deletes that the table has forgotten"
+BELOW_FLOOR = "below_floor, unknown keys older than deletes that the table has forgotten (see `lakeupsert quarantine`)"
 
 
 # ---------------------------------------------------------------- shapes of `result`
@@ -214,7 +214,7 @@ def append_facts(appended: "AppendResult | None", settings: "TableSettings") -> 
         occur = f"{count(appended.scattered, 'key')} {'occurs' if appended.scattered == 1 else 'occur'} in several partitions"
         facts.append(("", f'{occur}; each partition keeps its own row (key_scope = "partition")'))
     if entry.rows_quarantined:
-        facts.append(("quarantined", quarantined_rows(appended)))
+        facts.append(("quarantined", f"{quarantined_rows(appended)} (`lakeupsert quarantine` shows them)"))
         facts += [("", f"in {place}") for place in quarantine_places(appended, settings)]
         facts += [("", f"{code}, for example {appended.examples[code]}") for code in sorted(appended.examples)]
         facts += [("", f"{code}: {_REMEDIES[code]}") for code in sorted(appended.examples) if code in _REMEDIES]
@@ -311,6 +311,7 @@ def status_facts(status: "Status") -> list[Fact]:
     else:
         snapshot = f"{status.snapshot}, published {when(status.published_at)}, up to batch {status.batch}"
     large = status.large_queue
+    quarantined = " (`lakeupsert quarantine`)" if status.quarantined else ""
     spark = f"; for Spark {large.visible:,}, {large.leased:,}, {large.dead:,} of these" if large else ""
     return [
         ("snapshot", snapshot),
@@ -319,7 +320,7 @@ def status_facts(status: "Status") -> list[Fact]:
         ("lagging", short_list(status.lagging) if status.lagging else "none"),
         ("failed", short_list(tuple(status.failed)) if status.failed else "none"),
         ("queue", f"{messages(status.queue)}{spark}"),
-        ("quarantined", f"{count(status.quarantined, 'row')} now"),
+        ("quarantined", f"{count(status.quarantined, 'row')} now{quarantined}"),
         *(
             (name, "not known" if standing.behind is None else f"{count(standing.behind, 'snapshot')} behind")
             for name, standing in status.publishers.items()

@@ -27,7 +27,7 @@ def quarantine_warning(appended: "AppendResult | None", settings: "TableSettings
     if appended is None or not appended.entry.rows_quarantined:
         return ()
     places = ", ".join(output.quarantine_places(appended, settings))
-    return (f"quarantined {output.quarantined_rows(appended)}; see {places}",)
+    return (f"quarantined {output.quarantined_rows(appended)}; `lakeupsert quarantine` shows them, from {places}",)
 
 
 def skipped_files_warning(table: "Table") -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from lakeupsert.cli.frame import Program, common
 COMMANDS = (
     *("init", "adopt", "config", "doctor", "demo"),
     *("run", "plan", "append", "dedupe", "worker", "publish"),
-    *("status", "history", "report", "explain", "reconcile", "redrive"),
-    *("files", "export", "ddl"),
+    *("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "redrive"),
+    *("head", "query", "files", "export", "ddl"),
     *("schema", "restore", "reprocess", "compact", "vacuum"),
 )
 """Each has a module of its name. In the order of `lakeupsert --help`: start, nights, inspect, read, maintain."""

@@ -46,6 +46,7 @@ from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table.ledger import Reason
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
 
 if TYPE_CHECKING:
@@ -163,15 +164,15 @@ class _Refusals:
     def __init__(self, block: Block, path: str) -> None:
         self._block = block
         self._path = path
-        self._reasons: dict[int, tuple[str, str]] = {}
+        self._reasons: dict[int, tuple[Reason, str]] = {}
         self.refused = np.zeros(len(block.places), bool)
 
-    def add(self, code: str, mask: Mask, reason: str) -> None:
+    def add(self, code: Reason, mask: Mask, reason: str) -> None:
         """Refuse these rows, all for the same reason."""
         for row in self._mark_refused(mask):
             self._reasons[row] = code, reason
 
-    def add_values(self, code: str, mask: Mask, name: str, what: str) -> None:
+    def add_values(self, code: Reason, mask: Mask, name: str, what: str) -> None:
         """Refuse these rows for the value that each has in one column."""
         if name not in set(self._block.names):  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")

@@ -128,7 +128,7 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     snapshot = table.last_snapshot()
     ledger = table.ledger_head()
     spec = table.existing_spec()
-    values = _values(table.name, spec, key)
+    values = key_values(table.name, spec, key)
     chosen = None if partition is None else partition_scalars(spec, parse_partition(spec, partition))
     wanted_values = {**(chosen or {}), **{c: values[c][0] for c in spec.partition_by if c in values}}
     if chosen is not None and any(chosen[column] != value for column, value in wanted_values.items()):
@@ -157,13 +157,13 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
         "key-not-found",
         f"Table {table.name!r} has no version of {text}. Searched: {where}, {search.rows.files} files, up to batch "
         f"{search.last}" + (f"; {search.gone} appended files are gone." if search.gone else "."),
-        next="check the value; refused rows are in quarantine (`lakeupsert status`), and `lakeupsert run` appends files that are "
+        next="check the value; `lakeupsert quarantine` shows refused rows, and `lakeupsert run` appends files that are "
         "in no batch yet",
     )
 
 
-def _values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict[str, Column]:
-    """One value for each given column, in the column's type."""
+def key_values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict[str, Column]:
+    """One value for each given column of a key, in the column's type. Raises ConfigurationError as `explain` does."""
     known = (*spec.key, *spec.partition_by)
     unknown = [column for column in key if column not in known]
     if unknown:

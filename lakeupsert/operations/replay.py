@@ -88,8 +88,10 @@ def _attempt(
     plan = _plan(table, ground, ground.spec, files)
     replayed, reports = replay_rows(plan.job, files, plan.renames_of)
     if not replayed:
-        for warning in (*plan.warnings, *([f"none of the {rows} quarantined rows passes now"] if files else [])):
+        for warning in plan.warnings:
             warn(warning)
+        if files:
+            warn(f"none of the {rows} quarantined rows passes now; `lakeupsert quarantine` shows them")
         return None
     entry = _entry(table, ground, plan.job, replayed, reports)
     names = {f.name for t in entry.touched.values() for f in t.files} | {f.name for f in entry.quarantine}

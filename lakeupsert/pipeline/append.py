@@ -308,12 +308,14 @@ def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry) ->
         return
     allowed = table.settings.limit_text(refused, rows, is_first=is_first)
     reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
-    files = ", ".join(table.store.uri(f.name) for f in entry.quarantine[:3])
+    names = [f.name for f in entry.quarantine[:3]]
+    files = ", ".join(map(table.store.uri, names))
     raise RefusedError(
         "quarantine-limit",
         f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {rows} rows would be quarantined "
         f"({reasons}). `quarantine_limit` allows {allowed}. Nothing was committed. The refused rows are in {files} (Parquet).",
-        next="look at the refused rows; correct the landing files, or raise `quarantine_limit` and run the same command again",
+        next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the landing files, or raise "
+        "`quarantine_limit`, and run the same command again",
     )
 
 

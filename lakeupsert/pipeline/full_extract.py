@@ -99,7 +99,8 @@ def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:
             "full-extract-incomplete",
             f"Full extract for table {table.name!r}: {entry.rows_quarantined} of {entry.rows_read} rows would be quarantined "
             f"({reasons}), and their keys deleted. Nothing was committed.",
-            next="correct these rows or files in the landing zone and run the same command again; or append without --full",
+            next=f"look at them (`lakeupsert quarantine {entry.quarantine[0].name}`), then correct these rows or files in the "
+            "landing zone and run the same command again; or append without --full",
         )
     if not entry.rows_appended:
         raise RefusedError(

@@ -5,15 +5,17 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
 from lakeupsert.read.where import ArrowTerms, Expression, all_of, parse_where
+from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.rows.streams import in_key_order
-from lakeupsert.rows.vectors import deleted_positions, drop_deleted
+from lakeupsert.rows.vectors import deleted_positions, drop_deleted, keep_only
 from lakeupsert.table.layout import DATA, partition_scalars
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize
@@ -53,6 +55,16 @@ def to_arrow(
         schema = pa.schema([schema.field(name) for name in columns])
         rows = (batch.select(list(columns)) for batch in rows)
     return pa.RecordBatchReader.from_batches(schema, rows)
+
+
+def first_rows(rows: pa.RecordBatchReader, count: int) -> Rows:
+    """The first rows of a reader, which is closed: the rest is not read."""
+    found = [rows.schema.empty_table()]
+    with rows:
+        while count > 0 and (batch := next(rows, None)) is not None:
+            found.append(pa.Table.from_batches([batch.slice(0, count)]))
+            count -= found[-1].num_rows
+    return pa.concat_tables(found)
 
 
 @dataclass(frozen=True)
@@ -134,8 +146,8 @@ def batches(view: View, files: Iterator[ViewFile], scan: Callable[[int], Scan]) 
 
 def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The live rows of one file that pass the filter."""
-    store = view.objects.store
-    deleted = deleted_positions(store, file.file)
+    store, only = view.objects.store, file.only
+    deleted = deleted_positions(store, file.file) if only is None else only
     with open_object(store, file.name, partition=file.partition) as source:
         expression = partition_expression(partition_scalars(view.spec, file.partition))
         whole = ds.ParquetFileFormat().make_fragment(source, partition_expression=expression)
@@ -145,9 +157,11 @@ def _rows(view: View, file: ViewFile, scan: Scan) -> Iterator[pa.RecordBatch]:
             # Deletion vectors apply before the filter, since rows that a scanner has filtered have no position any more.
             in_scan, after = (None, (scan.pushed, scan.rest)) if len(deleted) else (scan.pushed, (scan.rest,))
             at = begins[group.row_groups[0].id] if len(deleted) else 0
+            if only is not None and not np.diff(np.searchsorted(only, [at, at + group.row_groups[0].num_rows])):
+                continue
             scanner = group.scanner(schema=scan.schema, filter=in_scan, batch_readahead=READAHEAD, use_threads=True)
             for batch in scanner.to_batches():
-                rows = drop_deleted(batch, deleted, at)
+                rows = drop_deleted(batch, deleted, at) if only is None else keep_only(batch, only, at)
                 at += batch.num_rows
                 for condition in after:
                     rows = rows if condition is None else rows.filter(condition)

@@ -58,13 +58,28 @@ def export(
             f"--host spark would write --output {output!r} on the machine of each executor.",
             next="give the address of a folder in a store that ends in /, or use --host local",
         )
-    folder, target = output.endswith("/"), Path(output).expanduser().resolve()
-    writers = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
-    if not folder and target.suffix not in writers:
+    folder, target = output.endswith("/"), _target(output, overwrite=overwrite, folders=True)
+    with _replace_when_complete(target) as path:
+        if folder:
+            return _hive(partial(read, view, where), view, path, where)
+        return _WRITERS[target.suffix](read(view, where), path)
+
+
+def write_file(rows: pa.RecordBatchReader, output: str, *, overwrite: bool) -> int:
+    """Write any rows to one file on this machine, in the format of its suffix, as `export` does. Returns how many."""
+    target = _target(output, overwrite=overwrite, folders=False)
+    with _replace_when_complete(target) as path:
+        return _WRITERS[target.suffix](rows, path)
+
+
+def _target(output: str, *, overwrite: bool, folders: bool) -> Path:
+    """The path to write to. Raises ConfigurationError if it can't be written, or with ``folders`` false ends in `/`."""
+    folder, target, suffixes = output.endswith("/"), Path(output).expanduser().resolve(), ", ".join(_WRITERS)
+    if (folder and not folders) or (not folder and target.suffix not in _WRITERS):
         raise ConfigurationError(
             "unknown-format",
-            f"--output {output!r} ends in {target.suffix or 'nothing'!r}.",
-            next=f"end it in {', '.join(writers)}, or in / for a Hive folder",
+            f"--output {output!r} ends in {'/' if folder else target.suffix or 'nothing'!r}.",
+            next=f"end it in {suffixes}" + (", or in / for a Hive folder" if folders else ""),
         )
     if not target.parent.is_dir():
         raise ConfigurationError(
@@ -72,10 +87,7 @@ def export(
         )
     if target.exists():
         _check_replaceable(target, folder=folder, overwrite=overwrite)
-    with _replace_when_complete(target) as path:
-        if folder:
-            return _hive(partial(read, view, where), view, path, where)
-        return writers[target.suffix](read(view, where), path)
+    return target
 
 
 def _check_replaceable(target: Path, *, folder: bool, overwrite: bool) -> None:
@@ -150,6 +162,10 @@ def _jsonl(reader: pa.RecordBatchReader, path: Path) -> int:
                 file.write(encode([dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]))
             rows += batch.num_rows
     return rows
+
+
+_WRITERS = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}
+"""What writes a file, by its suffix."""
 
 
 def _hive(read: Callable[..., pa.RecordBatchReader], view: View, path: Path, where: str | None) -> int:

@@ -19,7 +19,9 @@ from pyarrow.fs import LocalFileSystem
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.read.skipping import file_test
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
+from lakeupsert.rows.vectors import Positions
 from lakeupsert.storage import ObjectStore
+from lakeupsert.table import metadata
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import BucketEntry, DataFile
@@ -29,11 +31,16 @@ from lakeupsert.table.spec import TableSpec, field_id
 
 @dataclass(frozen=True)
 class ViewFile:
-    """One file that a reader of the snapshot opens."""
+    """One file that a reader of the snapshot opens.
+
+    Attributes:
+        only: the rows at these positions, all of them live, are to be read; None: all live rows.
+    """
 
     partition: str
     uri: str
     file: DataFile
+    only: Positions | None = None
 
     @property
     def name(self) -> str:
@@ -251,7 +258,15 @@ def choose(objects: TableObjects, snapshot: str | int | date) -> Link[Snapshot] 
     else:
         raise _no_snapshot(f"no snapshot {wanted}", head)
     if link is None or not head.body.keeps(wanted):
-        raise expired_snapshot(wanted, head)
+        newest = newest_snapshot(objects)  # a vacuum may have expired it since the head was read
+        if newest is not None and newest.body.keeps(wanted):
+            raise DamagedTableError(
+                "missing-version",
+                f"Snapshot {wanted} has not expired, but it is missing: {objects.store.uri(objects.snapshots.name(wanted))}. "
+                "Something other than lakeupsert deleted it. Newer snapshots do not need it.",
+                next=f"{metadata.FROM_BACKUP}; `lakeupsert history` lists the snapshots that can be read",
+            )
+        raise expired_snapshot(wanted, newest)
     return link
 
 

@@ -14,19 +14,33 @@ RUN_ROWS = 1 << 16
 
 def in_key_order(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Merge streams that are in key order into one that is. Every key is in one stream only."""
-    heads = [(head, stream) for stream in streams if (head := _next(stream)) is not None]
+    for parts in windows(streams, key):
+        if len(parts) == 1:
+            yield from parts.values()
+        else:
+            rows = pa.Table.from_batches(list(parts.values()))
+            yield from rows.take(sort_by_key(rows, key)).combine_chunks().to_batches()
+
+
+def windows(streams: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) -> Iterator[dict[int, pa.RecordBatch]]:
+    """Read streams that are in key order side by side: time after time the next rows of each, up to a key that is the same.
+
+    The result has the rows by the stream's number; those of a key are in one window. A stream that has ended is missing.
+    """
+    heads = {number: head for number, stream in enumerate(streams) if (head := _next(stream)) is not None}
     while len(heads) > 1:
-        ends = pa.concat_tables([pa.table(head.select(key).slice(head.num_rows - 1)) for head, _ in heads])
+        ends = pa.concat_tables([pa.table(head.select(key).slice(head.num_rows - 1)) for head in heads.values()])
         first = sort_by_key(ends, key)[0].as_py()
         end = [ends[name][first] for name in key]
-        parts = [(head, stream, count_rows_up_to(head, key, end)) for head, stream in heads]
-        rows = pa.Table.from_batches([head.slice(0, n) for head, _, n in parts])
-        yield from rows.take(sort_by_key(rows, key)).combine_chunks().to_batches()
-        rest = [(head.slice(n) if n < head.num_rows else _next(stream), stream) for head, stream, n in parts]
-        heads = [(head, stream) for head, stream in rest if head is not None]
-    for head, stream in heads:
-        yield head
-        yield from stream
+        counts = {number: count_rows_up_to(head, key, end) for number, head in heads.items()}
+        yield {number: heads[number].slice(0, count) for number, count in counts.items()}
+        rest = {
+            n: head.slice(counts[n]) if counts[n] < head.num_rows else _next(streams[n]) for n, head in heads.items()
+        }
+        heads = {number: head for number, head in rest.items() if head is not None}
+    for number, head in heads.items():
+        yield {number: head}
+        yield from ({number: rows} for rows in streams[number] if rows.num_rows)
 
 
 def _next(stream: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:

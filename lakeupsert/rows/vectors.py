@@ -84,6 +84,12 @@ def drop_deleted(rows: Rows | pa.RecordBatch, deleted: Positions, at: int) -> Ro
     return rows.filter(pa.array(lives))
 
 
+def keep_only(rows: pa.RecordBatch, wanted: Positions, at: int) -> pa.RecordBatch:
+    """Of ``rows``, which begin at position ``at`` of their file, those at the positions ``wanted``."""
+    here = wanted[np.searchsorted(wanted, at) : np.searchsorted(wanted, at + rows.num_rows)]
+    return rows.take(pa.array(here - np.uint64(at)))
+
+
 def mark_deleted(
     store: ObjectStore, files: Sequence[DataFile], superseded: Sequence[Indices], new_name: Callable[[], str]
 ) -> list[DataFile]:

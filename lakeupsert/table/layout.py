@@ -29,6 +29,7 @@ DATA = f"{HOME}/data"
 """All data outside base files: appended rows, and in one folder per partition its deltas, vectors, tombstones and history."""
 KEYS = f"{HOME}/keys"
 """The key index of a table whose keys are unique across partitions."""
+QUARANTINE = f"{HOME}/quarantine"
 LONGEST_PARTITION = 200
 """Maximum bytes of a partition's folder name. File systems allow 255, and temporary names need some of them."""
 _ESCAPED = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
@@ -171,7 +172,7 @@ class TableObjects:
 
     @staticmethod
     def new_quarantine(start: int) -> str:
-        return f"{HOME}/quarantine/quarantine-{start}-{clock.new_id()}.parquet.rows"
+        return f"{QUARANTINE}/quarantine-{start}-{clock.new_id()}.parquet.rows"
 
     @staticmethod
     def unit_results(partition: str) -> str:

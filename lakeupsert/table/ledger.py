@@ -11,6 +11,20 @@ from lakeupsert.config import Reading
 from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
 
+Reason = Literal[
+    "bad_operation",
+    "bad_partition",
+    "bad_type",
+    "below_floor",
+    "future_order",
+    "malformed",
+    "missing_column",
+    "null_key",
+    "order_missing",
+    "unreadable_file",
+]
+"""Why a row is refused (docs/WHEN_SOMETHING_BROKE.md, "Rows were refused")."""
+
 
 class SeenFile(msgspec.Struct, frozen=True, kw_only=True):
     """A landing file as it was read. Its identity is (path, sha256); an unchanged size and etag save reading it again."""

@@ -100,6 +100,8 @@ QUESTIONS: dict[str, Callable[[Table], Any]] = {
     "snapshots": snapshots_of,
     "proof": proof_of,
     "explanation": explanation_of,
+    "quarantined rows": lambda table: table.quarantine().read_all(),
+    "difference": lambda table: table.diff(0, "latest"),
     "columns": lambda table: table.columns(),
 }
 

@@ -41,6 +41,10 @@ COMMANDS = [
         "compact",
         "schema",
         "ddl",
+        "quarantine",
+        "diff",
+        "head",
+        "query",
     ),
 ]
 FIELDS = [

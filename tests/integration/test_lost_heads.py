@@ -254,3 +254,15 @@ def test_newest_manifest_that_no_snapshot_shows(lake: Lake) -> None:
     lose_head(lake, lake.table.objects.partition(DAMAGED))
     lake.finish_and_check()
     assert seen(lake) == {("a", 3), ("b", 2), ("c", 3)}
+
+
+def test_older_snapshot_that_is_gone_is_told_from_one_that_has_expired(lake: Lake) -> None:
+    numbers = lake.table.objects.snapshots
+    tagged = lake.table.tags()["audit"]
+    (lake.root / "processed" / numbers.name(tagged)).unlink()
+    lake.reopen()
+    with pytest.raises(DamagedTableError) as raised:
+        lake.table.view(tagged)
+    assert raised.value.code == "missing-version"
+    assert numbers.name(tagged) in raised.value.message
+    assert [r["k"] for r in lake.rows()] == ["a", "b", "a", "b"]

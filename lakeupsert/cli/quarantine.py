@@ -1,0 +1,150 @@
+"""`lakeupsert quarantine`: show the refused rows."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from lakeupsert.cli import output
+from lakeupsert.cli.frame import Answer, Call, common
+from lakeupsert.cli.program import main
+from lakeupsert.cli.rows import (
+    MOST_ROWS,
+    cell_text,
+    cut_text,
+    more_text,
+    output_options,
+    rows_result,
+    table_lines,
+    write_rows,
+)
+from lakeupsert.table.ledger import Reason
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_FILES = 20
+"""Landing files that the text lists."""
+RAW = 100
+"""Characters of a refused row in the text."""
+
+
+@main.command()
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.option("--reason", type=click.Choice(get_args(Reason)), metavar="R", help="Only rows that were refused for it.")
+@click.option(
+    "--head",
+    type=click.IntRange(0, MOST_ROWS),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many rows to show.",
+)
+@output_options
+@common
+@click.pass_obj
+def quarantine(
+    call: Call, files: tuple[str, ...], reason: Reason | None, head: int, target: str | None, overwrite: bool
+) -> Answer:
+    """Show refused rows by reason, file and line.
+
+    These are the rows that wait in quarantine, those of the newest batch first.
+    FILE is a quarantine file that an error names, for example of a batch that was refused as a whole.
+
+    \b
+    Example:
+      lakeupsert quarantine --reason bad_type --head 20
+      lakeupsert quarantine --output refused.csv
+    """
+    if overwrite and target is None:
+        raise click.UsageError("--overwrite replaces a file. Give it with --output.")
+    seen = _Seen(head)
+    with call.open_table() as table, call.progress(table.name) as progress:
+        progress("reading the quarantine")
+        rows = seen.watch(table.quarantine(reason, files))
+        if target is not None:
+            write_rows(table, rows, target, overwrite=overwrite)
+        else:
+            for _ in rows:
+                pass
+        total = seen.files.total()
+        result = {
+            "rows": total,
+            "reasons": seen.reasons,
+            "files": [{"reason_code": code, "file": file, "rows": n} for (code, file), n in seen.files.most_common()],
+            "shown": seen.rows,
+            "output": target,
+        }
+        facts = [("quarantined", _total(seen, reason))]
+        if target is not None:
+            facts.append(("written", f"{output.count(total, 'row')} to {target}"))
+        if total and not files:
+            facts.append(("next", "fix the cause, then `lakeupsert append --replay-quarantine`"))
+        lines = [output.block(f"Table {table.name}", facts), *(f"  {line}".rstrip() for line in _lists(seen, total))]
+        return Answer(result, "\n".join(lines))
+
+
+class _Seen:
+    """What passed by on the way to its reader: rows by reason and file, and the first rows as JSON objects."""
+
+    def __init__(self, head: int) -> None:
+        self.files: Counter[tuple[str, str]] = Counter()
+        self.rows: list[dict[str, Any]] = []  # JSON
+        self._head = head
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        by_reason: Counter[str] = Counter()
+        for (code, _), rows in self.files.items():
+            by_reason[code] += rows
+        return dict(by_reason.most_common())
+
+    def watch(self, rows: "pa.RecordBatchReader") -> "pa.RecordBatchReader":
+        """The same rows, counted as they are read."""
+        import pyarrow as pa
+
+        return pa.RecordBatchReader.from_batches(rows.schema, self._watched(rows))
+
+    def _watched(self, rows: "pa.RecordBatchReader") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+
+        for batch in rows:
+            table = pa.Table.from_batches([batch])
+            counts = table.group_by(["reason_code", "file"]).aggregate([([], "count_all")]).to_pylist()
+            self.files.update({(one["reason_code"], one["file"]): one["count_all"] for one in counts})
+            self.rows += rows_result(table.slice(0, self._head - len(self.rows)))
+            yield batch
+
+
+def _total(seen: _Seen, reason: Reason | None) -> str:
+    reasons = ", ".join(f"{rows:,} {code}" for code, rows in seen.reasons.items())
+    nothing = f"no row was refused for {reason}" if reason else "no row"
+    return f"{output.count(seen.files.total(), 'row')}: {reasons}" if reasons else nothing
+
+
+def _lists(seen: _Seen, total: int) -> Iterator[str]:
+    listed = seen.files.most_common(MOST_FILES)
+    if listed:
+        columns = [
+            [code for (code, _), _ in listed],
+            [f"{rows:,}" for _, rows in listed],
+            [cell_text(file) for (_, file), _ in listed],
+        ]
+        yield ""
+        yield from table_lines(["reason", "rows", "file"], columns, [False, True, False])
+        yield from more_text(len(listed), len(seen.files), "--json lists all files")
+    if seen.rows:
+        yield ""
+        label = max(len(one["reason_code"]) for one in seen.rows)
+        for one in seen.rows:
+            yield f"{one['reason_code']:<{label}}  {cell_text(one['file'])}{_place(one)}: {cell_text(one['reason'])}"
+            if one["raw"] is not None:
+                yield f"{'':<{label}}  {cut_text(cell_text(one['raw']), RAW)}"
+        yield from more_text(len(seen.rows), total, "--head N shows more, --output FILE writes all")
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    if row["line"] is not None:
+        return f", line {row['line']}"
+    return "" if row["position"] is None else f", place {row['position']}"

@@ -1,0 +1,159 @@
+"""One SELECT of DuckDB's SQL over the rows of a view, which can only read."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from lakeupsert import clock
+from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.read.arrow import to_arrow
+from lakeupsert.read.duckdb import to_duckdb
+from lakeupsert.read.native import files_to_scan, missing
+from lakeupsert.read.view import View
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+
+_WITHOUT_ARROW = {"bignum", "bit", "interval", "time with time zone", "union"}
+"""Types of a query's result that become text, by DuckDB's ids."""
+_MAKES_ROWS = {"generate_series", "json_each", "json_tree", "range", "repeat", "unnest"}
+"""Table functions that a query may use. Others open files, or change DuckDB: `enable_logging` writes wherever it is told."""
+
+
+class _Source:
+    """The rows of a view, which can be read more than once. ``error``: what ended a read, which DuckDB tells as text alone."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.error: LakeupsertError | None = None
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        rows = to_arrow(self._view)
+        return pa.RecordBatchReader.from_batches(rows.schema, self._read(rows)).__arrow_c_stream__(requested_schema)
+
+    def _read(self, rows: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except LakeupsertError as e:
+            self.error = e
+            raise
+
+
+def query(view: View, name: str, sql: str) -> pa.RecordBatchReader:
+    """The result of one SELECT. It knows the view's rows as the table ``name``, and nothing else.
+
+    It can't write and can't open any file but those of the view. Only a SELECT is taken, without table functions that could do
+    more than make rows. Its connection is new and in memory. It has access to no other file, extension or Python object, and its
+    settings are locked. Times are UTC.
+
+    Raises:
+        ConfigurationError: DuckDB is not installed, ``sql`` is not one SELECT, or DuckDB can't run it; also while reading.
+    """
+    try:
+        import duckdb
+    except ModuleNotFoundError as e:
+        raise missing("duckdb") from e
+    connection, source = duckdb.connect(), _Source(view)
+    try:
+        _refuse_others(connection, sql)
+        files = files_to_scan(view, "DuckDB")
+        rows_of_view = connection.from_arrow(source) if files is None else to_duckdb(view, connection)
+        rows_of_view.create_view(name)
+        _lock(connection, [file.path for some in (files or {}).values() for file in some])
+        rows = pa.RecordBatchReader.from_stream(_plain(connection.sql(sql)))
+    except duckdb.Error as e:
+        connection.close()
+        raise source.error or _unfit_query(e) from e
+    except BaseException:
+        connection.close()
+        raise
+    return pa.RecordBatchReader.from_batches(rows.schema, _read(connection, rows, source))
+
+
+def _refuse_others(connection: "DuckDBPyConnection", sql: str) -> None:
+    """Raise ConfigurationError unless ``sql`` is one SELECT that only reads tables and makes rows."""
+    import duckdb
+
+    kinds = [statement.type for statement in duckdb.extract_statements(sql)]
+    if kinds != [duckdb.StatementType.SELECT]:
+        found = ", ".join(kind.name for kind in kinds) or "nothing"
+        raise _unfit_query(f"expected one SELECT, found {found}")
+    [[tree]] = connection.execute("SELECT json_serialize_sql(?)", [sql]).fetchall()
+    parsed = json.loads(tree)
+    if parsed["error"]:
+        raise _unfit_query(parsed["error_message"])
+    others = sorted(set(_table_functions(parsed)) - _MAKES_ROWS)
+    if others:
+        raise _unfit_query(f"it uses {others[0]}(…). In FROM it may use {', '.join(sorted(_MAKES_ROWS))}, and tables")
+
+
+def _table_functions(node: object) -> Iterator[str]:
+    """The names of the table functions in a query that DuckDB has parsed."""
+    if isinstance(node, dict):
+        if node.get("type") == "TABLE_FUNCTION":
+            yield node["function"]["function_name"].lower()
+        node = list(node.values())
+    if isinstance(node, list):
+        for part in node:
+            yield from _table_functions(part)
+
+
+def _lock(connection: "DuckDBPyConnection", paths: Sequence[str]) -> None:
+    """Let the connection open these files and no others, and keep it from changing that."""
+    # DuckDB makes this folder if a query needs it, and removes it.
+    spill = Path(tempfile.gettempdir(), f"lakeupsert-query-{clock.new_id()}")
+    settings = {
+        "TimeZone": "'UTC'",
+        "temp_directory": _text(str(spill)),
+        "allowed_paths": f"[{', '.join(map(_text, paths))}]",
+        "autoload_known_extensions": "false",
+        "python_enable_replacements": "false",
+        "enable_external_access": "false",
+        "lock_configuration": "true",
+    }
+    for name, value in settings.items():
+        connection.execute(f"SET {name} = {value}")
+
+
+def _plain(result: "DuckDBPyRelation") -> "DuckDBPyRelation":
+    """The result, with text for types that Arrow or Parquet lacks. Raises ConfigurationError if two columns have one name."""
+    names = result.columns
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise _unfit_query(f"two columns of its result are called {twice!r}; give one of them another name with AS")
+    if not any(type_.id in _WITHOUT_ARROW for type_ in result.types):
+        return result
+    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+    kinds = [type_.id for type_ in result.types]
+    return result.project(
+        ", ".join(
+            f"CAST({name} AS VARCHAR) AS {name}" if kind in _WITHOUT_ARROW else name
+            for name, kind in zip(quoted, kinds, strict=True)
+        )
+    )
+
+
+def _read(connection: "DuckDBPyConnection", rows: pa.RecordBatchReader, source: _Source) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from rows
+    except (pa.ArrowException, OSError) as e:  # DuckDB's errors, as they come through Arrow
+        raise source.error or _unfit_query(e) from e
+    finally:
+        rows.close()
+        connection.close()
+
+
+def _unfit_query(why: object) -> ConfigurationError:
+    return ConfigurationError(
+        "unfit-query",
+        f"The query can't be run: {str(why).strip().rstrip('.')}. Nothing was changed.",
+        next="give one SELECT in DuckDB's SQL; the table has its own name there, and `lakeupsert schema` lists its columns",
+    )
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
