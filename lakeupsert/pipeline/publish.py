@@ -93,12 +93,12 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishRes
         )
     one = publisher(table, name)
     published = publish(table)
-    newest = table.last_snapshot()
-    if reset and newest is not None:
+    newest, standing = table.last_snapshot(), published.publishers.get(name)
+    if reset and newest is not None and not (standing and standing.is_silent):
         one.check(newest)
         one.reset()
-        published = replace(published, publishers={**published.publishers, name: catch_up_one(table, name, newest)})
-    standing = published.publishers.get(name)
+        standing = catch_up_one(table, name, newest)
+        published = replace(published, publishers={**published.publishers, name: standing})
     if standing is not None and standing.problem is not None:
         raise standing.problem
     return published

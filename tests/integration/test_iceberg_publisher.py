@@ -6,7 +6,7 @@ That a reader sees what ours see, whatever fails: `tests/contract/test_publisher
 import random
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +25,7 @@ from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import IcebergSettings, TableSettings, parse
-from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, TryAgainError
 from lakeupsert.operations import vacuum
 from lakeupsert.publishers import iceberg, iceberg_catalog
 from lakeupsert.publishers.iceberg import FOLDER
@@ -268,30 +268,49 @@ def test_metadata_that_was_lost_is_written_anew_by_a_reset(tmp_path: Path) -> No
     lake.check()
 
 
-def test_catalog_without_an_answer_is_an_error_and_the_night_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergSettings]:
+    """A catalog that takes connections, and says nothing."""
     monkeypatch.setattr(iceberg_catalog, "ANSWER_SECONDS", 0.3)
-    lake = nights(tmp_path / "lake", 1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        lake.mend(lambda row: False, iceberg=IcebergSettings(catalog={"type": "rest", "uri": uri}, table=NAME))
-        lake.land("1.jsonl", [row("k000", 0, 9, 9)])
-        lake.table.append(host="local")
-        lake.table.dedupe(host="local")
-        published = lake.table.publish()
-        assert published.snapshot == 1
-        problem = published.publishers["iceberg"].problem
-        assert problem is not None
-        assert problem.code == "catalog-unreachable"
-        status = lake.table.status().publishers["iceberg"]
-        assert status.problem is not None
-        assert status.behind is None
-        config = str(lake.configure())
-        assert "not known" in CliRunner().invoke(main, ["status", "--config", config]).output
-        before = lake.stored_files()
-        lake.table.vacuum(dry=False)  # nobody knows what is still shown
-        assert lake.stored_files() == before
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield IcebergSettings(catalog={"type": "rest", "uri": uri}, table=NAME)
+
+
+def test_catalog_without_an_answer_is_asked_once_a_command_and_the_night_goes_on(
+    tmp_path: Path, silent: IcebergSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ask = iceberg_catalog.IcebergCatalog._ask
+
+    def counted(catalog: Any, question: Any) -> Any:
+        asked.append(question)
+        return ask(catalog, question)
+
+    lake = nights(tmp_path / "lake", 1, keep_snapshots=1, superseded_retention="0s")
+    lake.mend(lambda row: False, iceberg=silent)
+    lake.land("1.jsonl", [row("k000", 0, 9, 9)])
+    before = {name for name in lake.stored_files() if not name.endswith(".pack")}
+    monkeypatch.setattr(iceberg_catalog.IcebergCatalog, "_ask", counted)
+    published = lake.table.run(host="local").publish  # which vacuums, too
+    assert (published.snapshot, len(asked)) == (1, 1)
+    problem = published.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "catalog-unreachable"
+    status = lake.table.status().publishers["iceberg"]
+    assert (status.behind, status.problem is None, len(asked)) == (None, False, 2)
+    config = str(lake.configure())
+    assert "not known" in CliRunner().invoke(main, ["status", "--config", config]).output
+    lake.table.compact(full=True)
+    asked.clear()
+    lake.table.vacuum(dry=False)
+    assert len(asked) == 1
+    assert before <= lake.stored_files(), "nobody knows what is shown"
+    for reset in (False, True):
+        asked.clear()
+        with pytest.raises(TryAgainError):
+            lake.table.publish(to="iceberg", reset=reset)
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
