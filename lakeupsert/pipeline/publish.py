@@ -21,7 +21,7 @@ from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
-from lakeupsert.table.snapshot import PartitionVersion, Snapshot
+from lakeupsert.table.snapshot import WRITE_ID_DIGITS, PartitionVersion, Snapshot
 
 
 @dataclass(frozen=True)
@@ -236,6 +236,7 @@ def _snapshot_at(
             bytes=found.body.bytes,
             files=found.body.files,
             bits=max((bucket.bits for bucket in found.body.buckets), default=0),
+            write_id=found.write_id[:WRITE_ID_DIGITS],
         )
     entry = table.entries(batch - 1, batch)[0].body if batch else None
     return Snapshot(

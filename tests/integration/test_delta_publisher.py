@@ -338,6 +338,26 @@ def test_snapshot_that_took_the_number_of_a_lost_one(reset: bool, tmp_path: Path
     assert named == {file.name for file in lake.table.files()}
 
 
+def test_version_that_was_lost_and_rebuilt_with_equal_figures_is_shown(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2, strategy="rewrite")
+    damaged = "d=2020-01-01"
+    chain, before = lake.table.objects.partition(damaged), lake.table.snapshots()[0].body.partitions
+    number = chain.newest_number()
+    assert number is not None
+    (lake.root / "processed" / chain.name(number)).unlink()
+    lake.reopen()
+    lake.table.reprocess(lambda partition: partition == damaged, source="landing", host="local")
+    now = lake.table.snapshots()[0].body.partitions
+    assert {p for p in now if now[p] != before[p]} == {damaged}
+    assert msgspec.structs.replace(now[damaged], write_id=before[damaged].write_id) == before[damaged]
+    assert standing(lake)[1] == 0
+    named = {add["path"] for add in pa.table(DeltaTable(lake.settings.processed).get_add_actions()).to_pylist()}
+    assert named == {file.name for file in lake.table.files()}
+    lake.table.publish()
+    assert lake.table.snapshots()[0].body.partitions == now
+    lake.check()
+
+
 def test_a_dropped_column_whose_name_comes_back_never_shows_its_old_values(tmp_path: Path) -> None:
     """It was dropped before the publisher was there, and a partition that stays as it is still has its values."""
     lake = nights(tmp_path / "lake", 2, publishers=())
