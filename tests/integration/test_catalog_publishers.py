@@ -142,16 +142,37 @@ def test_partition_that_the_catalog_refuses_is_compared_and_tried_again(
 def test_manifest_with_other_files_stops_the_publisher(tmp_path: Path, catalog: CatalogOutsider) -> None:
     shown = Shown(tmp_path / "lake", catalog, 1)
     before = shown.rows()
-    stray = tmp_path / "lake/processed/_lakeupsert/symlink/1/d=2020-01-02/manifest"
+    shown.lake.land("1.jsonl", [row("k001", 1, 9)])
+    shown.lake.table.append(host="local")
+    shown.lake.table.dedupe(host="local")
+    head = shown.lake.table.objects.partition("d=2020-01-02").head()
+    assert head is not None
+    stray = tmp_path / f"lake/processed/_lakeupsert/symlink/{head.number}-{head.write_id[:8]}/d=2020-01-02/manifest"
     stray.parent.mkdir(parents=True)
     stray.write_text("file:///nowhere\n")
-    shown.night(1)
     with pytest.raises(DamagedTableError, match="2020-01-02/manifest") as raised:
         shown.lake.table.publish(to=catalog.name)
     assert raised.value.code == "damaged-object"
     assert shown.rows() == before
     stray.unlink()
     shown.lake.table.publish(to=catalog.name)
+    shown.assert_exact()
+
+
+def test_version_that_was_lost_and_rebuilt_with_equal_figures_is_shown(
+    tmp_path: Path, catalog: CatalogOutsider
+) -> None:
+    shown = Shown(tmp_path / "lake", catalog, 2)
+    damaged, before = "d=2020-01-02", catalog.partitions(shown.name)
+    chain = shown.lake.table.objects.partition(damaged)
+    (tmp_path / "lake/processed" / chain.name(chain.newest_number())).unlink()
+    shown.lake.reopen()
+    shown.lake.table.reprocess(lambda partition: partition == damaged, source="landing", host="local")
+    now = catalog.partitions(shown.name)
+    assert {values for values in now if now[values] != before[values]} == {("2020-01-02",)}
+    manifests = [Path("/" + location.removeprefix("file:").lstrip("/")) / "manifest" for location in now.values()]
+    listed = {line.rpartition("processed/")[2] for path in manifests for line in path.read_text().splitlines()}
+    assert listed == {file.name for file in shown.lake.table.files()}
     shown.assert_exact()
 
 
