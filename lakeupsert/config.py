@@ -665,6 +665,20 @@ def _check_catalogs(settings: TableSettings, refuse: _Refusal) -> None:
             refuse("strategy", "delta", f"readers of {name} know no deletion vectors; expected 'auto' or 'rewrite'")
     if settings.hive and not re.fullmatch(r"thrift://[^/:@?]+:\d{1,5}", settings.hive.uri):
         refuse("hive.uri", settings.hive.uri, 'expected "thrift://HOST:PORT"')
+    _check_one_table(settings, refuse)
+
+
+def _check_one_table(settings: TableSettings, refuse: _Refusal) -> None:
+    """Refuse two publishers that would keep their tables under one name of one catalog."""
+    if settings.iceberg is None:
+        return
+    name, uri = settings.iceberg.table, settings.iceberg.properties.get("uri", "")
+    kind = settings.iceberg.properties.get("type", "hive" if uri.startswith("thrift:") else "")  # as pyiceberg does
+    other = {"glue": settings.glue, "hive": settings.hive}.get(kind)
+    if other is None or (isinstance(other, HiveSettings) and other.uri not in uri.split(",")):
+        return
+    if name.lower() == f"{other.database}.{other.table}":
+        refuse("iceberg.table", name, f"the publisher {kind!r} keeps a table of that name there; expected another name")
 
 
 def _check_delete(settings: TableSettings, refuse: _Refusal) -> None:

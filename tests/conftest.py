@@ -166,6 +166,15 @@ def iceberg_rest() -> Iterator[servers.Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def metastore() -> Iterator[str]:
+    """The address of a Hive metastore."""
+    from lakeupsert.testing.readers import Readers
+
+    with Readers() as readers:
+        yield readers.metastore
+
+
 @pytest.fixture(params=["moto", "versitygw"])
 def s3_server(request: pytest.FixtureRequest) -> servers.Server:
     """Each S3 server in turn."""

@@ -66,7 +66,7 @@ class MergeWriter:
             footer(kind=kind),
             spec.stored_key,
             spec.names_written,
-            columns_with_statistics(spec, task.bits),
+            columns_with_statistics(spec, 1 << task.bits),
         )
         self._tombstones = DataFileWriter(
             store,

@@ -13,8 +13,9 @@ from lakeupsert.landing.formats.parquetfile import schema_of
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.columns import fill_in_brought_columns
 from lakeupsert.rows.datafiles import open_object, stream_file
+from lakeupsert.rows.statistics import foreign_columns, statistics_of
 from lakeupsert.storage import ObjectInfo, ObjectStore
-from lakeupsert.table.manifest import DataFile
+from lakeupsert.table.manifest import ColumnStatistics, DataFile
 from lakeupsert.table.spec import FILE, PLACE, TableSpec
 
 ADOPTED_RANK = (pa.field(FILE, pa.int32()), pa.field(PLACE, pa.int64()))
@@ -27,25 +28,29 @@ class FileFooter:
 
     Attributes:
         schema: columns in the types that a table stores them in.
-        nulls: the least number of nulls in each requested column; 0 if the file has no statistics.
+        nulls: the least number of nulls in each key column; 0 if the file has no statistics.
+        statistics: of the columns with these names, which have no ids yet.
     """
 
     file: DataFile
     schema: pa.Schema
     nulls: dict[str, int]
+    statistics: dict[str, ColumnStatistics]
 
 
-def read_footer(store: ObjectStore, info: ObjectInfo, columns: Sequence[str]) -> FileFooter:
+def read_footer(store: ObjectStore, info: ObjectInfo, key: Sequence[str], order_by: Sequence[str]) -> FileFooter:
     """Read one footer. Raises UnreadableFileError, and NotFoundError if the file was deleted."""
     with store.open(info.name) as source:
         schema, footer = schema_of(source, LandingInput(info.name, info.size, info.etag, place=0))
-    nulls = dict.fromkeys(columns, 0)
+    nulls = dict.fromkeys(key, 0)
     for group in map(footer.row_group, range(footer.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
             statistics = column.statistics
             if column.path_in_schema in nulls and statistics is not None and statistics.has_null_count:
                 nulls[column.path_in_schema] += statistics.null_count
-    return FileFooter(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls)
+    found = statistics_of(footer, foreign_columns(schema, (*key, *order_by)))
+    statistics = {schema.names[one.id]: one for one in found}
+    return FileFooter(DataFile(name=info.name, rows=footer.num_rows, bytes=info.size), schema, nulls, statistics)
 
 
 def stream_adopted(store: ObjectStore, file: DataFile, spec: TableSpec, partition: str, number: int) -> Iterator[Rows]:

@@ -28,12 +28,13 @@ from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import publish
+from lakeupsert.rows.statistics import columns_with_statistics
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, parse_partition, partition_name, partition_texts
 from lakeupsert.table.ledger import LedgerEntry, Touched, next_stamp
-from lakeupsert.table.manifest import Manifest
-from lakeupsert.table.spec import PartitionColumn, TableSpec
+from lakeupsert.table.manifest import BucketEntry, ColumnStatistics, Manifest
+from lakeupsert.table.spec import Ordering, PartitionColumn, TableSpec, field_id
 from lakeupsert.table.types import same_values, widen
 
 AT_ONCE = 16
@@ -43,6 +44,8 @@ FILES_AN_ITEM = 256
 FOOTER_BYTES = 64 << 10
 """About what is read of each file."""
 _FOLDER_TYPES = [pa.int64(), pa.date32()]
+Statistics = Mapping[str, tuple[ColumnStatistics, ...]]
+"""Of each file, by its name."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,8 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         index = adopted_index(table, host, spec, touched)
     _commit_spec(table, spec)
     progress(f"writing the manifests of {len(touched)} partitions")
-    _write_manifests(table, touched, touched, is_winner=False)
+    statistics = _statistics(spec, touched, footings)
+    _write_manifests(table, touched, touched, statistics, is_winner=False)
     entry = LedgerEntry(
         kind="create",
         batch_id="",
@@ -102,7 +106,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
     # Other attempts may have left manifests: each chain now gets what entry 0 says, even if that is nothing.
     chains = f"{HOME}/partitions/"
     names = {info.name.removeprefix(chains).rpartition("/")[0] for info in table.store.list(chains)}
-    _write_manifests(table, sorted(names | set(touched)), touched, is_winner=True)
+    _write_manifests(table, sorted(names | set(touched)), touched, statistics, is_winner=True)
     published = publish(table)
     return AdoptResult(
         files=len(footings),
@@ -146,6 +150,21 @@ def _touched(folders: Mapping[str, Sequence[ObjectInfo]], footings: Sequence[Fil
     return touched
 
 
+def _statistics(spec: TableSpec, touched: Mapping[str, Touched], footings: Sequence[FileFooter]) -> Statistics:
+    """Those of each file for its manifest. The ledger's entry, which every command reads, has none."""
+    of_file = {footer.file.name: footer.statistics for footer in footings}
+    names = {field_id(field): field.name for field in spec.schema}
+    found: dict[str, tuple[ColumnStatistics, ...]] = {}
+    for one in touched.values():
+        ids = [column.id for column in columns_with_statistics(spec, len(one.files))]
+        for file in one.files:
+            own = of_file[file.name]
+            found[file.name] = tuple(
+                msgspec.structs.replace(own[names[id_]], id=id_) for id_ in ids if names[id_] in own
+            )
+    return found
+
+
 def _commit_spec(table: OpenTable, spec: TableSpec) -> None:
     table.objects.specs.append(spec, None)
     known = table.head_spec()  # may be of an attempt that crashed, or of one at the same time
@@ -160,7 +179,12 @@ def _commit_spec(table: OpenTable, spec: TableSpec) -> None:
 
 
 def _write_manifests(
-    table: OpenTable, partitions: Iterable[str], touched: Mapping[str, Touched], *, is_winner: bool
+    table: OpenTable,
+    partitions: Iterable[str],
+    touched: Mapping[str, Touched],
+    statistics: Statistics,
+    *,
+    is_winner: bool,
 ) -> None:
     """Write the manifest at batch 0 of each partition; ``is_winner``: the ledger entry is committed, and is this attempt's."""
 
@@ -168,7 +192,7 @@ def _write_manifests(
         def build(head: Link[Manifest] | None) -> Manifest | None:
             if not is_winner and table.objects.ledger.head() is not None:
                 raise _already(table)  # another adopt committed its files
-            return _first_manifest(partition, touched.get(partition), head)
+            return _first_manifest(partition, touched.get(partition), statistics, head)
 
         table.objects.partition(partition).extend(build)
 
@@ -231,7 +255,8 @@ def _is_partition(folder: str, columns: Sequence[str]) -> bool:
 def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list[FileFooter]:
     items = list(runs(files, lambda file: 1, FILES_AN_ITEM))
     sizes = [float(len(item) * FOOTER_BYTES) for item in items]
-    found = host.map(partial(_read_footers, table.store, table.settings.key), items, sizes)
+    order_by = [Ordering.parse(text).column for text in table.settings.order_by]
+    found = host.map(partial(_read_footers, table.store, table.settings.key, order_by), items, sizes)
     results = [result for of_item in all_or_raise(found) for result in of_item]
     bad = [r for r in results if isinstance(r, str)]
     if bad:
@@ -243,13 +268,15 @@ def _footings(table: OpenTable, host: Host, files: Sequence[ObjectInfo]) -> list
     return [r for r in results if isinstance(r, FileFooter)]
 
 
-def _read_footers(store: ObjectStore, key: Sequence[str], files: Sequence[ObjectInfo]) -> list[FileFooter | str]:
+def _read_footers(
+    store: ObjectStore, key: Sequence[str], order_by: Sequence[str], files: Sequence[ObjectInfo]
+) -> list[FileFooter | str]:
     """The footer of each file, or why it can't be read. Equal schemas are one object, which makes the pickled result small."""
     schemas: dict[pa.Schema, pa.Schema] = {}
 
     def read(info: ObjectInfo) -> FileFooter | str:
         try:
-            footer = read_footer(store, info, key)
+            footer = read_footer(store, info, key, order_by)
         except UnreadableFileError as e:
             return f"{store.uri(info.name)}: {e.reason}"
         except NotFoundError:
@@ -318,9 +345,14 @@ def _refuse_null_keys(table: OpenTable, footings: Sequence[FileFooter]) -> None:
                 raise null_key_error(table.store, file.file, name, nulls, file.file.name.rpartition("/")[0])
 
 
-def _first_manifest(partition: str, touched: Touched | None, head: Link[Manifest] | None) -> Manifest | None:
+def _first_manifest(
+    partition: str, touched: Touched | None, statistics: Statistics, head: Link[Manifest] | None
+) -> Manifest | None:
     """The partition's manifest at batch 0; None if it is there already, or a later batch is."""
-    buckets = (touched.as_adopted(),) if touched else ()
+    buckets: tuple[BucketEntry, ...] = ()
+    if touched is not None:
+        base = tuple(msgspec.structs.replace(file, statistics=statistics[file.name]) for file in touched.files)
+        buckets = (msgspec.structs.replace(touched.as_adopted(), base=base),)
     if head is not None and (head.body.merged or [b.base for b in head.body.buckets] == [b.base for b in buckets]):
         return None
     return Manifest(partition=partition, merged=0, spec_version=0, buckets=buckets, made={"engine": "adopt"})

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.count import StoredRows, count_rows, total
 from lakeupsert.engine.hosts import Host
@@ -31,7 +33,7 @@ from lakeupsert.pipeline.worker import UNANSWERED, is_unanswered, mark_failed
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, active_batches
-from lakeupsert.table.manifest import GONE, BucketEntry, Counters, Manifest, add_digests
+from lakeupsert.table.manifest import GONE, BucketEntry, Counters, DataFile, Manifest, add_digests
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec
 
@@ -261,6 +263,11 @@ def _count_bucket(store: ObjectStore, item: tuple[TableSpec, BucketEntry]) -> St
     return count_rows(store, *item)
 
 
+def _bare(files: Sequence[DataFile]) -> list[DataFile]:
+    """Without their statistics, which the ledger does not have."""
+    return [msgspec.structs.replace(file, statistics=()) for file in files]
+
+
 def _prove_partition(
     manifest: Manifest, stored: StoredRows, due: Sequence[Link[LedgerEntry]], active: set[int]
 ) -> Proof:
@@ -272,7 +279,7 @@ def _prove_partition(
         wrong.append(f"it is merged up to batch {manifest.merged}, but batch {due[-1].number} touches it")
     counters = [bucket.counters for bucket in manifest.buckets]
     recorded = Counters(**{name: sum(getattr(c, name) for c in counters) for name in Counters.__struct_fields__})
-    if any(not bucket.settled and bucket.base != touched[0].files for bucket in manifest.buckets):
+    if any(not bucket.settled and _bare(bucket.base) != _bare(touched[0].files) for bucket in manifest.buckets):
         wrong.append("its files are not those that were adopted")
     wrong += stored.wrong
     appended = sum(t.rows for t in touched.values())

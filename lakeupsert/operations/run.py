@@ -124,7 +124,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
         e.data_changed |= appended is not None or (refused is not None and refused.data_changed)
         raise
     if not table.settings.retention:
-        vacuum(table, dry=False, progress=progress)  # for readers that list folders
+        vacuum(table, dry=False, progress=progress, standings=published.publishers)  # for readers that list folders
     if refused is not None:
         raise refused
     return RunResult(appended, merged, published, expected, planned)

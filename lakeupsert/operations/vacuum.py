@@ -14,11 +14,12 @@ up behind a fence: `commit` and `dedupe`.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 
 import msgspec
 
@@ -26,7 +27,7 @@ from lakeupsert import clock
 from lakeupsert.errors import DamagedTableError, RefusedError
 from lakeupsert.pipeline.key_places import named_index
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.pipeline.publishers import catch_up, garbage_of_publishers, least_shown, mend
+from lakeupsert.pipeline.publishers import Publishers, PublisherStanding
 from lakeupsert.storage import SCRATCH, ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, KEYS, TableObjects
@@ -77,16 +78,28 @@ class VacuumResult:
         return sum(g.bytes for g in self.garbage)
 
 
-def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lambda text: None) -> VacuumResult:
-    """Keep `keep_snapshots` snapshots and tagged ones, and delete what only others need. ``dry`` deletes nothing."""
+def vacuum(
+    table: OpenTable,
+    *,
+    dry: bool,
+    progress: Callable[[str], None] = lambda text: None,
+    standings: Mapping[str, PublisherStanding] = MappingProxyType({}),
+) -> VacuumResult:
+    """Keep `keep_snapshots` snapshots and tagged ones, and delete what only others need.
+
+    Args:
+        dry: delete nothing.
+        standings: of the publishers, if the same command has just let them catch up.
+    """
+    publishers = Publishers(table, standings)
     table.existing_spec()
     table.last_snapshot()  # so that a ledger that ends before it is detected
     expiry = _expire(table, dry=dry)
     if not dry:
-        catch_up(table)  # a publisher that is behind keeps files, and one that has died can commit nothing behind it
-        mend(table)
+        publishers.catch_up()  # one that is behind keeps files, and one that has died can commit nothing behind it
+        publishers.mend()
     progress("looking for files that nobody needs")
-    survey = _Survey(table, expiry.planned)
+    survey = _Survey(table, publishers, expiry.planned)
     if dry or not survey.garbage:
         return VacuumResult(expiry.expired, tuple(survey.garbage), dry)
     progress("fencing off writers that started before")
@@ -97,7 +110,7 @@ def vacuum(table: OpenTable, *, dry: bool, progress: Callable[[str], None] = lam
     for partition in sorted({g.partition for g in survey.garbage if g.partition is not None}):
         table.objects.partition(partition).extend(partial(_fence, partition))
     progress("looking again")
-    survey = _Survey(table, before=survey)
+    survey = _Survey(table, publishers, before=survey)
     garbage = [g for g in survey.garbage if survey.is_fenced(g, fence)]
     progress(f"deleting {len(garbage)} objects")
     versions = [g.name for g in garbage if g.name.endswith(".json")]
@@ -175,9 +188,14 @@ class _Survey:
     """
 
     def __init__(
-        self, table: OpenTable, planned: Link[Snapshot] | None = None, before: "_Survey | None" = None
+        self,
+        table: OpenTable,
+        publishers: Publishers,
+        planned: Link[Snapshot] | None = None,
+        before: "_Survey | None" = None,
     ) -> None:
         self._table = table
+        self._publishers = publishers
         self._versions: dict[tuple[str, int], Link[Manifest] | None] = before._versions if before else {}
         self._now = clock.now()
         self.garbage: list[Garbage] = []
@@ -212,7 +230,7 @@ class _Survey:
         self._survey_packs(packs)
         self._survey_keys(ledger.number)
         self._survey_snapshots()
-        for found in garbage_of_publishers(table, self._oldest, max(self._snapshots)):
+        for found in publishers.garbage(self._oldest, max(self._snapshots)):
             if self._is_older(found, ORPHANS_KEPT):
                 self._add(found, "of a version of another format that is older than all kept snapshots", None, None)
         for found in table.store.list(f"{SCRATCH}/"):
@@ -239,7 +257,7 @@ class _Survey:
         recent = [s.body for n, s in self._snapshots.items() if since is None or n >= since]
         expired = 0 if since is None else self._snapshots[since].body.expired
         tagged = {number for s in recent for number in s.tags.values()}
-        shown = least_shown(self._table)
+        shown = self._publishers.least_shown()
         self._oldest = expired if shown is None else min(expired, shown)
         self._held = {n: s.body for n, s in self._snapshots.items() if n >= self._oldest or n in tagged}
         self._covered = -1 if since is None else self._snapshots[since].body.batch

@@ -21,7 +21,7 @@ from lakeupsert.pipeline.publishers import PublisherStanding, catch_up, catch_up
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
-from lakeupsert.table.snapshot import PartitionVersion, Snapshot
+from lakeupsert.table.snapshot import WRITE_ID_DIGITS, PartitionVersion, Snapshot
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishRes
         )
     one = publisher(table, name)
     published = publish(table)
-    newest = table.last_snapshot()
-    if reset and newest is not None:
+    newest, standing = table.last_snapshot(), published.publishers.get(name)
+    if reset and newest is not None and not (standing and standing.is_silent):
         one.check(newest)
         one.reset()
-        published = replace(published, publishers={**published.publishers, name: catch_up_one(table, name, newest)})
-    standing = published.publishers.get(name)
+        standing = catch_up_one(table, name, newest)
+        published = replace(published, publishers={**published.publishers, name: standing})
     if standing is not None and standing.problem is not None:
         raise standing.problem
     return published
@@ -236,6 +236,7 @@ def _snapshot_at(
             bytes=found.body.bytes,
             files=found.body.files,
             bits=max((bucket.bits for bucket in found.body.buckets), default=0),
+            write_id=found.write_id[:WRITE_ID_DIGITS],
         )
     entry = table.entries(batch - 1, batch)[0].body if batch else None
     return Snapshot(

@@ -6,9 +6,10 @@ Repeat    safe: a publisher goes on from what it has written
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
@@ -18,6 +19,8 @@ from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.snapshot import Snapshot
 
+SILENT = "catalog-unreachable"
+"""The code of the error of a catalog that gives no answer."""
 Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,11 @@ class PublisherStanding:
     def is_newest(self) -> bool:
         """Whether its readers surely see the newest snapshot."""
         return self.behind == 0
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its catalog gave no answer. Each question may take minutes."""
+        return self.problem is not None and self.problem.code == SILENT
 
 
 def publisher(table: OpenTable, name: str) -> Publisher:
@@ -132,8 +140,9 @@ def catch_up_one(table: OpenTable, name: str, newest: Link[Snapshot]) -> Publish
         with _explained(name):
             warning = publisher(table, name).catch_up(newest)
     except LakeupsertError as e:
-        silent = e.code == "catalog-unreachable"  # and would be asked again in vain
-        return PublisherStanding(None, None, e) if silent else _standing(table, name, newest.number, e)
+        if e.code == SILENT:  # and would be asked again in vain
+            return PublisherStanding(None, None, e)
+        return _standing(table, name, newest.number, e)
     return PublisherStanding(newest.number, 0, warning=warning)
 
 
@@ -159,45 +168,66 @@ def standings(table: OpenTable) -> dict[str, PublisherStanding]:
     return {name: _standing(table, name, newest.number if newest else -1) for name in table.settings.publishers}
 
 
-def least_shown(table: OpenTable) -> int | None:
-    """The least snapshot that readers of some publisher may see; None if none shows any. 0 if a catalog does not answer, or has a
-    part of a snapshot."""
-    shown = []
-    for name, answer in _answers(table, lambda one: one.shown()):
-        if isinstance(answer, LakeupsertError):
-            log.warning("files of all snapshots are kept, as nobody knows which one %s shows: %s", name, answer.message)
-            answer = 0
-        shown.append(answer)
-    return min((max(0, number) for number in shown if number is not None), default=None)
+class Publishers:
+    """All publishers of a table, during one command. A silent one is not asked again.
 
+    Args:
+        standings: of those that the command has let catch up already.
+    """
 
-def mend(table: OpenTable) -> None:
-    """`Publisher.mend` of all publishers; without that of one that can't be asked."""
-    for _, answer in _answers(table, lambda one: one.mend()):
-        if isinstance(answer, LakeupsertError):
-            log.warning("%s", answer.message)
+    def __init__(self, table: OpenTable, standings: Mapping[str, PublisherStanding] = MappingProxyType({})) -> None:
+        self._table = table
+        silent = {name: standing.problem for name, standing in standings.items() if standing.is_silent}
+        self._silent = {name: problem for name, problem in silent.items() if problem is not None}
 
+    def catch_up(self) -> None:
+        """Bring each publisher up to the newest snapshot, except those that can't."""
+        newest = self._table.last_snapshot() if self._table.settings.publishers else None
+        if newest is not None:
+            self._ask(lambda one: one.catch_up(newest))
 
-def garbage_of_publishers(table: OpenTable, oldest: int, newest: int) -> list[ObjectInfo]:
-    """The `Publisher.garbage` of all publishers; without that of one whose catalog does not answer."""
-    found: list[ObjectInfo] = []
-    for name, answer in _answers(table, lambda one: one.garbage(oldest, newest)):
-        if isinstance(answer, LakeupsertError):
-            log.warning("what readers of %s do not need any more is kept: %s", name, answer.message)
-        else:
-            found += answer
-    return found
+    def mend(self) -> None:
+        """`Publisher.mend` of all publishers; without that of one that can't be asked."""
+        for answer in self._ask(lambda one: one.mend()).values():
+            if isinstance(answer, LakeupsertError):
+                log.warning("%s", answer.message)
 
+    def least_shown(self) -> int | None:
+        """The least snapshot that readers of some publisher may see; None if none shows any. 0 if a catalog does not answer, or
+        has a part of a snapshot."""
+        shown = []
+        for name, answer in self._ask(lambda one: one.shown()).items():
+            if isinstance(answer, LakeupsertError):
+                why = "files of all snapshots are kept, as nobody knows which one %s shows: %s"
+                log.warning(why, name, answer.message)
+                answer = 0
+            shown.append(answer)
+        return min((max(0, number) for number in shown if number is not None), default=None)
 
-def _answers(table: OpenTable, ask: Callable[[Publisher], Answer]) -> Iterator[tuple[str, Answer | LakeupsertError]]:
-    """What each publisher answers, or why it does not."""
-    for name in table.settings.publishers:
-        try:
-            with _explained(name):
-                answer: Answer | LakeupsertError = ask(publisher(table, name))
-        except LakeupsertError as e:
-            answer = e
-        yield name, answer
+    def garbage(self, oldest: int, newest: int) -> list[ObjectInfo]:
+        """The `Publisher.garbage` of all publishers; without that of one whose catalog does not answer."""
+        found: list[ObjectInfo] = []
+        for name, answer in self._ask(lambda one: one.garbage(oldest, newest)).items():
+            if isinstance(answer, LakeupsertError):
+                log.warning("what readers of %s do not need any more is kept: %s", name, answer.message)
+            else:
+                found += answer
+        return found
+
+    def _ask(self, question: Callable[[Publisher], Answer]) -> dict[str, Answer | LakeupsertError]:
+        """What each publisher answers, or why it does not."""
+        answers: dict[str, Answer | LakeupsertError] = dict(self._silent)
+        for name in self._table.settings.publishers:
+            if name in self._silent:
+                continue
+            try:
+                with _explained(name):
+                    answers[name] = question(publisher(self._table, name))
+            except LakeupsertError as e:
+                answers[name] = e
+                if e.code == SILENT:
+                    self._silent[name] = e
+        return answers
 
 
 def _standing(table: OpenTable, name: str, newest: int, problem: LakeupsertError | None = None) -> PublisherStanding:

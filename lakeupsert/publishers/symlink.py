@@ -27,7 +27,7 @@ from lakeupsert.storage import NotFoundError, ObjectInfo, StoreUnavailableError
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import HOME, TableObjects, partition_texts
 from lakeupsert.table.manifest import Manifest
-from lakeupsert.table.snapshot import Snapshot
+from lakeupsert.table.snapshot import PartitionVersion, Snapshot
 from lakeupsert.table.spec import TableSpec, field_id
 
 INPUT_FORMAT = "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"
@@ -168,7 +168,7 @@ class SymlinkPublisher:
         numbers = [number for number in self.objects.snapshots.numbers() if number >= oldest]
         links = self.map_concurrently(self.objects.snapshots.get, numbers)
         bodies = [link.body for link in links if link is not None]
-        needed = {_manifest(p, now.version) for body in bodies for p, now in body.partitions.items()}
+        needed = {_manifest(p, now) for body in bodies for p, now in body.partitions.items()}
         pointed = {entry.location for entry in self.catalog.partitions().values()}
         return [
             info
@@ -251,7 +251,7 @@ class SymlinkPublisher:
                 continue
             values = tuple(partition_texts(partition).values())
             statistics = {"numFiles": str(now.files), "numRows": str(now.rows), "totalSize": str(now.bytes)}
-            entry = Entry(self._location(_folder(partition, now.version)), str(body.spec_version), statistics)
+            entry = Entry(self._location(_folder(partition, now)), str(body.spec_version), statistics)
             old = found.get(values)
             if old is None:
                 add[values] = entry
@@ -268,7 +268,7 @@ class SymlinkPublisher:
 
         def write(manifest: Manifest) -> None:
             files = [self._address(file.name) for bucket in manifest.buckets for file in bucket.data]
-            name = _manifest(manifest.partition, names[manifest.partition].version)
+            name = _manifest(manifest.partition, names[manifest.partition])
             self._create(name, "".join(f"{address}\n" for address in files).encode())
 
         self.map_concurrently(write, manifests)
@@ -361,8 +361,8 @@ class SymlinkPublisher:
                     return
                 raise DamagedTableError(
                     "damaged-object",
-                    f"{self.objects.store.uri(name)} lists other files than the version of that number, which was lost and made "
-                    f"anew, or something other than lakeupsert wrote the object. {self.catalog.where} was not changed.",
+                    f"{self.objects.store.uri(name)} lists other files than the version that it is named after: something "
+                    f"other than lakeupsert wrote it. {self.catalog.where} was not changed.",
                     next=f"delete that object, then run `lakeupsert publish --to {self.catalog.kind}`",
                 )
         raise StoreUnavailableError(
@@ -400,10 +400,11 @@ def _warning(spec: TableSpec) -> str | None:
     return f"renamed columns have the names of the files there: {', '.join(others)}." if others else None
 
 
-def _folder(partition: str, version: int) -> str:
+def _folder(partition: str, shown: PartitionVersion) -> str:
     """The version comes first, so that no tool that looks for partitions in folders takes a manifest's for one."""
+    version = f"{shown.version}-{shown.write_id}" if shown.write_id else str(shown.version)
     return f"{_FOLDER}/{version}/{partition}"
 
 
-def _manifest(partition: str, version: int) -> str:
-    return f"{_folder(partition, version)}/manifest"
+def _manifest(partition: str, shown: PartitionVersion) -> str:
+    return f"{_folder(partition, shown)}/manifest"

@@ -1,7 +1,7 @@
-"""Statistics of a data file for its manifest entry, from the footer that was just written: no row is read for them."""
+"""Statistics of a data file for its manifest entry, from its footer: no row is read for them."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,8 +17,8 @@ MOST_COLUMNS = 32
 """Columns of a file that have statistics. More: manifests and Delta logs grow, and every reader and publish reads them. Less: a
 filter on one of the others opens files in vain."""
 MOST_A_PARTITION = 512
-"""Columns that have statistics in all buckets of a partition together. The rows of a bucket are a sample of the partition's, so
-many buckets have nearly the same statistics. More: the manifest of a large partition grows. Less: see `MOST_COLUMNS`."""
+"""Columns that have statistics in all base files of a partition together. The rows of a bucket are a sample of the partition's,
+so many buckets have nearly the same statistics. More: the manifest of a large partition grows. Less: see `MOST_COLUMNS`."""
 CHARACTERS = 32
 """Characters of a bound of text; Delta's writers take as many."""
 
@@ -32,7 +32,8 @@ class StatisticsColumn(NamedTuple):
     """A column that has statistics.
 
     Attributes:
-        leaf: its place among the leaf columns of a base file.
+        id: the field's; in a file of another program, the column's place.
+        leaf: its place among the leaf columns of the file.
         bounds: no value is below the first or above the second.
     """
 
@@ -41,18 +42,30 @@ class StatisticsColumn(NamedTuple):
     bounds: Callable[[_Chunks], _Bounds]
 
 
-def columns_with_statistics(spec: TableSpec, bits: int) -> Sequence[StatisticsColumn]:
-    """Those of a file of one of 2^``bits`` buckets: key and ordering columns first, then others in their order."""
-    return _columns(spec)[: min(MOST_COLUMNS, MOST_A_PARTITION >> bits)]
+def columns_with_statistics(spec: TableSpec, files: int) -> Sequence[StatisticsColumn]:
+    """Those of each base file of a partition that has so many: key and ordering columns first, then others in their order."""
+    return _columns(spec)[: min(MOST_COLUMNS, MOST_A_PARTITION // files)]
+
+
+def foreign_columns(schema: pa.Schema, first: Iterable[str]) -> Sequence[StatisticsColumn]:
+    """Those of a file that another program wrote, the ``first`` ones before all others."""
+    places = {name: place for place, name in enumerate(schema.names)}
+    names = dict.fromkeys([*(name for name in first if name in places), *places])
+    return _among(schema, {name: places[name] for name in names})[:MOST_COLUMNS]
 
 
 @lru_cache(maxsize=64)  # each merge of a bucket asks
 def _columns(spec: TableSpec) -> list[StatisticsColumn]:
-    begins = accumulate((len(leaves("", type_)) for type_ in spec.base_schema.types), initial=0)
-    places = dict(zip(spec.base_schema.names, begins, strict=False))
     names = dict.fromkeys((*spec.stored_key, *spec.order_by, *spec.stored_schema.names))
-    fields = [(field, _bounds_of(field.type)) for field in map(spec.schema.field, names)]
-    return [StatisticsColumn(field_id(field), places[field.name], bounds) for field, bounds in fields if bounds]
+    return _among(spec.base_schema, {name: field_id(spec.schema.field(name)) for name in names})
+
+
+def _among(schema: pa.Schema, ids: Mapping[str, int]) -> list[StatisticsColumn]:
+    """Those of the named columns that have bounds."""
+    begins = accumulate((len(leaves("", type_)) for type_ in schema.types), initial=0)
+    places = dict(zip(schema.names, begins, strict=False))
+    found = [(id_, places[name], _bounds_of(schema.field(name).type)) for name, id_ in ids.items()]
+    return [StatisticsColumn(id_, leaf, bounds) for id_, leaf, bounds in found if bounds]
 
 
 def has_bounds(type_: pa.DataType) -> bool:
@@ -61,16 +74,21 @@ def has_bounds(type_: pa.DataType) -> bool:
 
 
 def statistics_of(footer: pq.FileMetaData, columns: Sequence[StatisticsColumn]) -> tuple[ColumnStatistics, ...]:
+    """The statistics of these columns; without those whose nulls the file has not counted."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    found = []
-    for column in columns:
-        chunks = [group.column(column.leaf).statistics for group in groups]
-        nulls = sum(chunk.null_count for chunk in chunks)
-        chunks = [chunk for chunk in chunks if chunk.num_values]
-        # Parquet has no bounds of a chunk with a very long text.
-        known = chunks and all(chunk.has_min_max for chunk in chunks)
-        found.append(ColumnStatistics(column.id, nulls, *(column.bounds(chunks) if known else ())))
-    return tuple(found)
+    found = (_statistics([group.column(column.leaf) for group in groups], column) for column in columns)
+    return tuple(one for one in found if one is not None)
+
+
+def _statistics(chunks: Sequence[pq.ColumnChunkMetaData], column: StatisticsColumn) -> ColumnStatistics | None:
+    counted = [chunk.statistics for chunk in chunks]
+    if not all(one is not None and one.has_null_count for one in counted):
+        return None
+    nulls = sum(one.null_count for one in counted)
+    # Parquet has no bounds of a chunk with a very long text. INT96 has no order, so what a file says of it means nothing.
+    with_values = [one for one in counted if one.num_values]
+    known = with_values and all(one.has_min_max and one.physical_type != "INT96" for one in with_values)
+    return ColumnStatistics(column.id, nulls, *(column.bounds(with_values) if known else ()))
 
 
 def _bounds_of(type_: pa.DataType) -> Callable[[_Chunks], _Bounds] | None:

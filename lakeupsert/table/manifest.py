@@ -110,6 +110,7 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         bucket, bits: see `Bucketed`.
         renames: how many renames and drops its spec has. Its columns have the names of that time (`TableSpec.names_in`).
         statistics: of some columns of a base or delta file, so that readers need not open it to see that nothing passes a filter.
+            Those of an adopted file are in its manifest alone.
     """
 
     name: str

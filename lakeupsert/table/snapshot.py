@@ -6,6 +6,9 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.chain import Link
 from lakeupsert.table.manifest import NO_CHANGES, Changes, Manifest
 
+WRITE_ID_DIGITS = 8
+"""Of a manifest's write id in a snapshot. More: each snapshot of a table of many partitions grows. Less: two may be equal."""
+
 
 class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One partition in a snapshot: its manifest version and that version's figures.
@@ -13,6 +16,8 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     Attributes:
         files: how many objects it has in the store; -1 in snapshots of an earlier lakeupsert.
         bits: the most bits of its buckets. `append` cuts what arrives accordingly.
+        write_id: the first digits of the manifest's. A version that was lost and written again has another one, and may have the
+            same figures.
     """
 
     version: int
@@ -21,6 +26,7 @@ class PartitionVersion(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     bytes: int
     files: int = -1
     bits: int = 0
+    write_id: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,9 +113,13 @@ class Lake:
 
     def _relocate(self, setting: object, root: Path) -> object:
         """The setting for a copy: a path below the root moves to ``root``, an address in a store gets a new prefix."""
+        if isinstance(setting, dict):
+            return {name: self._relocate(value, root) for name, value in setting.items()}
+        if isinstance(setting, msgspec.Struct):
+            return msgspec.convert(self._relocate(msgspec.to_builtins(setting), root), type(setting))
         if not isinstance(setting, str):
             return setting
-        if is_remote(setting) and not setting.startswith(("sqs:", "azqueue:")):
+        if str(self.root) not in setting and is_remote(setting) and not setting.startswith(("sqs:", "azqueue:")):
             return f"{setting}-{clock.new_id()}"
         return setting.replace(str(self.root), str(root))
 

@@ -12,12 +12,6 @@ DAYS = 3
 THREADS = 4
 
 
-def land(lake: Lake, number: int) -> None:
-    """All keys of each day, or each second or third one."""
-    keys = range(0, 30, 1 + number % 3)
-    lake.land(f"{number}.jsonl", [row(f"k{i:02}", day, number, number) for day in range(DAYS) for i in keys])
-
-
 def publish_in_threads(lake: Lake, name: PublisherName, rounds: int) -> None:
     """Publish each round by several threads. Raises AssertionError if the publisher of one has a problem."""
     problems: list[object] = []
@@ -55,6 +49,8 @@ def publish_in_processes(lake: Lake, name: PublisherName, rounds: int) -> None:
 
 
 def _merge(lake: Lake, number: int) -> None:
-    land(lake, number)
+    """A night with all keys of each day, or each second or third one, up to its publish."""
+    keys = range(0, 30, 1 + number % 3)
+    lake.land(f"{number}.jsonl", [row(f"k{i:02}", day, number, number) for day in range(DAYS) for i in keys])
     lake.table.append(host="local")
     lake.table.dedupe(host="local")

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings, TableSettings
 from lakeupsert.engine.spark_versions import frame_of
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.rows import statistics
 from lakeupsert.testing.faults import Fault, Killed
 from lakeupsert.testing.lake import Lake, row
 
@@ -244,6 +246,49 @@ def test_columns_that_some_files_lack_or_have_narrower_are_one_table(tmp_path: P
         {"order_id": "a", "n": 1, "x": None},
         {"order_id": "b", "n": 70000, "x": 2.5},
     ]
+
+
+def test_files_that_no_row_can_pass_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their columns are in any order, with ids of their own; the partition column in one says something else."""
+    monkeypatch.setattr(statistics, "MOST_A_PARTITION", 9)  # three columns of each of three files
+    lake = Lake(tmp_path, delete=None, schema={}, key=("k",))
+
+    def lay(name: str, day: int, first: int, **options: Any) -> None:
+        count = range(first, first + 3)
+        columns = {
+            "d": ["elsewhere"] * 3,
+            "v": pa.array(count, pa.int32()),
+            "x": [0] * 3,
+            "ts": pa.array([datetime(2020, 1, n + 1) for n in range(3)], pa.timestamp("us")),
+            "k": [f"{name}{n}" for n in count],
+        }
+        rows = pa.table(columns)
+        fields = [field.with_metadata({"PARQUET:field_id": str(9 - n)}) for n, field in enumerate(rows.schema)]
+        path = tmp_path / "processed" / f"d=2020-01-0{day}" / f"{name}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(rows.cast(pa.schema(fields)), path, **options)
+
+    lay("a", 1, 10)
+    lay("b", 1, 20, use_deprecated_int96_timestamps=True)
+    lay("c", 1, 30, write_statistics=False)
+    lay("e", 2, 40)
+    lake.table.adopt()
+    spec = lake.table.objects.specs.head()
+    assert spec is not None
+    names = {field.id: field.name for field in spec.body.fields}
+    manifests = [lake.opened.version(p, 0) for p in ("d=2020-01-01", "d=2020-01-02")]
+    files = [file for manifest in manifests for file in manifest.buckets[0].base]
+    assert {file.name[-9:]: {names[one.id] for one in file.statistics} for file in files} == {
+        "a.parquet": {"k", "ts", "v"},
+        "b.parquet": {"k", "v"},
+        "c.parquet": set(),
+        "e.parquet": {"k", "ts", "v", "x"},
+    }
+    assert not any(file.statistics for touched in lake.entries()[0][1].touched.values() for file in touched.files)
+    opened = {file.name[-9:] for file in lake.table.files(where="v >= 22 AND v < 40 AND k <> 'b22'")}
+    assert opened == {"b.parquet", "c.parquet"}
+    assert lake.table.to_arrow(where="v >= 22 AND v < 32").read_all()["v"].to_pylist() == [22, 30, 31]
+    assert len(list(lake.table.files(where="d = '2020-01-01'"))) == 3
 
 
 @pytest.mark.parametrize("engine", ["arrow", "spark"])

@@ -1,6 +1,8 @@
-"""`publishers = ["delta"]`: what delta-rs reads of every version is what our readers read of the snapshot of that number."""
+"""`publishers = ["delta"]`: what is in the log, and what stops the publisher.
 
-import contextlib
+That a reader sees what ours see, whatever fails: `tests/contract/test_publishers.py`.
+"""
+
 import json
 from collections.abc import Callable
 from datetime import date, datetime, timedelta
@@ -14,18 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
-from deltalake.exceptions import TableNotFoundError
 
 from lakeupsert import clock
 from lakeupsert.api import Table
 from lakeupsert.cli import main
 from lakeupsert.config import TableSettings
-from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.errors import ConfigurationError
 from lakeupsert.publishers import delta
 from lakeupsert.storage import LocalStore
-from lakeupsert.testing.faults import Fault
 from lakeupsert.testing.lake import Lake, delta_rows, row
-from lakeupsert.testing.publishers import publish_in_threads
 
 
 def nights(root: Path, count: int = 3, **settings: Any) -> Lake:
@@ -53,27 +52,35 @@ def commit(lake: Lake, version: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
+@pytest.fixture
+def frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each third version."""
+    monkeypatch.setattr(delta, "CHECKPOINT_EVERY", 3)
+
+
 def standing(lake: Lake) -> tuple[int | None, int]:
     found = lake.table.status().publishers["delta"]
     return found.snapshot, found.behind
 
 
-@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
-def test_every_version_is_its_snapshot(tmp_path: Path, strategy: Any) -> None:
-    lake = nights(tmp_path / "lake", 4, strategy=strategy)
+@pytest.mark.parametrize(
+    ("strategy", "features", "moved"),
+    [
+        ("rewrite", {"timestampNtz"}, []),  # it leaves nothing to compact
+        ("delta", {"timestampNtz", "deletionVectors"}, [2]),
+    ],
+)
+def test_readers_need_only_what_is_there_and_a_compaction_changes_no_row(
+    tmp_path: Path, strategy: str, features: set[str], moved: list[int]
+) -> None:
+    lake = nights(tmp_path / "lake", 2, strategy=strategy)
     lake.table.compact(full=True)
-    lake.table.restore("1", dry=False)
-    land(lake, 4)
-    lake.check()
     versions = [commit(lake, number) for number in range(len(lake.table.snapshots()))]
-    features = {f for actions in versions for a in actions for f in a.get("protocol", {}).get("readerFeatures", [])}
-    only_moved = [
-        n for n, actions in enumerate(versions) if any(not a["add"]["dataChange"] for a in actions if "add" in a)
-    ]
-    assert (features, only_moved) == {
-        "rewrite": ({"timestampNtz"}, []),  # it leaves nothing to compact
-        "delta": ({"timestampNtz", "deletionVectors"}, [4]),
-    }[strategy]
+    assert {
+        f for actions in versions for a in actions for f in a.get("protocol", {}).get("readerFeatures", [])
+    } == features
+    added = [[a["add"] for a in actions if "add" in a] for actions in versions]
+    assert [n for n, adds in enumerate(added) if not all(add["dataChange"] for add in adds)] == moved
 
 
 def test_values_of_every_type(tmp_path: Path) -> None:
@@ -113,33 +120,6 @@ def test_values_of_every_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "type_", [pa.uint32(), pa.timestamp("ns"), pa.float16(), pa.time64("us"), pa.list_(pa.uint8())], ids=str
-)
-def test_type_that_delta_lacks_is_named_and_the_night_goes_on(tmp_path: Path, type_: pa.DataType) -> None:
-    (tmp_path / "landing").mkdir()
-    rows = pa.table({"k": [1], "d": [date(2020, 1, 1)], "ts": [1], "odd": pa.array([None], type_)})
-    pq.write_table(rows, tmp_path / "landing" / "0.parquet")
-    settings = TableSettings(
-        landing=str(tmp_path / "landing"),
-        processed=str(tmp_path / "processed"),
-        key=("k",),
-        partition_by=("d",),
-        order_by=("ts",),
-        publishers=("delta",),
-    )
-    table = Table("t", settings)
-    published = table.run(host="local").publish
-    assert published.rows == 1
-    problem = published.publishers["delta"].problem
-    assert problem is not None
-    assert problem.code == "unfit-for-delta"
-    assert "'odd'" in problem.message
-    with pytest.raises(ConfigurationError, match="'odd'"):
-        table.publish(to="delta")
-    assert not (tmp_path / "processed" / "_delta_log").exists()
-
-
-@pytest.mark.parametrize(
     "statement",
     [
         lambda t: write_deltalake(
@@ -164,34 +144,15 @@ def test_no_other_program_writes(tmp_path: Path, statement: Callable[[DeltaTable
     assert lake.stored_files() == files
 
 
-@pytest.mark.parametrize("fault", list(Fault))
-@pytest.mark.parametrize("begins", [False, True], ids=["goes on", "begins"])
-def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(tmp_path: Path, fault: Fault, begins: bool) -> None:
-    lake = nights(tmp_path / "lake", 1, publishers=() if begins else ("delta",))
-    lake.mend(lambda row: False, publishers=("delta",))
-    before = lake.rows()
-    lake.land("1.jsonl", [row(f"k{i:03}", day, 9, 9) for day in range(3) for i in range(0, 90, 2)])
-    lake.table.append(host="local")
-    lake.table.dedupe(host="local")
-
-    def check(struck: Lake) -> None:
-        with contextlib.suppress(TableNotFoundError):
-            assert delta_rows(struck.settings.processed) in (before, struck.rows())
-        struck.table.publish(to="delta")
-        assert standing(struck) == (1, 0)
-        struck.check()
-
-    assert lake.strike_every_call(fault, lambda lake: lake.table.publish(), check) > 10
-
-
+@pytest.mark.usefixtures("frequent_checkpoints")
 def test_two_publishers_write_the_same_bytes(tmp_path: Path) -> None:
-    lake = nights(tmp_path / "lake", 12)
+    lake = nights(tmp_path / "lake", 5)
     twin = lake.copy(tmp_path / "twin")
     first = log_of(lake)
     twin.table.publish(to="delta", reset=True)  # one version, the newest
     assert delta_rows(twin.settings.processed) == delta_rows(lake.settings.processed)
     third = lake.copy(tmp_path / "third")
-    for version in range(9, 12):  # behind by the last ones, with a checkpoint among them
+    for version in range(2, 5):  # behind by the last ones, with a checkpoint among them
         for path in (third.root / "processed" / "_delta_log").glob(f"{version:020}.*"):
             path.unlink()
     third.reopen()
@@ -221,53 +182,7 @@ def test_publishers_with_other_settings_go_on_from_one_log(tmp_path: Path) -> No
     assert places <= {"i"}
 
 
-def test_many_publishers_at_once_make_one_version_a_snapshot(tmp_path: Path) -> None:
-    lake = nights(tmp_path / "lake", 0)
-    publish_in_threads(lake, "delta", rounds=12)
-    assert standing(lake) == (11, 0)
-    lake.check()
-
-
-def test_foreign_commit_stops_the_publisher_until_a_reset(tmp_path: Path) -> None:
-    lake = nights(tmp_path / "lake", 2)
-    foreign = lake.root / "processed" / "_delta_log" / f"{2:020}.json"
-    foreign.write_text('{"commitInfo":{"timestamp":1}}\n')
-    land(lake, 2)
-    assert standing(lake) == (2, 0), "the number is taken, by another program"
-    land(lake, 3)
-    with pytest.raises(DamagedTableError) as raised:
-        lake.table.publish(to="delta")
-    assert raised.value.code == "foreign-delta-commit"
-    assert foreign.name in raised.value.message
-    lake.table.publish(to="delta", reset=True)
-    assert standing(lake) == (3, 0)
-    lake.check()
-
-
-def test_doctor_status_and_report_say_how_far_a_publisher_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake = nights(tmp_path / "lake", 1)
-    levels = [f.level for f in lake.table.doctor() if f.check == "publishers"]
-    with monkeypatch.context() as dead:
-        dead.setattr(delta.DeltaPublisher, "catch_up", lambda *a: None)
-        land(lake, 1)
-        land(lake, 2)
-    assert standing(lake) == (0, 2)
-    levels += [f.level for f in lake.table.doctor() if f.check == "publishers"]
-    assert levels == ["ok", "warning"]
-    config = str(lake.configure())
-    answer = CliRunner().invoke(main, ["status", "--json", "--config", config])
-    assert json.loads(answer.output)["result"]["publishers"]["delta"] == {
-        "snapshot": 0,
-        "behind": 2,
-        "warning": None,
-        "problem": None,
-    }
-    assert "publish --to delta" in json.loads(answer.output)["warnings"][0]
-    page = tmp_path / "report.html"
-    assert CliRunner().invoke(main, ["report", "--config", config, "--output", str(page)]).exit_code == 0
-    assert "2 behind" in page.read_text("utf-8")
-
-
+@pytest.mark.usefixtures("frequent_checkpoints")
 def test_publisher_that_may_not_delete_leaves_the_hint_to_vacuum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,35 +199,20 @@ def test_publisher_that_may_not_delete_leaves_the_hint_to_vacuum(
     lake.mend(lambda row: False, publishers=("delta",))
     with monkeypatch.context() as limited:
         limited.setattr(LocalStore, "delete", refuse)
-        for number in range(1, 22):
+        for number in range(1, 8):
             land(lake, number)
-    assert standing(lake) == (21, 0)
+    assert standing(lake) == (7, 0)
     assert named() == 1, "where the log began"
     lake.check()
     lake.table.vacuum(dry=False)
-    assert named() == 20
+    assert named() == 6
     lake.check()
 
 
-def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake = nights(tmp_path / "lake", 2, superseded_retention="0s", keep_snapshots=1)
-    expected = delta_rows(lake.settings.processed)
-    with monkeypatch.context() as dead:
-        dead.setattr(delta.DeltaPublisher, "catch_up", lambda *a: None)
-        land(lake, 2)
-        lake.table.compact(full=True)
-        lake.table.vacuum(dry=False)
-        assert standing(lake)[0] == 1 or standing(lake)[0] == 2
-        assert delta_rows(lake.settings.processed) == expected
-    lake.table.publish(to="delta")
-    deleted = lake.table.vacuum(dry=False).garbage
-    assert deleted
-    assert delta_rows(lake.settings.processed) == lake.rows()
-
-
+@pytest.mark.usefixtures("frequent_checkpoints")
 def test_vacuum_deletes_old_versions_and_their_vectors(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 1, superseded_retention="0s", keep_snapshots=1)
-    for number in range(1, 25):
+    for number in range(1, 8):
         lake.land(
             f"{number}.jsonl", [row(f"k{i:03}", day, number, i) for day in range(3) for i in range(number, 90, 20)]
         )
@@ -328,7 +228,7 @@ def test_vacuum_deletes_old_versions_and_their_vectors(tmp_path: Path) -> None:
         lake.table.vacuum(dry=False)
     assert len(list((lake.root / "processed" / "dv").iterdir())) < before
     log = [name for name in log_of(lake) if name[0].isdigit()]
-    assert min(int(name[:20]) for name in log) >= 20
+    assert min(int(name[:20]) for name in log) >= 6
     assert delta_rows(lake.settings.processed) == lake.rows()
 
 
@@ -438,6 +338,26 @@ def test_snapshot_that_took_the_number_of_a_lost_one(reset: bool, tmp_path: Path
     assert named == {file.name for file in lake.table.files()}
 
 
+def test_version_that_was_lost_and_rebuilt_with_equal_figures_is_shown(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2, strategy="rewrite")
+    damaged = "d=2020-01-01"
+    chain, before = lake.table.objects.partition(damaged), lake.table.snapshots()[0].body.partitions
+    number = chain.newest_number()
+    assert number is not None
+    (lake.root / "processed" / chain.name(number)).unlink()
+    lake.reopen()
+    lake.table.reprocess(lambda partition: partition == damaged, source="landing", host="local")
+    now = lake.table.snapshots()[0].body.partitions
+    assert {p for p in now if now[p] != before[p]} == {damaged}
+    assert msgspec.structs.replace(now[damaged], write_id=before[damaged].write_id) == before[damaged]
+    assert standing(lake)[1] == 0
+    named = {add["path"] for add in pa.table(DeltaTable(lake.settings.processed).get_add_actions()).to_pylist()}
+    assert named == {file.name for file in lake.table.files()}
+    lake.table.publish()
+    assert lake.table.snapshots()[0].body.partitions == now
+    lake.check()
+
+
 def test_a_dropped_column_whose_name_comes_back_never_shows_its_old_values(tmp_path: Path) -> None:
     """It was dropped before the publisher was there, and a partition that stays as it is still has its values."""
     lake = nights(tmp_path / "lake", 2, publishers=())
@@ -471,11 +391,12 @@ def test_reset_deletes_nothing_if_the_snapshot_can_not_be_shown(tmp_path: Path) 
     assert delta_rows(lake.settings.processed) == before
 
 
+@pytest.mark.usefixtures("frequent_checkpoints")
 def test_what_nobody_expects_in_the_log_fails_no_night_and_no_vacuum(tmp_path: Path) -> None:
-    lake = nights(tmp_path / "lake", 11)
+    lake = nights(tmp_path / "lake", 4)
     [checkpoint] = (lake.root / "processed" / "_delta_log").glob("*.checkpoint.parquet")
     checkpoint.write_bytes(b"PAR1 nothing PAR1")
-    land(lake, 11)
+    land(lake, 4)
     problem = lake.table.publish().publishers["delta"].problem
     assert problem is not None
     assert problem.code in ("publisher-failed", "foreign-delta-commit")

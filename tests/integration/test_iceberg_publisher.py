@@ -1,13 +1,12 @@
-"""`publishers = ["iceberg"]`: what pyiceberg reads of every Iceberg snapshot is what our readers read of the snapshot of its
-number."""
+"""`publishers = ["iceberg"]`: what is in the table, what stops the publisher, and its catalogs.
 
-import json
+That a reader sees what ours see, whatever fails: `tests/contract/test_publishers.py`.
+"""
+
 import random
-import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,9 +19,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table as IcebergTable
-from pyiceberg.types import LongType
 
 from lakeupsert import clock
 from lakeupsert.api import Table
@@ -31,10 +28,8 @@ from lakeupsert.config import IcebergSettings, TableSettings, parse
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, TryAgainError
 from lakeupsert.operations import vacuum
 from lakeupsert.publishers import iceberg, iceberg_catalog
-from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
-from lakeupsert.testing.faults import Fault, Killed, Points
+from lakeupsert.publishers.iceberg import FOLDER
 from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
-from lakeupsert.testing.publishers import publish_in_threads
 from lakeupsert.testing.servers import Server
 
 NAME = "sales.receipts"
@@ -90,24 +85,19 @@ def standing(lake: Lake) -> tuple[int | None, int]:
 
 
 @pytest.fixture
-def dead(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """A publisher that does nothing, until the context ends."""
-    with monkeypatch.context() as patch:
-        patch.setattr(IcebergPublisher, "catch_up", lambda *a: None)
-        yield patch
+def few_metadata_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of earlier ones keeps two."""
+    monkeypatch.setattr(iceberg, "METADATA_KEPT", 2)
 
 
-@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
-def test_every_snapshot_is_its_snapshot(tmp_path: Path, strategy: Any) -> None:
-    lake = nights(tmp_path / "lake", 4, strategy=strategy)
+@pytest.mark.parametrize(
+    ("strategy", "compaction"), [("rewrite", []), ("delta", ["replace"])]
+)  # a rewrite leaves nothing to compact
+def test_each_snapshot_says_what_it_did(tmp_path: Path, strategy: str, compaction: list[str]) -> None:
+    lake = nights(tmp_path / "lake", 2, strategy=strategy)
     lake.table.compact(full=True)
-    lake.table.restore("1", dry=False)
-    land(lake, 4)
-    lake.check()
-    assert lake.numbers() == list(range(len(lake.table.snapshots())))
     operations = [s.summary.operation.value for s in lake.published().metadata.snapshots if s.summary]
-    only_moved = {"rewrite": [], "delta": ["replace"]}[strategy]  # a rewrite leaves nothing to compact
-    assert operations == ["append", *["overwrite"] * 3, *only_moved, "overwrite"]
+    assert operations == ["append", "overwrite", *compaction]
 
 
 def test_names_that_came_back_types_that_grew_and_nested_fields(
@@ -165,34 +155,6 @@ def test_names_that_came_back_types_that_grew_and_nested_fields(
     assert same(pl.scan_iceberg(published).collect().to_arrow(), ours)
     before = published.scan(snapshot_id=published.metadata.snapshots[0].snapshot_id).to_arrow()
     assert sorted(before["name"].to_pylist(), key=str) == [None, "one", "two"], "the columns of then"
-
-
-@pytest.mark.parametrize(
-    "type_",
-    [
-        pa.uint32(),
-        pa.timestamp("ns"),
-        pa.float16(),
-        pa.time64("us"),
-        pa.list_(pa.uint8()),
-        pa.decimal256(40, 2),
-        pa.binary(4),
-        pa.duration("s"),
-    ],
-    ids=str,
-)
-def test_type_that_iceberg_lacks_is_named_and_the_night_goes_on(tmp_path: Path, type_: pa.DataType) -> None:
-    lake = TypedLake(tmp_path)
-    lake.land(0, {"odd": pa.array([None], type_)})
-    published = lake.table.run(host="local").publish
-    assert published.rows == 1
-    problem = published.publishers["iceberg"].problem
-    assert problem is not None
-    assert problem.code == "unfit-for-iceberg"
-    assert "'odd'" in problem.message
-    with pytest.raises(ConfigurationError, match="'odd'"):
-        lake.table.publish(to="iceberg")
-    assert lake.published() is None
 
 
 class TypedLake:
@@ -259,123 +221,6 @@ def test_adopted_files_wait_for_a_full_compaction(tmp_path: Path) -> None:
     lake.check()
 
 
-class FaultyCatalog:
-    """A catalog with a fault point at each call."""
-
-    points = Points()
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._catalog, name)
-        if name not in ("load_table", "register_table", "commit_table", "create_namespace"):
-            return found
-
-        def call(*arguments: Any) -> Any:
-            with self.points.at(f"catalog {name}", commit=name == "commit_table"):
-                return found(*arguments)
-
-        return call
-
-
-@pytest.fixture
-def faulty_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = iceberg_catalog._open
-    monkeypatch.setattr(iceberg_catalog, "_open", lambda settings: FaultyCatalog(opened(settings)))
-
-
-@pytest.mark.parametrize("fault", list(Fault))
-@pytest.mark.parametrize("begins", [False, True], ids=["goes on", "begins"])
-@pytest.mark.usefixtures("faulty_catalog")
-def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(folder: Path, fault: Fault, begins: bool) -> None:
-    root, copy = folder / "lake", folder / "copy"  # Iceberg's paths are absolute: each try is made in the same place
-    lake = nights(root, 1, **({"publishers": (), "iceberg": None} if begins else {}))
-    lake.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(root))
-    before = lake.table.to_arrow().read_all()
-    lake.land("1.jsonl", [row(f"k{i:03}", day, 9, 9) for day in range(3) for i in range(0, 90, 2)])
-    lake.table.append(host="local")
-    lake.table.dedupe(host="local")
-    lake.table.close()
-    shutil.copytree(root, copy)
-
-    def strike(number: int) -> list[str]:
-        shutil.rmtree(root)
-        shutil.copytree(copy, root)
-        lake.points = FaultyCatalog.points = Points()
-        lake.reopen()
-        lake.points.arm(number, fault)
-        with suppress(Killed, TryAgainError):
-            lake.table.publish()
-        seen = lake.points.seen
-        lake.points.disarm()
-        lake.reopen()
-        return seen
-
-    calls = strike(-1)
-    assert len(calls) > 10
-    assert any("catalog" in call for call in calls)
-    for number, call in enumerate(calls):
-        strike(number)
-        try:
-            if (found := iceberg_table(iceberg_settings(root))) is not None:
-                rows = found.scan().to_arrow()
-                assert same(rows, before) or same(rows, lake.table.to_arrow().read_all())
-            lake.table.publish(to="iceberg")
-            assert standing(lake) == (1, 0)
-            assert lake.numbers() == ([1] if begins else [0, 1])
-            lake.check()
-        except BaseException as e:
-            e.add_note(f"struck at call {number} ({call}): {fault.value}")
-            raise
-
-
-def test_many_publishers_at_once_make_one_snapshot_each(tmp_path: Path) -> None:
-    lake = nights(tmp_path / "lake", 0)
-    publish_in_threads(lake, "iceberg", rounds=12)
-    assert lake.numbers() == list(range(12))
-    lake.check()
-
-
-def append_a_row(table: IcebergTable) -> None:
-    schema = table.schema().as_arrow()
-    values = {name: [None] for name in schema.names} | {"d": [date(2020, 1, 1)], "k": ["x"], "l": [1]}
-    table.append(pa.table({name: pa.array(values[name], schema.field(name).type) for name in schema.names}, schema))
-
-
-def add_a_column(table: IcebergTable) -> None:
-    with table.update_schema() as update:
-        update.add_column("more", LongType())
-
-
-def divide_otherwise(table: IcebergTable) -> None:
-    with table.update_spec() as update:
-        update.add_identity("l")
-
-
-@pytest.mark.parametrize("change", [append_a_row, add_a_column, divide_otherwise])
-def test_foreign_commit_stops_the_publisher_until_a_reset(
-    tmp_path: Path, change: Callable[[IcebergTable], None]
-) -> None:
-    lake = nights(tmp_path / "lake", 2)
-    with SqlCatalog("lake", uri=f"sqlite:///{lake.root}/catalog.db") as catalog:
-        table = catalog.load_table(NAME)
-        table.io = PyArrowFileIO()
-        change(table)
-    location = lake.published().metadata_location
-    land(lake, 2)
-    assert lake.table.status().publishers["iceberg"].snapshot == 1
-    with pytest.raises(DamagedTableError) as raised:
-        lake.table.publish(to="iceberg")
-    assert raised.value.code == "foreign-iceberg-commit"
-    assert "publish --to iceberg --reset" in raised.value.next
-    assert lake.published().metadata_location == location
-    lake.table.vacuum(dry=False)
-    lake.table.publish(to="iceberg", reset=True)
-    assert standing(lake) == (2, 0)
-    lake.check()
-
-
 def test_rollback_is_undone(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 3)
     with SqlCatalog("lake", uri=f"sqlite:///{lake.root}/catalog.db") as catalog:
@@ -411,19 +256,6 @@ def test_snapshot_that_took_the_number_of_a_lost_one_is_shown(tmp_path: Path) ->
     assert named == {file.name for m in manifests for bucket in m.buckets for file in bucket.data}
 
 
-def test_another_table_of_that_name_is_left_alone(tmp_path: Path) -> None:
-    first = nights(tmp_path / "first", 1)
-    second = nights(tmp_path / "second", 1, publishers=(), iceberg=None)
-    second.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(first.root))
-    location = first.published().metadata_location
-    for call in (second.table.publish, lambda to: second.table.publish(to=to, reset=True)):
-        with pytest.raises(ConfigurationError) as raised:
-            call(to="iceberg")
-        assert raised.value.code == "iceberg-table-taken"
-    assert second.table.publish().rows == 270, "the night goes on"
-    assert first.published().metadata_location == location
-
-
 def test_metadata_that_was_lost_is_written_anew_by_a_reset(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 2)
     for path in (lake.root / "processed" / FOLDER / "metadata").glob("*.metadata.json"):
@@ -436,65 +268,49 @@ def test_metadata_that_was_lost_is_written_anew_by_a_reset(tmp_path: Path) -> No
     lake.check()
 
 
-def test_publisher_that_was_dead_for_days_shows_each_of_them(tmp_path: Path, dead: pytest.MonkeyPatch) -> None:
-    lake = nights(tmp_path / "lake", 1)
-    assert standing(lake) == (None, 1)
-    dead.undo()
-    lake.table.publish(to="iceberg")
-    with pytest.MonkeyPatch.context() as again:
-        again.setattr(IcebergPublisher, "catch_up", lambda *a: None)
-        for number in range(1, 4):
-            land(lake, number)
-    assert standing(lake) == (0, 3)
-    lake.table.publish(to="iceberg")
-    assert lake.numbers() == [0, 1, 2, 3]
-    lake.check()
-
-
-def test_doctor_status_and_report_say_how_far_a_publisher_is(tmp_path: Path, dead: pytest.MonkeyPatch) -> None:
-    lake = IcebergLake(tmp_path / "lake")
-    with dead.context() as alive:
-        alive.undo()
-    for number in range(2):
-        land(lake, number)
-    assert standing(lake) == (None, 2)
-    assert [f.level for f in lake.table.doctor() if f.check == "publishers"] == ["warning"]
-    config = str(lake.configure())
-    answer = CliRunner().invoke(main, ["status", "--json", "--config", config])
-    assert json.loads(answer.output)["result"]["publishers"]["iceberg"]["behind"] == 2
-    assert "publish --to iceberg" in json.loads(answer.output)["warnings"][0]
-    dead.undo()
-    assert CliRunner().invoke(main, ["publish", "--to", "iceberg", "--config", config]).exit_code == 0
-    assert [f.level for f in lake.table.doctor() if f.check == "publishers"] == ["ok"]
-    page = tmp_path / "report.html"
-    assert CliRunner().invoke(main, ["report", "--config", config, "--output", str(page)]).exit_code == 0
-    assert "0 behind" in page.read_text("utf-8")
-
-
-def test_catalog_without_an_answer_is_an_error_and_the_night_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[IcebergSettings]:
+    """A catalog that takes connections, and says nothing."""
     monkeypatch.setattr(iceberg_catalog, "ANSWER_SECONDS", 0.3)
-    lake = nights(tmp_path / "lake", 1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        lake.mend(lambda row: False, iceberg=IcebergSettings(catalog={"type": "rest", "uri": uri}, table=NAME))
-        lake.land("1.jsonl", [row("k000", 0, 9, 9)])
-        lake.table.append(host="local")
-        lake.table.dedupe(host="local")
-        published = lake.table.publish()
-        assert published.snapshot == 1
-        problem = published.publishers["iceberg"].problem
-        assert problem is not None
-        assert problem.code == "catalog-unreachable"
-        status = lake.table.status().publishers["iceberg"]
-        assert status.problem is not None
-        assert status.behind is None
-        config = str(lake.configure())
-        assert "not known" in CliRunner().invoke(main, ["status", "--config", config]).output
-        before = lake.stored_files()
-        lake.table.vacuum(dry=False)  # nobody knows what is still shown
-        assert lake.stored_files() == before
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        yield IcebergSettings(catalog={"type": "rest", "uri": uri}, table=NAME)
+
+
+def test_catalog_without_an_answer_is_asked_once_a_command_and_the_night_goes_on(
+    tmp_path: Path, silent: IcebergSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ask = iceberg_catalog.IcebergCatalog._ask
+
+    def counted(catalog: Any, question: Any) -> Any:
+        asked.append(question)
+        return ask(catalog, question)
+
+    lake = nights(tmp_path / "lake", 1, keep_snapshots=1, superseded_retention="0s")
+    lake.mend(lambda row: False, iceberg=silent)
+    lake.land("1.jsonl", [row("k000", 0, 9, 9)])
+    before = {name for name in lake.stored_files() if not name.endswith(".pack")}
+    monkeypatch.setattr(iceberg_catalog.IcebergCatalog, "_ask", counted)
+    published = lake.table.run(host="local").publish  # which vacuums, too
+    assert (published.snapshot, len(asked)) == (1, 1)
+    problem = published.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "catalog-unreachable"
+    status = lake.table.status().publishers["iceberg"]
+    assert (status.behind, status.problem is None, len(asked)) == (None, False, 2)
+    config = str(lake.configure())
+    assert "not known" in CliRunner().invoke(main, ["status", "--config", config]).output
+    lake.table.compact(full=True)
+    asked.clear()
+    lake.table.vacuum(dry=False)
+    assert len(asked) == 1
+    assert before <= lake.stored_files(), "nobody knows what is shown"
+    for reset in (False, True):
+        asked.clear()
+        with pytest.raises(TryAgainError):
+            lake.table.publish(to="iceberg", reset=reset)
+        assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -530,21 +346,6 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "lakeupsert[iceberg]" in problem.next
 
 
-def test_vacuum_keeps_what_a_publisher_that_is_behind_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake = nights(tmp_path / "lake", 2, superseded_retention="0s", keep_snapshots=1)
-    expected, shown = lake.published().scan().to_arrow(), standing(lake)[0]
-    with monkeypatch.context() as dead:
-        dead.setattr(IcebergPublisher, "catch_up", lambda *a: None)
-        land(lake, 2)
-        lake.table.compact(full=True)
-        lake.table.vacuum(dry=False)
-        assert standing(lake) == (shown, 4)
-        assert same(lake.published().scan().to_arrow(), expected)
-    lake.table.publish(to="iceberg")
-    assert lake.table.vacuum(dry=False).garbage
-    lake.check()
-
-
 class Later(clock.Source):
     """Two hours from now: objects of a commit that somebody may make just now are kept for an hour."""
 
@@ -552,9 +353,10 @@ class Later(clock.Source):
         return super().now() + timedelta(hours=2)
 
 
+@pytest.mark.usefixtures("few_metadata_files")
 def test_vacuum_deletes_what_no_kept_snapshot_needs(tmp_path: Path) -> None:
     lake = nights(tmp_path / "lake", 1, superseded_retention="1h", keep_snapshots=2)
-    for number in range(1, 25):
+    for number in range(1, 9):
         keys = range(number, 90, 20)
         lake.land(f"{number}.jsonl", [row(f"k{i:03}", day, number, i) for day in range(3) for i in keys])
         lake.run()
@@ -635,10 +437,11 @@ def season(lake: Lake, published: Callable[[], IcebergTable]) -> None:
     lake.table.rename_column("v", "value")
     lake.land("renamed.jsonl", [{**row("k000", 0, 50), "value": 7, "v": 8}])
     lake.run()
-    for number in range(4, 12):
+    for number in range(4, 7):
         lake.land(f"{number}.jsonl", [row("k000", 0, 70 + number, number)])
         lake.run()
-    assert lake.table.vacuum(dry=False).expired == (0, 1, 2, 3, 4)
+    lake.mend(lambda row: False, keep_snapshots=4)
+    assert lake.table.vacuum(dry=False).expired == (0, 1, 2)
     with pytest.MonkeyPatch.context() as later:
         later.setattr(vacuum, "ORPHANS_KEPT", timedelta(0))
         assert lake.table.vacuum(dry=False).garbage, "metadata files that their log has forgotten"
@@ -646,7 +449,7 @@ def season(lake: Lake, published: Callable[[], IcebergTable]) -> None:
     for reset in (False, True):
         lake.table.publish(to="iceberg", reset=reset)
         table = published()
-        assert len(table.metadata.snapshots) == (1 if reset else 8)
+        assert len(table.metadata.snapshots) == (1 if reset else 5)
         for snapshot in table.metadata.snapshots:
             assert snapshot.summary
             rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
@@ -660,6 +463,7 @@ def season(lake: Lake, published: Callable[[], IcebergTable]) -> None:
     assert problem.code == "foreign-iceberg-commit"
 
 
+@pytest.mark.usefixtures("few_metadata_files")
 def test_rest_catalog(tmp_path: Path, iceberg_rest: Server) -> None:
     catalog = {"type": "rest", "uri": f"http://127.0.0.1:{iceberg_rest.port}"}
     lake = IcebergLake(tmp_path / "lake", iceberg=IcebergSettings(catalog=catalog, table=NAME))
@@ -670,6 +474,7 @@ def test_rest_catalog(tmp_path: Path, iceberg_rest: Server) -> None:
     assert problem.code == "iceberg-table-taken"
 
 
+@pytest.mark.usefixtures("few_metadata_files")
 def test_glue(
     tmp_path: Path, moto: Server, new_place: Callable[[Server], str], new_sqs_queue: Callable[..., str]
 ) -> None:

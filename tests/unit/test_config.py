@@ -568,6 +568,35 @@ def test_unfit_settings_of_a_catalog_are_refused(file: Path, text: str, code: st
     assert "secret" not in str(error)
 
 
+ICEBERG = '[tables.sales.iceberg]\ntable = "lake.sales"\ncatalog = { type = "glue" }\n'
+OF_HIVE = ICEBERG.replace('"glue"', '"hive", uri = "thrift://host:9083"')
+
+
+@pytest.mark.parametrize(
+    "of_iceberg",
+    [ICEBERG, ICEBERG.replace("lake.sales", "Lake.Sales"), OF_HIVE, OF_HIVE.replace('type = "hive", ', "")],
+)
+def test_two_publishers_of_one_name_in_one_catalog_are_refused(file: Path, of_iceberg: str) -> None:
+    kind, section = ("hive", HIVE) if "thrift" in of_iceberg else ("glue", GLUE)
+    error = refused(file, f'{REQUIRED}\npublishers = ["iceberg", "{kind}"]\n{of_iceberg}{section}')
+    assert (error.code, "iceberg.table" in error.message, repr(kind) in error.message) == ("bad-setting", True, True)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        ICEBERG.replace("lake.sales", "lake.receipts") + GLUE,
+        OF_HIVE.replace("host", "other") + HIVE,
+        OF_HIVE + GLUE,
+        ICEBERG.replace('type = "glue"', 'uri = "sqlite:///lake.db"') + GLUE,
+    ],
+)
+def test_publishers_of_one_name_in_other_catalogs_are_fine(file: Path, sections: str) -> None:
+    kind = "hive" if HIVE in sections else "glue"
+    shown = read(file, f'publishers = ["iceberg", "{kind}"]\n{sections}').tables["sales"]
+    assert shown.publishers == ("iceberg", kind)
+
+
 def test_publisher_is_named_once(file: Path) -> None:
     assert "named twice" in refused(file, f'{REQUIRED}\npublishers = ["delta", "delta"]\n').message
 

@@ -41,7 +41,7 @@ def written(tmp_path: Path, values: pa.Array, groups: int = 1) -> ColumnStatisti
             "ts": pa.array(range(count), pa.int64()),
         }
     )
-    columns = columns_with_statistics(spec, 0)
+    columns = columns_with_statistics(spec, 1)
     footer = Footer("t", "base", "1", 0)
     with DataFileWriter(
         LocalStore(tmp_path), lambda: "x.parquet", spec.base_schema, footer, ("k",), statistics=columns
@@ -129,7 +129,7 @@ def test_key_and_order_come_first_and_many_buckets_have_few_columns() -> None:
     names = {field.id: field.name for field in spec.fields}
 
     def chosen(bits: int) -> list[str]:
-        return [names[column.id] for column in columns_with_statistics(spec, bits)]
+        return [names[column.id] for column in columns_with_statistics(spec, 1 << bits)]
 
     assert chosen(0) == ["k", "ts", *(f"c{number}" for number in range(30))]
     assert [len(chosen(bits)) for bits in (4, 5, 7, 9, 10, 32)] == [32, 16, 4, 1, 0, 0]
