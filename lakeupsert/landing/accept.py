@@ -46,6 +46,7 @@ from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table.evolution import describe_separator
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ _QUARANTINED = pa.schema(
         ("reason", pa.string()),
         ("file", pa.string()),
         ("position", pa.int64()),
+        ("line", pa.int64()),
         ("raw", pa.string()),
         ("arrow", pa.binary()),
     ]
@@ -93,8 +95,8 @@ def read_rows(
 
     ``accepted`` has the columns of the spec's `appended_schema`, then ``_lakeupsert_partition`` (the folder's name)
     and ``_lakeupsert_place`` (increasing: the row's index in a typed file, the byte at which a record of text begins).
-    ``quarantined`` has reason_code, reason, file, position (the place), raw (the line, or the row as a JSON object) and
-    arrow (see `blocks.Block.arrow`).
+    ``quarantined`` has reason_code, reason, file, position (the place), line (in a text file, counted from 1), raw (the line, or
+    the row as a JSON object) and arrow (see `blocks.Block.arrow`).
 
     After each of these errors, rows that were already yielded must be dropped.
 
@@ -179,6 +181,13 @@ class _Refusals:
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
                 self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}."
 
+    def add_meanings(self, name: str, meanings: Mapping[int, str]) -> None:
+        """Refuse rows with an ambiguous value in a column, see `Block.ambiguous`."""
+        mask = np.zeros(len(self.refused), bool)
+        mask[list(meanings)] = True
+        for row in self._mark_refused(mask):
+            self._reasons[row] = "ambiguous_date", f"Column {name!r}: {meanings[row]}."
+
     def _mark_refused(self, mask: Mask) -> list[int]:
         """Mark rows as refused, and return those that were not refused before."""
         new = mask & ~self.refused
@@ -189,17 +198,18 @@ class _Refusals:
         """The refused rows and the malformed records, by their places."""
         rows = sorted(self._reasons)
         places = self._block.places[rows].tolist()
-        lines = self._block.raw(rows) if rows else []
+        block = self._block
+        raws = block.raw(rows) if rows else []
         refused = [
-            (*self._reasons[row], place, line, arrow)
-            for row, place, line, arrow in zip(rows, places, lines, self._block.arrow(rows), strict=True)
+            (*self._reasons[row], *where)
+            for row, *where in zip(rows, places, block.line_numbers(rows), raws, block.arrow(rows), strict=True)
         ]
-        for one in self._block.malformed:
-            refused.append(("malformed", one.reason, one.place, one.raw.decode("utf-8", "backslashreplace"), None))
+        for one in block.malformed:
+            raw = one.raw.decode("utf-8", "backslashreplace")
+            refused.append(("malformed", one.reason, one.place, one.line, raw, None))
         refused.sort(key=operator.itemgetter(2))
-        codes, reasons, positions, raws, arrows = zip(*refused, strict=True) if refused else [()] * 5
-        paths = [self._path] * len(refused)
-        columns = codes, [reason[:_LONGEST_REASON] for reason in reasons], paths, positions, raws, arrows
+        codes, reasons, *others = zip(*refused, strict=True) if refused else [()] * 6
+        columns = codes, [reason[:_LONGEST_REASON] for reason in reasons], [self._path] * len(refused), *others
         arrays = [pa.array(values, field.type) for values, field in zip(columns, _QUARANTINED, strict=True)]
         return pa.Table.from_arrays(arrays, schema=_QUARANTINED)
 
@@ -215,7 +225,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     refusals = _Refusals(block, path)
     if missing:
         names = ", ".join(sorted(missing))
-        reason = f"The file has no column {names}, and every row needs one in its key, partition and order."
+        own = [block.name_in_file(name) for name in block.names]
+        reason = f"The file has no column {names}, which every row needs.{describe_separator(own)}"
         refusals.add("missing_column", np.full(count, True), reason)
         return CheckedRows(_accepted_schema(spec).empty_table(), refusals.table(), names_in_file(block))
 
@@ -298,6 +309,7 @@ def _convert_columns(
             refusals.add_values("bad_type", block.brings(name), name, what)
             continue
         columns[name], unfit = block.convert(name, type_)
+        refusals.add_meanings(name, block.ambiguous(name, type_))
         if name in rules.spec.partition_by:
             partition_unfit[name] = unfit
         else:

@@ -22,7 +22,7 @@ from pyarrow import orc
 
 from lakeupsert import Table
 from lakeupsert.cli import main
-from lakeupsert.config import DeleteSettings, Reading, ReadSettings
+from lakeupsert.config import DeleteSettings, DialectSettings, Reading, ReadSettings
 from lakeupsert.table import metadata
 from lakeupsert.testing.lake import Lake, row
 
@@ -65,6 +65,26 @@ def events(rows: Rows) -> str:
     return "".join(json.dumps(e, default=str) + "\n" for e in found)
 
 
+def array(rows: Rows) -> str:
+    return json.dumps(rows, default=str, ensure_ascii=False, indent=1)
+
+
+EUROPEAN = Reading(
+    dialects=(DialectSettings(delimiter=";", decimal_separator=","),),
+    dates={"d": ("%Y-%m-%d", "%d.%m.%Y"), "ts": "%d.%m.%Y %H:%M:%S"},
+    null=("NA", "-"),
+)
+
+
+def european_dates(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "d": row["d"].strftime("%d.%m.%Y"), "ts": row["ts"].strftime("%d.%m.%Y %H:%M:%S")}
+
+
+def european(rows: Rows) -> str:
+    written = [{**european_dates(r), "v": f"{r['v']},0", "op": r["op"] or "-"} for r in rows]
+    return delimited(written, ";", True)
+
+
 def messages(rows: Rows) -> str:
     """As AWS DMS tells of them."""
     control = {"metadata": {"record-type": "control", "operation": "create-table"}}
@@ -88,11 +108,13 @@ def avro(rows: Rows) -> bytes:
     return out.getvalue()
 
 
-def orc_file(rows: Rows) -> bytes:
-    types = (pa.string(), pa.int32(), pa.date32(), pa.timestamp("us"), pa.string(), pa.string())
-    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
+def orc_file(rows: Rows, change: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> bytes:
+    """``change`` makes text of the dates and times of a row."""
+    times = (pa.string(), pa.string()) if change else (pa.date32(), pa.timestamp("us"))
+    schema = pa.schema(list(zip(COLUMNS, (pa.string(), pa.int32(), *times, pa.string(), pa.string()), strict=True)))
     out = io.BytesIO()
-    orc.write_table(pa.Table.from_pylist([{**r, "v": str(r["v"])} for r in rows], schema), out)
+    written = [{**(change(r) if change else r), "v": str(r["v"])} for r in rows]
+    orc.write_table(pa.Table.from_pylist(written, schema), out)
     return out.getvalue()
 
 
@@ -143,6 +165,10 @@ FORMATS: dict[str, tuple[str, Reading, dict[str, Any], Write]] = {
     "zst": ("x.jsonl.zst", Reading(), {}, lambda rows: zstd(json_lines(rows).encode())),
     "avro": ("x.avro", Reading(), {}, avro),
     "orc": ("x.orc", Reading(), {}, orc_file),
+    "array": ("x.json.gz", Reading(), {}, lambda rows: gzip.compress(array(rows).encode())),
+    "excel": ("x.csv", Reading(), {}, lambda rows: f"sep=;\r\n{delimited(rows, ';', True)}".encode("utf-16")),
+    "european": ("x.csv", EUROPEAN, {"schema": {**NARROW, "v": "decimal(9,1)"}}, lambda rows: european(rows).encode("utf-8-sig")),
+    "dates in orc": ("x.orc", EUROPEAN, {}, lambda rows: orc_file(rows, european_dates)),
     "debezium": ("x.jsonl.gz", Reading(envelope="debezium"), DEBEZIUM, lambda rows: gzip.compress(events(rows).encode())),
     "dms": ("x.json", Reading(envelope="dms"), DMS, lambda rows: messages(rows).encode()),
 }  # fmt: skip
@@ -221,7 +247,8 @@ def test_deep_sees_that_a_row_is_another_one(lake: Lake, kind: str) -> None:
 
 
 def test_refused_row_passes_without_its_file_when_it_is_mended(lake: Lake) -> None:
-    names = {"_c4": "bigint"} if "_c0" in lake.settings.key else {"v": "bigint"}
+    wide = "decimal(20,1)" if "decimal" in "".join(lake.settings.schema.values()) else "bigint"
+    names = {"_c4": wide} if "_c0" in lake.settings.key else {"v": wide}
     lake.mend(lambda r: True, schema={**lake.settings.schema, **names})
     shutil.rmtree(lake.root / "landing")
     (lake.root / "landing").mkdir()
