@@ -185,6 +185,8 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
 
 
 _REMEDIES = {
+    "ambiguous_date": "leave the format that is meant in `dates` under [read]; then `lakeupsert append --replay-quarantine` "
+    "and `lakeupsert run`",
     "bad_type": "if the values are correct, give the column a wider type in `schema`; then `lakeupsert append "
     "--replay-quarantine` and `lakeupsert run`",
     "future_order": "when that time has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`",

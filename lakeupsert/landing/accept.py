@@ -6,9 +6,9 @@ Repeat    safe: the same file gives the same rows at the same places, however it
 
     files.survey -> (the driver plans the spec) -> read_rows -> accepted rows, quarantined rows
 
-A row is refused for the first of these reasons that applies: malformed, missing_column, bad_type, bad_operation (not in
-`delete.values` or `delete.upserts`), null_key, bad_partition (also if only the partition column does not convert), order_missing,
-future_order.
+A row is refused for the first of these reasons that applies: malformed, missing_column, ambiguous_date (by the formats of
+`dates`) or bad_type, bad_operation (not in `delete.values` or `delete.upserts`), null_key, bad_partition (also if only the
+partition column does not convert), order_missing, future_order.
 """
 
 import operator

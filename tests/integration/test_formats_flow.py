@@ -440,3 +440,31 @@ def test_nested_json_is_kept_as_text_where_its_column_is_text(tmp_path: Path) ->
         (tmp_path / f"landing/{at}.jsonl").write_text(line.replace("1.5,", "1.50,"), encoding="utf-8")
         run(path)
     assert [r["who"] for r in rows_of(path)] == ['{"age":1.50,"more":[1,null]}']
+
+
+TABLE = "[tables.t]\nlanding = 'landing'\nprocessed = 'out'\nkey = ['id']\npartition_by = ['day']\n"
+
+
+def test_ambiguous_dates_pass_once_one_format_is_meant(tmp_path: Path) -> None:
+    """With what else their file says: its decimal comma, its null words."""
+    read = "[tables.t.read]\ndialects = [{ delimiter = ';', decimal_separator = ',' }]\nnull = '-'\n"
+    both = f"{read}dates = {{ day = ['%d/%m/%Y', '%m/%d/%Y'] }}\n"
+    path = config(tmp_path, f"{TABLE}quarantine_limit = '50%'\n{both}")
+    (tmp_path / "landing/a.csv").write_text("id;day;price;n\na;25/03/2024;1,5;1\nb;01/03/2024;2,5;-\n")
+    assert run(path)["result"]["append"]["batches"][0]["rows_quarantined"] == 1
+    assert [r["id"] for r in rows_of(path)] == ["a"]
+    path.write_text(path.read_text().replace(", '%m/%d/%Y'", ""))
+    again = CliRunner().invoke(main, ["append", "--replay-quarantine", "--host", "local", "--config", str(path)])
+    assert again.exit_code == 0, again.output
+    run(path)
+    table = Table.open(path)
+    rows = [(r["id"], r["day"], r["price"], r["n"]) for r in table.to_arrow().read_all().to_pylist()]
+    table.close()
+    assert rows == [("b", date(2024, 3, 1), 2.5, None), ("a", date(2024, 3, 25), 1.5, 1)]
+
+
+def test_dates_without_effect_are_told(tmp_path: Path) -> None:
+    read = "[tables.t.read]\ndates = { dya = '%d/%m/%Y', day = '%d/%m/%Y' }\n"
+    path = config(tmp_path, f"{TABLE}{read}")
+    (tmp_path / "landing/a.csv").write_text("id,day\na,25/03/2024\n")
+    assert [w for w in run(path)["warnings"] if "dates" in w and "'dya'" in w and "Did you mean 'day'" in w]
