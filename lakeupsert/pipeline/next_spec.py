@@ -21,7 +21,7 @@ from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
 from lakeupsert.storage import ObjectStore
-from lakeupsert.table.evolution import evolve, find_typo, nearest_name
+from lakeupsert.table.evolution import evolve, nearest_name
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
 from lakeupsert.table.types import normalize, same_values, type_name, widen
@@ -263,7 +263,7 @@ def _dates_without_effect(table: OpenTable, spec: TableSpec) -> list[str]:
     for column in table.settings.read.dates:
         name = spec.table_name_of(column)
         if name not in spec.schema.names:
-            close = find_typo(column, spec.schema.names)
+            close = nearest_name(column, spec.schema.names)
             hint = f" Did you mean {close!r}?" if close else ""
             warnings.append(f"the table has no column {column!r}, to which {where} gives formats.{hint}")
         elif not is_dated(spec.schema.field(name).type):
