@@ -69,6 +69,7 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
             "landing": found.landing,
             "processed": found.processed,
             **{name: choice.value for name, choice in found.settings.items()},
+            "read": {name: choice.value for name, choice in found.read.items()},
             "schema": found.schema,
         },
         "columns": [asdict(c) for c in found.columns],
@@ -109,6 +110,9 @@ def _text(found: "Proposal", target: Path, steps: str) -> str:
             value = ", ".join(value)
         empty = "left open" if name in found.open else "none"
         facts += [("dates" if name == "landing_dates" else name, _plain(value or empty))]
+        facts += [("", f"  {_plain(line)}") for line in choice.evidence]
+    for name, choice in found.read.items():
+        facts.append((f"read.{name}", _plain(toml_value(choice.value))))
         facts += [("", f"  {_plain(line)}") for line in choice.evidence]
     facts += [("written", str(target)), ("next", steps)]
     return "\n".join([*_columns(found), "", block(f"Table {found.table}", facts)])
@@ -152,6 +156,10 @@ def _file_text(found: "Proposal", path: str, folder: Path) -> str:
             lines.append(f"{setting} = {toml_value(choice.value)}")
         else:
             lines.append(f"# {setting} = {'[]' if setting in found.open else toml_value('')}")
+    if found.read:
+        lines += ["", f"[tables.{name}.read]"]
+        for setting, choice in found.read.items():
+            lines += [*_comments(choice.evidence), f"{setting} = {toml_value(choice.value)}"]
     if found.schema:
         lines += ["", f"[tables.{name}.schema]"]
         lines += [f"{toml_key(column)} = {toml_value(type_)}" for column, type_ in found.schema.items()]

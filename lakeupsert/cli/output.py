@@ -396,4 +396,6 @@ def short_list(names: Sequence[str]) -> str:
 def toml_value(value: object) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(item)}' for key, item in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)  # JSON and TOML write strings, numbers, booleans and lists the same
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)  # JSON and TOML write strings, numbers and booleans the same

@@ -294,6 +294,17 @@ def first_rows(
     return read_beginning(store, file, rows, size, reading).rows
 
 
+def read_head(store: ObjectStore, file: LandingInput, size: int) -> bytes:
+    """Up to ``size`` bytes of whole lines at the beginning of a text file, in UTF-8 and without a byte order mark.
+
+    Raises UnreadableFileError, and NotFoundError if the file was deleted.
+    """
+    with store.open(file.path) as source:
+        head = _read_up_to(open_text(source, file, _DEFAULT_READING.encoding), size)
+    whole = head if len(head) < size else head[: head.rfind(b"\n") + 1]
+    return whole.removeprefix(b"\xef\xbb\xbf")
+
+
 @dataclass(frozen=True)
 class Beginning:
     """The first rows of a file, and a survey of them."""

@@ -139,6 +139,7 @@ def test_night_on_the_written_configuration_is_exact(here: Path, ending: str, pa
         "order_by": ["record_timestamp"],
         "landing_dates": pattern,
         "delete": None,
+        "read": {},
         "schema": {},
     }
     (settings,) = load("lakeupsert.toml").tables.values()
