@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WIDTH = 118
 """Line width of comments in the configuration."""
+_LABELS = {"landing_dates": "folders", "decimal_separator": "decimals"}
+"""Shorter names of settings, for people."""
 SHOWN = 40
 """The largest number of columns listed for people."""
 
@@ -109,10 +111,10 @@ def _text(found: "Proposal", target: Path, steps: str) -> str:
         elif isinstance(value, list):
             value = ", ".join(value)
         empty = "left open" if name in found.open else "none"
-        facts += [("dates" if name == "landing_dates" else name, _plain(value or empty))]
+        facts += [(_LABELS.get(name, name), _plain(value or empty))]
         facts += [("", f"  {_plain(line)}") for line in choice.evidence]
     for name, choice in found.read.items():
-        facts.append((f"read.{name}", _plain(toml_value(choice.value))))
+        facts.append((_LABELS.get(name, name), _plain(toml_value(choice.value))))
         facts += [("", f"  {_plain(line)}") for line in choice.evidence]
     facts += [("written", str(target)), ("next", steps)]
     return "\n".join([*_columns(found), "", block(f"Table {found.table}", facts)])
