@@ -19,7 +19,7 @@ from lakeupsert.landing.files import TYPED, Beginning, format_of, read_beginning
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
-from lakeupsert.rows.arrays import Mask
+from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert, to_json_values
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 
@@ -93,11 +93,14 @@ class Sample:
             self._codes[name] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
         return self._codes[name]
 
-    def group(self, names: Iterable[str], start: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """One number for each row, equal if all these columns (and ``start``) are equal."""
+    def group(
+        self, names: Iterable[str], start: Indices | None = None, rows: Indices | None = None
+    ) -> NDArray[np.int64]:
+        """One number for each row, or each of ``rows``, equal if all these columns (and ``start``) are equal."""
         ids = np.zeros(self.count, np.int64) if start is None else start
+        ids = ids if rows is None else ids[rows]
         for name in names:
-            codes = self.codes(name)
+            codes = self.codes(name) if rows is None else self.codes(name)[rows]
             _, ids = np.unique(ids * (codes.max(initial=0) + 1) + codes, return_inverse=True)
         return ids
 

@@ -36,8 +36,11 @@ FEW = 0.01
 """The share of rows that a setting may send to quarantine: the default `quarantine_limit`."""
 CANDIDATES = 10
 """How many columns are tried in pairs as a key."""
-IN_TRIPLES, TRIPLE_ROWS = 7, 1000
-"""How many of these are tried by threes, if no pair is a key; and the fewest rows to compare, as few are unique by chance."""
+ENOUGH = 50_000
+"""Rows that show that columns are not a key. Only what is a key among these is tried on all rows."""
+TRIPLE_ROWS, ANCHORS, MOST_COLUMNS = 1000, 2, 20
+"""If no pair is a key, and so many rows can be compared (fewer are soon unique by chance), columns are tried by threes: one of
+them is among those that tell most rows apart."""
 
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%Y%m%d", "%m-%d-%Y", "%d-%m-%Y")
 HIVE = re.compile(r"([^/=]+)=([^/]*)")
@@ -288,7 +291,7 @@ class SettingChoices:
             if is_key_type(v.type)
             and not is_boolean(v.type)
             and n not in (*ordering, *self.partition, self.operation)
-            and self.rows.nulls(n) <= FEW
+            and self.rows.nulls(n) <= (FEW if is_named(n, "key") else 0)  # rows without a key can't be taken
         ]
         if not compared or not candidates:
             named = [n for n in candidates if is_named(n, "key")]
@@ -310,7 +313,7 @@ class SettingChoices:
             if updated is not None:
                 return updated
         if not unique:
-            why = f"no column or pair is unique {where} ({rows} compared); closest: {others}"
+            why = f"no combination of columns is unique {where} ({rows} compared); closest: {others}"
             return self._leave_open("key is left open", why)
         key = unique[0]
         evidence = [f"{' + '.join(key)}: unique {where}, {rows} compared", *self._repeats(key)]
@@ -321,7 +324,10 @@ class SettingChoices:
         if compared < THIN:
             self.warnings.append(f"key {name_list(key)} has thin evidence: only {rows} could be compared")
         if doubt(key)[0]:
-            self.warnings.append(f"key {name_list(key)} is unique in the sample, but is not named like a key: check it")
+            self.warnings.append(
+                f"key {name_list(key)} is unique in the sample, but is not named like a key: check it. `run` counts rows that "
+                "repeat a key as superseded"
+            )
         return Choice(list(key), tuple(evidence))
 
     def _shares_of_distinct(
@@ -329,9 +335,17 @@ class SettingChoices:
     ) -> dict[tuple[str, ...], float]:
         """The share of distinct values within each scope, of columns, and if none is a key also of pairs of columns."""
 
+        some = np.flatnonzero(use)[:ENOUGH]
+
+        def share_of(names: Sequence[str], rows: NDArray[np.int64]) -> float:
+            rows = rows[self.rows.present(names)[rows]]
+            ids = self.rows.group(names, scope, rows)  # counted from 0
+            return int(ids.max(initial=-1) + 1) / max(1, len(rows))
+
         def share(names: Sequence[str]) -> float:
-            rows = use & self.rows.present(names)
-            return len(np.unique(self.rows.group(names, scope)[rows])) / max(1, int(rows.sum()))
+            """Of all rows, unless some of them show already that it is not a key."""
+            found = share_of(names, some)
+            return found if found < 1 or len(some) == use.sum() else share_of(names, np.flatnonzero(use))
 
         shares: dict[tuple[str, ...], float] = {(n,): share([n]) for n in candidates}
         if not any(s == 1 and is_named(n, "key") for (n,), s in shares.items()):
@@ -341,7 +355,9 @@ class SettingChoices:
             likeliest = sorted(parts[:CANDIDATES], key=lambda c: self._doubt(c, candidates))
             shares |= {(a, b): share([a, b]) for (a,), (b,) in combinations(likeliest, 2)}
             if max(shares.values()) < 1 and use.sum() >= TRIPLE_ROWS:
-                triples = combinations((name for (name,) in likeliest[:IN_TRIPLES]), 3)
+                anchors = set(sorted(candidates, key=lambda n: -shares[n,])[:ANCHORS])
+                wide = sorted(candidates, key=lambda n: self._doubt((n,), candidates))[:MOST_COLUMNS]
+                triples = [names for names in combinations(wide, 3) if anchors & set(names)]
                 shares |= {names: share(names) for names in triples}
         return shares
 
@@ -385,7 +401,7 @@ class SettingChoices:
             yield f"{count(len(parted) - len(pairs), 'row')} repeat a key: the newest row stays"
         moved = int((np.unique(alone[firsts], return_counts=True)[1] > 1).sum())
         if moved:
-            yield f"{count(moved, 'key')} are in more than one partition, and keep a row in each"
+            yield f"{count(moved, 'key')} {'is' if moved == 1 else 'are'} in more than one partition, with a row in each"
 
     # -- landing_dates
 
