@@ -307,10 +307,11 @@ def read_head(store: ObjectStore, file: LandingInput, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Beginning:
-    """The first rows of a file, and a survey of them."""
+    """The first rows of a file, and a survey of them. ``whole``: there are no others."""
 
     rows: Rows
     survey: Survey
+    whole: bool
 
 
 def read_beginning(
@@ -331,13 +332,14 @@ def read_beginning(
         UnreadableFileError: the file can't be read, or its name has no known ending.
         NotFoundError: the file was deleted.
     """
-    kind = kind_of(file, reading)
+    kind, whole = kind_of(file, reading), True
     with store.open(file.path) as source:
         reader = Reader.of(source, file, kind, reading)
         if kind in _TEXT:
             head = _read_up_to(reader.source, size)
+            whole = len(head) < size
             # A record that is cut off would be malformed, or its last value would be too short.
-            if len(head) >= size:
+            if not whole:
                 head = cut_off(head) if _is_array(kind, head) else head[: head.rfind(b"\n") + 1]
             reader = Reader(pa.BufferReader(head), file, kind, reading)
         columns = reader.columns(known, text_columns)
@@ -347,11 +349,11 @@ def read_beginning(
         for block in reader.blocks(frozenset()).blocks if rows else ():
             values = [block.convert(f.name, f.type)[0] for f in schema]
             tables.append(pa.Table.from_arrays(values, schema=schema).slice(0, wanted))
-            wanted -= len(tables[-1])
+            wanted -= len(block.places)
             if wanted <= 0:
                 break
     first = Survey(file.path, schema, kind in TYPED, dominant_types=columns.dominant_types, own=columns.own)
-    return Beginning(pa.concat_tables(tables), first)
+    return Beginning(pa.concat_tables(tables), first, whole and wanted > 0)
 
 
 def line_of(store: ObjectStore, example: Example, reading: Reading) -> int | None:

@@ -28,7 +28,7 @@ from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import HIVE_NULL
 from lakeupsert.table.spec import PartitionColumn
-from lakeupsert.table.types import is_key_type, named_type
+from lakeupsert.table.types import is_key_type, named_type, type_name
 
 THIN = 100
 """With fewer rows that can be compared with others of their partition, a unique key gets a warning."""
@@ -80,6 +80,8 @@ class SettingChoices:
         self.partition: list[str] = [PartitionColumn.parse(text).column for text in partition_by.value or ()]
         orders = self._orders()
         self.key = key = self._key(orders)
+        for name in set(self.sources) & set(key.value or ()) - set(self.schema):
+            self.schema[name] = type_name(self.values[name].type)  # else a key column of a text file is text
         return {
             "partition_by": partition_by,
             "key": key,
@@ -316,6 +318,10 @@ class SettingChoices:
             why = f"no combination of columns is unique {where} ({rows} compared); closest: {others}"
             return self._leave_open("key is left open", why)
         key = unique[0]
+        if doubt(key)[0] and not (self.rows.whole and len(self.rows.paths) == len(self.names)):
+            found = ", ".join(" + ".join(c) for c in unique[:4])
+            why = f"{found}: unique {where} in the sample ({rows} compared), but not all rows were read, and no name says key"
+            return self._leave_open("key is left open", why)
         evidence = [f"{' + '.join(key)}: unique {where}, {rows} compared", *self._repeats(key)]
         if others:
             evidence.append(f"not unique, with the share of distinct values: {others}")
