@@ -40,6 +40,7 @@ from lakeupsert.landing.formats.blocks import (
     UnreadableFileError,
     names_in_file,
 )
+from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.partitions import derived_columns, folder_names, joined_names
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
@@ -173,13 +174,14 @@ class _Refusals:
         for row in self._mark_refused(mask):
             self._reasons[row] = code, reason
 
-    def add_values(self, code: str, mask: Mask, name: str, what: str) -> None:
-        """Refuse these rows for the value that each has in one column."""
+    def add_values(self, code: str, mask: Mask, name: str, what: str, hint: str = "") -> None:
+        """Refuse these rows for the value that each has in one column. ``hint``: what to do if it is text."""
         if name not in set(self._block.names):  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")
         elif rows := self._mark_refused(mask):
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
-                self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}."
+                about = f" {hint}" if isinstance(value, str) else ""
+                self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}.{about}"
 
     def add_meanings(self, name: str, meanings: Mapping[int, str]) -> None:
         """Refuse rows with an ambiguous value in a column, see `Block.ambiguous`."""
@@ -244,8 +246,9 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     sources = {one.column: one.source for one in spec.partition_from}
     folders = [folder_names(name, columns[name]) for name in spec.partition_by]
     for name, folder in zip(spec.partition_by, folders, strict=True):
-        what = f"does not name a partition of {spec.schema.field(name).type}"
-        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name) or name, what)
+        type_ = spec.schema.field(name).type
+        what = f"does not name a partition of {type_}"
+        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name) or name, what, _hint(type_))
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
         columns[HAS], unordered = find_brought_columns(columns, block.has, spec)
@@ -313,7 +316,7 @@ def _convert_columns(
         if name in rules.spec.partition_by:
             partition_unfit[name] = unfit
         else:
-            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}")
+            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", _hint(type_))
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
     return _ConvertedColumns(columns | derived_columns(rules.spec, columns), partition_unfit, unfit_nested)
 
@@ -362,6 +365,11 @@ def _is_after(column: pa.Array, limit: int) -> Mask:
     stored = column.view(pa.int32() if t.is_date32(type_) else pa.int64())
     after: Mask = as_mask(pc.greater(stored, in_unit))
     return after
+
+
+def _hint(type_: pa.DataType) -> str:
+    """What to do about text that a column of a type does not take."""
+    return "If it is a date, set its format: `dates` under [tables.….read]." if is_dated(type_) else ""
 
 
 def _shorten(value: object) -> str:

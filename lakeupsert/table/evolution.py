@@ -239,7 +239,10 @@ def describe_separator(names: Iterable[str]) -> str:
     if found is None:
         return ""
     separator = found[1].replace("\t", "\\t")
-    return f' The header looks separated by "{separator}": set `delimiter = "{separator}"` in [tables.….read].'
+    return (
+        f' The header looks separated by "{separator}": set `delimiter = "{separator}"` in [tables.….read], or add it to '
+        "`dialects` if other files have another."
+    )
 
 
 def nearest_name(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:

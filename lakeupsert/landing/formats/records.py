@@ -31,6 +31,7 @@ from lakeupsert.landing.formats.dominant import DominantType
 from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify, with_points
 from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask
+from lakeupsert.table.evolution import describe_separator
 
 _HEADER_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
@@ -208,7 +209,7 @@ def _block(
 
     fields = dialect.split(text, names, wanted)
     where = "the header" if reading.has_header else "`columns`" if reading.columns else "the first record"
-    what = f"fields, but {where} has {len(names)}."
+    what = f"fields, but {where} has {len(names)}.{describe_separator(names) if reading.has_header else ''}"
     refused += [(int(records[row]), f"{count} {what}") for row, count in fields.miscounted.items()]
     is_row[[i for i, _ in refused]] = False
     starts = piece.starts[is_row] + piece.offset
