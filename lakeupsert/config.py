@@ -530,6 +530,12 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
         for key in content if isinstance(content, dict) else ():
             if key not in known:
                 raise _unknown(path, f"[tables.{name}.groups.{group}]", key, known)
+    dialects = _part(path, name, raw, "read").get("dialects")
+    known = {f.name for f in msgspec.structs.fields(DialectSettings)}
+    for dialect in dialects if isinstance(dialects, list) else ():
+        for key in dialect if isinstance(dialect, dict) else ():
+            if key not in known:
+                raise _unknown(path, f"{where}: read.dialects", key, known)
     missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in raw]
     if missing:
         raise ConfigurationError(

@@ -191,6 +191,15 @@ def test_wrong_delimiter_is_told_in_the_reason(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_settings_without_a_meaning_are_refused(read: str) -> None:
+    assert refused(read).code == "bad-setting"
+
+
+def test_misspelt_setting_of_a_dialect_is_refused() -> None:
+    error = refused('dialects = [{ delimeter = ";" }]')
+    assert (error.code, "'delimiter'" in error.message) == ("unknown-setting", True)
+
+
+def refused(read: str) -> ConfigurationError:
     text = f"""
 [tables.t]
 landing = "/in"
@@ -203,4 +212,4 @@ id = "bigint"
 {read}"""
     with pytest.raises(ConfigurationError) as raised:
         parse("lakeupsert.toml", text.encode(), {})
-    assert raised.value.code == "bad-setting"
+    return raised.value
