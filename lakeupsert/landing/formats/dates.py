@@ -5,7 +5,7 @@ the file decides between them: a row must not get another date because another r
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import DATE_DIRECTIVES, TIME_DIRECTIVES, Reading
-from lakeupsert.landing.formats.blocks import Block, MalformedRecord
-from lakeupsert.rows.arrays import Indices, Mask
+from lakeupsert.landing.formats.blocks import Block, RenamedBlock
+from lakeupsert.rows.arrays import Mask
 from lakeupsert.rows.convert import Converted, as_mask, convert
 
 _PIVOT = 69
@@ -119,30 +119,14 @@ class _Dates:
 
 
 @dataclass(frozen=True)
-class DatedBlock:
+class DatedBlock(RenamedBlock):
     """A block whose dates are written in formats. Rows that go to quarantine keep the text of the file.
 
     Attributes:
         formats: those of each column, by its lower-case name.
     """
 
-    block: Block
     formats: Mapping[str, Sequence[DateFormat]]
-
-    @property
-    def places(self) -> Indices:
-        return self.block.places
-
-    @property
-    def malformed(self) -> Sequence[MalformedRecord]:
-        return self.block.malformed
-
-    @property
-    def names(self) -> Iterable[str]:
-        return self.block.names
-
-    def name_in_file(self, name: str) -> str:
-        return self.block.name_in_file(name)
 
     def convert(self, name: str, type_: pa.DataType) -> Converted:
         texts = self._texts(name) if is_dated(type_) else None
@@ -155,31 +139,10 @@ class DatedBlock:
         texts = self._texts(name) if is_dated(type_) and len(self.formats.get(name.lower(), ())) > 1 else None
         return {} if texts is None else self._read(name, texts[0], type_).ambiguous
 
-    def texts(self, name: str) -> Converted | None:
-        return self.block.texts(name)
-
     def type_of(self, name: str, *, typed: bool) -> pa.DataType:
         if self._texts(name) is not None:
             return type_by_formats(self.formats[name.lower()])
         return self.block.type_of(name, typed=typed)
-
-    def brings(self, name: str) -> Mask:
-        return self.block.brings(name)
-
-    def has(self, name: str) -> Mask:
-        return self.block.has(name)
-
-    def originals(self, name: str, rows: Sequence[int]) -> list[object]:
-        return self.block.originals(name, rows)
-
-    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
-        return self.block.line_numbers(rows)
-
-    def raw(self, rows: Sequence[int]) -> list[str]:
-        return self.block.raw(rows)
-
-    def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
-        return self.block.arrow(rows)
 
     def _texts(self, name: str) -> Converted | None:
         """The text of a column that has formats."""
@@ -213,4 +176,6 @@ class DatedBlock:
 def dated(block: Block, reading: Reading) -> Block:
     """The block with the formats of `dates`; names are the table's."""
     formats = {name.lower(): formats_of(reading, name) for name in reading.dates}
-    return DatedBlock(block, formats) if any(name.lower() in formats for name in block.names) else block
+    if not any(name.lower() in formats for name in block.names):
+        return block
+    return DatedBlock(block, {name: name for name in block.names}, formats)
