@@ -75,7 +75,9 @@ def propose(address: str, table: str | None = None) -> Proposal:
     store = open_store(address)
     root = store.root if isinstance(store, LocalStore) else store.uri()
     files = _files(store, root)
-    read = choose_reading(store, files)
+    names = [f.name for f in files]
+    folders = _hive_folders(names)
+    read = choose_reading(store, files, with_dates=folders is None)  # a table that exists has its types
     rows, warnings = read.rows, [*read.failures, *read.warnings]
     if not rows.count:
         why = warnings[0] if warnings else read.empty or "they have no rows"
@@ -84,8 +86,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
             f"No row can be read in the sample files of {root}: {why}.",
             next="correct or remove these files, then run the same command again",
         )
-    names = [f.name for f in files]
-    hive = _hive_column(names, rows)
+    hive = None if folders is None else _hive_column(folders, rows)
     if hive is not None:
         rows.values[hive] = folder_values(rows.paths).take(pa.array(rows.file))
     choices = SettingChoices(rows, hive, names)
@@ -149,16 +150,20 @@ def _files(store: ObjectStore, root: str) -> list[ObjectInfo]:
     return files
 
 
-def _hive_column(names: Sequence[str], rows: Sample) -> str | None:
-    """The column of the folders' names, if the files are those of a Hive-partitioned table with one such column.
-
-    A folder like `dt=2020-01-31` of a landing zone is the day of arrival: then the rows have a date of their own.
-    """
+def _hive_folders(names: Sequence[str]) -> str | None:
+    """The column that the names of the folders give a value, if all files are Parquet in folders of one such column."""
     matches = [HIVE.fullmatch(folder_of(name)) for name in names]
     columns = {unquote(m[1]) if m else "" for m in matches}
     if len(columns) > 1 or not all(columns) or any(format_of(n, "auto") != "parquet" for n in names):
         return None
-    (column,) = columns
+    return columns.pop()
+
+
+def _hive_column(column: str, rows: Sample) -> str | None:
+    """The ``column`` of the folders' names, if the files are those of a Hive-partitioned table.
+
+    A folder like `dt=2020-01-31` of a landing zone is the day of arrival: then the rows have a date of their own.
+    """
     arrival = column.lower() in ("dt", "ds") or is_named(column, "arrival")
     dates = any(is_date(values.type) for values in rows.values.values())
     return None if column in rows.values or (arrival and dates) else column

@@ -67,8 +67,8 @@ class _Sniffed:
     has_header: bool
 
 
-def choose_reading(store: ObjectStore, files: Sequence[ObjectInfo]) -> SampleReading:
-    """Choose how ``files`` are read. Some of them are the sample."""
+def choose_reading(store: ObjectStore, files: Sequence[ObjectInfo], *, with_dates: bool) -> SampleReading:
+    """Choose how ``files`` are read, some of which are the sample; formats of dates only ``with_dates``."""
     chosen = choose_files(files)
     choices = _ReadingChoices(store, chosen)
     choices.add_dialects()
@@ -77,7 +77,8 @@ def choose_reading(store: ObjectStore, files: Sequence[ObjectInfo]) -> SampleRea
     if rows.count:
         choices.add_decimal_commas(rows)
         choices.add_null_words(rows)
-        choices.add_dates(rows)
+        if with_dates:
+            choices.add_dates(rows)
     if choices.reading != before:
         rows, failures = read_sample(store, chosen, choices.reading)
     empty = None if rows.count else _describe_empty(store, chosen, choices.reading)
@@ -181,7 +182,11 @@ class _ReadingChoices:
             for name, of_column in found.items()
         ]
         also = [name for name, v in texts.items() if name not in found and as_mask(pc.is_in(v, pa.array(words))).any()]
-        why += [f"these words become null in {name_list(also)}, too"] if also else []
+        if also:
+            self.warnings.append(
+                f"null is {' and '.join(map(repr, words))}, which becomes null in {name_list(also)}, too: remove `null` if it is "
+                "a value there"
+            )
         self.settings["null"] = Choice(words if len(words) > 1 else words[0], tuple(why))
 
     def add_dates(self, rows: Sample) -> None:

@@ -304,6 +304,9 @@ def test_null_words_are_set_where_other_values_have_a_type() -> None:
     assert found["result"]["proposed"]["read"] == {"null": "NA"}
     (price,) = [c for c in found["result"]["columns"] if c["name"] == "price"]
     assert price["type"] == "int64"
+    assert not [w for w in found["warnings"] if "null" in w]
+    lines("other/a.csv", "id,day,price,country", *(row.replace("-,", "x").replace(",x", ",NA") for row in rows))
+    assert any("'NA', which becomes null in country, too" in w for w in answer("other", "--dry-run")["warnings"])
 
 
 @pytest.mark.parametrize(
