@@ -148,6 +148,15 @@ def test_only_the_beginning_of_a_large_array_is_looked_at(tmp_path: Path) -> Non
     assert found.unreadable is None
 
 
+def test_partitions_of_large_utf16_are_previewed(tmp_path: Path) -> None:
+    """Its lines can't be read from the middle, as those of UTF-8 can."""
+    text = "id,day,v,note\n" + "".join(f"{i},2024-03-0{1 + i % 2},1,\n" for i in range(2000))
+    store, file = put(tmp_path, "a.csv", text.encode("utf-16"))
+    found = preview(store, file, Reading(), SPEC, 1000)
+    assert (found.partitions.keys(), found.unreadable) == ({"day=2024-03-01", "day=2024-03-02"}, None)
+    assert found.share < 1
+
+
 def test_memory_follows_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 1 << 10)
     store, file = put(tmp_path, "a.json", json.dumps(ROWS * 500).encode())
