@@ -40,6 +40,16 @@ PublisherName = Literal["delta", "iceberg", "hive", "glue"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
 
+DecimalSeparator = Literal[".", ","]
+
+
+class DialectSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One of ``[tables.NAME.read] dialects``: how other CSV files separate fields and write numbers."""
+
+    delimiter: str
+    decimal_separator: DecimalSeparator = "."
+
+
 class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``[tables.NAME.read]``: how the bytes of landing files become rows."""
 
@@ -53,8 +63,15 @@ class ReadSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Column names if there is no header. Default: Spark's names, ``_c0``, ``_c1``, ..."""
     encoding: str = "utf-8"
     """Encoding of text, any that Python supports."""
-    null: str | None = None
-    """A text that means null, in addition to empty text."""
+    null: str | tuple[str, ...] | None = None
+    """Texts that mean null, in addition to empty text."""
+    decimal_separator: DecimalSeparator = "."
+    """Before the fraction of a number in CSV and delimited text."""
+    dialects: tuple[DialectSettings, ...] = ()
+    """More dialects of CSV. A file has the one whose delimiter cuts its first record into the most fields."""
+    dates: dict[str, str | tuple[str, ...]] = {}
+    """Dates and timestamps in text, by the table's columns: one or more formats of strptime. A value that several formats read
+    differently is refused."""
     envelope: Literal["debezium", "dms"] | None = None
     """The envelope around each row of JSON lines; Debezium's also in Avro."""
     aliases: dict[str, str] = {}
@@ -69,6 +86,16 @@ class Reading(ReadSettings, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def has_header(self) -> bool:
         return self.format != "delimited" if self.header is None else self.header
+
+    @property
+    def null_words(self) -> tuple[str, ...]:
+        """`null`, always as several."""
+        return (self.null,) if isinstance(self.null, str) else self.null or ()
+
+    def date_formats(self, column: str) -> tuple[str, ...]:
+        """The formats of `dates` for a column of the table, ignoring case; none if the column has none."""
+        found = next((formats for name, formats in self.dates.items() if name.lower() == column.lower()), ())
+        return (found,) if isinstance(found, str) else found
 
     def table_name_of(self, name: str) -> str:
         """The table's name for a column of a landing file by `aliases`, ignoring case; ``name`` itself if it has no alias."""
@@ -252,6 +279,25 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
 QUARANTINE_FLOOR = 10
 """Up to this many refused rows, a share in `quarantine_limit` does not apply. It does apply to a table's first batch, and if all
 rows are refused."""
+
+
+DATE_DIRECTIVES = {
+    "Y": r"\d{4}",
+    "y": r"\d{2}",
+    "m": r"0?[1-9]|1[0-2]",
+    "b": "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec",
+    "B": "january|february|march|april|may|june|july|august|september|october|november|december",
+    "d": r"0?[1-9]|[12]\d|3[01]",
+    "H": r"[01]?\d|2[0-3]",
+    "I": r"0?[1-9]|1[0-2]",
+    "M": r"[0-5]?\d",
+    "S": r"[0-5]?\d",
+    "f": r"\d{1,6}",
+    "p": "am|pm",
+    "z": r"Z|[+-]\d{2}:?\d{2}",
+}
+"""What the directives of a date format match, as in strptime, in upper and lower case."""
+TIME_DIRECTIVES = frozenset("HIMSfpz")
 
 
 def toml_key(text: str) -> str:
@@ -484,6 +530,12 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
         for key in content if isinstance(content, dict) else ():
             if key not in known:
                 raise _unknown(path, f"[tables.{name}.groups.{group}]", key, known)
+    dialects = _part(path, name, raw, "read").get("dialects")
+    known = {f.name for f in msgspec.structs.fields(DialectSettings)}
+    for dialect in dialects if isinstance(dialects, list) else ():
+        for key in dialect if isinstance(dialect, dict) else ():
+            if key not in known:
+                raise _unknown(path, f"{where}: read.dialects", key, known)
     missing = [f.name for f in msgspec.structs.fields(TableSettings) if f.required and f.name not in raw]
     if missing:
         raise ConfigurationError(
@@ -583,6 +635,7 @@ def _check_values(path: str, where: str, settings: TableSettings) -> None:
         _check_alone(settings, alone, "not supported yet with history", refuse)
     _check_mode(settings, refuse)
     _check_read(settings.reading, refuse)
+    _check_dates(settings, refuse)
 
 
 def _check_credentials(path: str, where: str, settings: TableSettings) -> None:
@@ -718,6 +771,8 @@ _MEANT_FOR: dict[str, tuple[Format, ...]] = {
     "columns": ("csv", "delimited"),
     "encoding": ("csv", "delimited", "jsonl"),
     "null": ("csv", "delimited"),
+    "decimal_separator": ("csv", "delimited"),
+    "dialects": ("csv",),
     "envelope": ("jsonl", "avro"),
 }
 
@@ -753,8 +808,9 @@ def _check_read(reading: Reading, refuse: _Refusal) -> None:
     names = {name.lower() for name in reading.columns}
     if len(names) < len(reading.columns) or not all(name.strip() for name in names):
         refuse("read.columns", list(reading.columns), "expected a different name for each column")
-    if reading.null == "":
-        refuse("read.null", "", "empty text is always null")
+    if "" in reading.null_words:
+        refuse("read.null", reading.null, "empty text is always null")
+    _check_separators(reading, refuse)
     aliases = {alias.lower(): column for alias, column in reading.aliases.items()}
     for alias, column in reading.aliases.items():
         expected = None
@@ -775,6 +831,59 @@ def _check_read(reading: Reading, refuse: _Refusal) -> None:
         refuse(
             "read.encoding", reading.encoding, 'expected a text encoding that Python supports, for example "latin-1"'
         )
+
+
+def _check_separators(reading: Reading, refuse: _Refusal) -> None:
+    """The separators of fields and of decimals, in all dialects."""
+    dialects = [DialectSettings(delimiter=reading.delimiter, decimal_separator=reading.decimal_separator)]
+    if reading.format != "delimited":
+        dialects += reading.dialects
+    for one in reading.dialects:
+        if not _is_sign(one.delimiter) or one.delimiter == reading.quote:
+            refuse("read.dialects", one.delimiter, "expected one ASCII character other than the quote as delimiter")
+    delimiters = [one.delimiter for one in dialects]
+    if len(set(delimiters)) < len(delimiters):
+        refuse(
+            "read.dialects", delimiters, "each dialect needs its own delimiter, because the delimiter tells them apart"
+        )
+
+
+def _check_dates(settings: TableSettings, refuse: _Refusal) -> None:
+    names: dict[str, str] = {}
+    for column in settings.read.dates:
+        if (other := names.setdefault(column.lower(), column)) != column:
+            refuse("read.dates", [other, column], "names that differ only by case are one column")
+        formats = settings.reading.date_formats(column)
+        if not formats or len(set(formats)) < len(formats):
+            refuse(f"read.dates.{column}", list(formats), "expected one or more formats, each once")
+        for text in formats:
+            if expected := _flaw_of_date_format(text):
+                refuse(f"read.dates.{column}", text, expected)
+    for column, type_ in settings.schema.items():
+        if column.lower() in names and not re.match(r"(?i)date|timestamp", type_):
+            refuse(
+                "read.dates",
+                column,
+                f"[schema] says {type_}, so no value would be read as a date; leave out one of them",
+            )
+
+
+def _flaw_of_date_format(text: str) -> str | None:
+    """What is wrong with a format of `dates`, as what was expected; None if nothing is."""
+    directives = re.findall(r"%(.?)", text)
+    for one in directives:
+        if one not in DATE_DIRECTIVES and one != "%":
+            return f"%{one} is not supported; expected directives of strptime: %{' %'.join(DATE_DIRECTIVES)} %%"
+    given = [{"y": "Y", "b": "m", "B": "m", "I": "H"}.get(one, one) for one in directives if one != "%"]
+    if len(set(given)) < len(given):
+        return "expected each part of a date once"
+    if not {"Y", "m", "d"} <= set(given):
+        return 'expected a year, a month and a day, as in "%d/%m/%Y"'
+    if ("I" in directives) != ("p" in directives):
+        return "expected %I and %p together (hours from 1 to 12)"
+    if TIME_DIRECTIVES & set(given) and "H" not in given:
+        return "expected the hour (%H, or %I and %p) with the other parts of a time"
+    return None
 
 
 def _is_sign(text: str) -> bool:

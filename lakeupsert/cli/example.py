@@ -46,7 +46,10 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # header    = true                 # false by default with format "delimited"
 # columns   = []                   # names if there is no header, for example ["id", "price"]; by default _c0, _c1, ...
 # encoding  = "utf-8"              # or any other that Python has, for example "latin-1"
-# null      = '\\N'                 # text that means null, besides empty text; not set by default
+# null      = '\\N'                 # text that means null, besides empty text, or several: ["NA", "-"]; not set by default
+# dates     = {}                   # formats of dates in text: { order_date = ["%d/%m/%Y", "%Y-%m-%d"] }; else as in ISO 8601
+# decimal_separator = "."          # or ",": before the fraction of a number in text
+# dialects  = []                   # more kinds of CSV in the folder: [{ delimiter = ";", decimal_separator = "," }]
 # aliases   = {}                   # names in the files and their names in the table: { price = "unit_price" }
 # envelope  = "debezium"           # or "dms": JSON lines (Debezium: or Avro) with wrapped rows; not set by default
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 WIDTH = 118
 """Line width of comments in the configuration."""
+_LABELS = {"landing_dates": "folders", "decimal_separator": "decimals"}
+"""Shorter names of settings, for people."""
 SHOWN = 40
 """The largest number of columns listed for people."""
 
@@ -69,6 +71,7 @@ def init(call: Call, path: str, dry_run: bool) -> Answer:
             "landing": found.landing,
             "processed": found.processed,
             **{name: choice.value for name, choice in found.settings.items()},
+            "read": {name: choice.value for name, choice in found.read.items()},
             "schema": found.schema,
         },
         "columns": [asdict(c) for c in found.columns],
@@ -108,7 +111,10 @@ def _text(found: "Proposal", target: Path, steps: str) -> str:
         elif isinstance(value, list):
             value = ", ".join(value)
         empty = "left open" if name in found.open else "none"
-        facts += [("dates" if name == "landing_dates" else name, _plain(value or empty))]
+        facts += [(_LABELS.get(name, name), _plain(value or empty))]
+        facts += [("", f"  {_plain(line)}") for line in choice.evidence]
+    for name, choice in found.read.items():
+        facts.append((_LABELS.get(name, name), _plain(toml_value(choice.value))))
         facts += [("", f"  {_plain(line)}") for line in choice.evidence]
     facts += [("written", str(target)), ("next", steps)]
     return "\n".join([*_columns(found), "", block(f"Table {found.table}", facts)])
@@ -152,6 +158,10 @@ def _file_text(found: "Proposal", path: str, folder: Path) -> str:
             lines.append(f"{setting} = {toml_value(choice.value)}")
         else:
             lines.append(f"# {setting} = {'[]' if setting in found.open else toml_value('')}")
+    if found.read:
+        lines += ["", f"[tables.{name}.read]"]
+        for setting, choice in found.read.items():
+            lines += [*_comments(choice.evidence), f"{setting} = {toml_value(choice.value)}"]
     if found.schema:
         lines += ["", f"[tables.{name}.schema]"]
         lines += [f"{toml_key(column)} = {toml_value(type_)}" for column, type_ in found.schema.items()]

@@ -185,6 +185,8 @@ def columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> 
 
 
 _REMEDIES = {
+    "ambiguous_date": "leave the format that is meant in `dates` under [read]; then `lakeupsert append --replay-quarantine` "
+    "and `lakeupsert run`",
     "bad_type": "if the values are correct, give the column a wider type in `schema`; then `lakeupsert append "
     "--replay-quarantine` and `lakeupsert run`",
     "future_order": "when that time has come, `lakeupsert append --replay-quarantine` and `lakeupsert run`",
@@ -395,4 +397,6 @@ def short_list(names: Sequence[str]) -> str:
 def toml_value(value: object) -> str:
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{toml_key(key)} = {toml_value(item)}' for key, item in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)  # JSON and TOML write strings, numbers, booleans and lists the same
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)  # JSON and TOML write strings, numbers and booleans the same

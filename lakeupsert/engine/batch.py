@@ -208,6 +208,6 @@ def quarantine_unreadable(job: AppendJob, unreadable: Mapping[str, str]) -> list
     """Write one quarantine row for each file that can't be read at all, given as path and reason."""
     with job.quarantine() as quarantine:
         n = len(unreadable)
-        columns = [["unreadable_file"] * n, list(unreadable.values()), list(unreadable), *([[None] * n] * 3)]
-        quarantine.write(pa.table(columns, schema=QUARANTINE_SCHEMA.remove(6)))
+        columns = [["unreadable_file"] * n, list(unreadable.values()), list(unreadable), *([[None] * n] * 4)]
+        quarantine.write(pa.table(columns, schema=QUARANTINE_SCHEMA.remove(7)))
     return [*quarantine.reports()]

@@ -132,6 +132,7 @@ class MergeWriter:
             "reason": [reason] * rows.num_rows,
             "file": [paths[file] for (_, paths), file in zip(sources, rows[FILE].to_pylist(), strict=True)],
             "position": rows[PLACE],
+            "line": pa.nulls(rows.num_rows, pa.int64()),  # the landing file may be gone
             "raw": block.raw(every),
             "arrow": block.arrow(every),
             "batch": [batch for batch, _ in sources],

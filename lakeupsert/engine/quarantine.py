@@ -20,11 +20,19 @@ QUARANTINE_SCHEMA = pa.schema(
         pa.field("reason", pa.string(), nullable=False),
         pa.field("file", pa.string(), nullable=False),
         pa.field("position", pa.int64()),
+        pa.field("line", pa.int64()),
         pa.field("raw", pa.string()),
         pa.field("arrow", pa.binary()),
         pa.field("batch", pa.string(), nullable=False),
     ]
 )
+
+
+def describe_place(position: int | None, line: int | None) -> str:
+    """Where a refused row begins in its landing file, after the file's name."""
+    if line is not None:
+        return f", line {line} (byte {position})"
+    return "" if position is None else f", place {position}"
 
 
 class QuarantineWriter:
@@ -49,15 +57,20 @@ class QuarantineWriter:
         self._out.__exit__(kind, error, trace)
 
     def write(self, rows: Rows) -> None:
-        """``rows`` has the columns of `QUARANTINE_SCHEMA`, ``batch`` only if an earlier batch read and refused them."""
+        """``rows`` has the columns of `QUARANTINE_SCHEMA`, ``batch`` only if an earlier batch read and refused them.
+
+        Rows that an earlier lakeupsert refused have no ``line``.
+        """
         if rows.num_rows:
+            if "line" not in rows.schema.names:
+                at = rows.schema.get_field_index("position") + 1
+                rows = rows.add_column(at, QUARANTINE_SCHEMA.field("line"), pa.nulls(rows.num_rows, pa.int64()))
             counts = pc.value_counts(rows["reason_code"].combine_chunks()).to_pylist()
             self._reasons.update({c["values"]: c["counts"] for c in counts})
             for code in {c["values"] for c in counts} - self._examples.keys():
                 [row] = rows.slice(pc.index(rows["reason_code"], code).as_py(), 1).to_pylist()
                 name = row["file"] if row["file"].isprintable() else repr(row["file"])
-                place = "" if row["position"] is None else f", place {row['position']}"
-                self._examples[code] = f"{name}{place}: {row['reason']}"
+                self._examples[code] = f"{name}{describe_place(row['position'], row['line'])}: {row['reason']}"
             if "batch" not in rows.schema.names:
                 rows = rows.append_column("batch", pa.array([self._batch_id] * rows.num_rows))
             self._out.write(rows.cast(QUARANTINE_SCHEMA))

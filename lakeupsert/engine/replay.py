@@ -23,7 +23,8 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.accept import new_columns, take
 from lakeupsert.landing.files import TYPED, Survey, apply_aliases, format_of
 from lakeupsert.landing.formats.blocks import ArrowBlock, Block, RenamedBlock, UnreadableFileError
-from lakeupsert.landing.formats.jsonlines import decode_lines
+from lakeupsert.landing.formats.dates import dated
+from lakeupsert.landing.formats.jsonlines import decode_each
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.convert import as_mask
 from lakeupsert.rows.datafiles import from_bytes, open_object
@@ -155,7 +156,7 @@ def _with_current_names(quarantined: _QuarantinedBlock, job: AppendJob, renames_
     """The block with the table's current column names, without dropped columns (see `TableSpec.renamed_since`).
 
     Aliases apply to columns that no rename explains. A row with a column's name and its alias keeps both: that alias means
-    another column.
+    another column. Dates are read by today's formats.
     """
     block, renames = quarantined.block, renames_of(quarantined.batch)
     current = {then.lower(): name for then, name in job.spec.changed_names(renames).items()}
@@ -163,8 +164,8 @@ def _with_current_names(quarantined: _QuarantinedBlock, job: AppendJob, renames_
         own = {current.get(name.lower(), name): name for name in block.names}
         block = RenamedBlock(block, {name: in_file for name, in_file in own.items() if name is not None})
     with suppress(UnreadableFileError):
-        return apply_aliases(block, quarantined.file, job.reading)
-    return block
+        block = apply_aliases(block, quarantined.file, job.reading)
+    return dated(block, job.reading)
 
 
 def _blocks(rows: Rows) -> Iterator[_QuarantinedBlock]:
@@ -178,10 +179,10 @@ def _blocks(rows: Rows) -> Iterator[_QuarantinedBlock]:
         if stream is None:
             others = (i for i, p in enumerate(places[at:], at) if streams[p] is not None or origins[p] != origin)
             end = next(others, len(places))
-            block: Block = decode_lines([lines[place].encode() for place in places[at:end]], places[at:end])
+            block: Block = decode_each([lines[place].encode() for place in places[at:end]], places[at:end])
         else:
             table = from_bytes(stream)
             end = at + table.num_rows
-            block = ArrowBlock({n: table[n].combine_chunks() for n in table.schema.names}, places[at:end])
+            block = ArrowBlock.from_arrow(table, places[at:end])
         yield _QuarantinedBlock(block, *origin)
         at = end

@@ -6,9 +6,9 @@ Repeat    safe: the same file gives the same rows at the same places, however it
 
     files.survey -> (the driver plans the spec) -> read_rows -> accepted rows, quarantined rows
 
-A row is refused for the first of these reasons that applies: malformed, missing_column, bad_type, bad_operation (not in
-`delete.values` or `delete.upserts`), null_key, bad_partition (also if only the partition column does not convert), order_missing,
-future_order.
+A row is refused for the first of these reasons that applies: malformed, missing_column, ambiguous_date (by the formats of
+`dates`) or bad_type, bad_operation (not in `delete.values` or `delete.upserts`), null_key, bad_partition (also if only the
+partition column does not convert), order_missing, future_order.
 """
 
 import operator
@@ -40,12 +40,14 @@ from lakeupsert.landing.formats.blocks import (
     UnreadableFileError,
     names_in_file,
 )
+from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.partitions import derived_columns, folder_names, joined_names
 from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.rows.floor import PARTITION
 from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.table.evolution import describe_separator
 from lakeupsert.table.ledger import Reason
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
 
@@ -60,6 +62,7 @@ _QUARANTINED = pa.schema(
         ("reason", pa.string()),
         ("file", pa.string()),
         ("position", pa.int64()),
+        ("line", pa.int64()),
         ("raw", pa.string()),
         ("arrow", pa.binary()),
     ]
@@ -94,8 +97,8 @@ def read_rows(
 
     ``accepted`` has the columns of the spec's `appended_schema`, then ``_lakeupsert_partition`` (the folder's name)
     and ``_lakeupsert_place`` (increasing: the row's index in a typed file, the byte at which a record of text begins).
-    ``quarantined`` has reason_code, reason, file, position (the place), raw (the line, or the row as a JSON object) and
-    arrow (see `blocks.Block.arrow`).
+    ``quarantined`` has reason_code, reason, file, position (the place), line (in a text file, counted from 1), raw (the line, or
+    the row as a JSON object) and arrow (see `blocks.Block.arrow`).
 
     After each of these errors, rows that were already yielded must be dropped.
 
@@ -172,13 +175,21 @@ class _Refusals:
         for row in self._mark_refused(mask):
             self._reasons[row] = code, reason
 
-    def add_values(self, code: Reason, mask: Mask, name: str, what: str) -> None:
-        """Refuse these rows for the value that each has in one column."""
+    def add_values(self, code: Reason, mask: Mask, name: str, what: str, hint: str = "") -> None:
+        """Refuse these rows for the value that each has in one column. ``hint``: what to do if it is text."""
         if name not in set(self._block.names):  # no row has it
             self.add(code, mask, f"Column {name!r} {what}.")
         elif rows := self._mark_refused(mask):
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
-                self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}."
+                about = f" {hint}" if isinstance(value, str) else ""
+                self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}.{about}"
+
+    def add_meanings(self, name: str, meanings: Mapping[int, str]) -> None:
+        """Refuse rows with an ambiguous value in a column, see `Block.ambiguous`."""
+        mask = np.zeros(len(self.refused), bool)
+        mask[list(meanings)] = True
+        for row in self._mark_refused(mask):
+            self._reasons[row] = "ambiguous_date", f"Column {name!r}: {meanings[row]}."
 
     def _mark_refused(self, mask: Mask) -> list[int]:
         """Mark rows as refused, and return those that were not refused before."""
@@ -190,17 +201,18 @@ class _Refusals:
         """The refused rows and the malformed records, by their places."""
         rows = sorted(self._reasons)
         places = self._block.places[rows].tolist()
-        lines = self._block.raw(rows) if rows else []
+        block = self._block
+        raws = block.raw(rows) if rows else []
         refused = [
-            (*self._reasons[row], place, line, arrow)
-            for row, place, line, arrow in zip(rows, places, lines, self._block.arrow(rows), strict=True)
+            (*self._reasons[row], *where)
+            for row, *where in zip(rows, places, block.line_numbers(rows), raws, block.arrow(rows), strict=True)
         ]
-        for one in self._block.malformed:
-            refused.append(("malformed", one.reason, one.place, one.raw.decode("utf-8", "backslashreplace"), None))
+        for one in block.malformed:
+            raw = one.raw.decode("utf-8", "backslashreplace")
+            refused.append(("malformed", one.reason, one.place, one.line, raw, None))
         refused.sort(key=operator.itemgetter(2))
-        codes, reasons, positions, raws, arrows = zip(*refused, strict=True) if refused else [()] * 5
-        paths = [self._path] * len(refused)
-        columns = codes, [reason[:_LONGEST_REASON] for reason in reasons], paths, positions, raws, arrows
+        codes, reasons, *others = zip(*refused, strict=True) if refused else [()] * 6
+        columns = codes, [reason[:_LONGEST_REASON] for reason in reasons], [self._path] * len(refused), *others
         arrays = [pa.array(values, field.type) for values, field in zip(columns, _QUARANTINED, strict=True)]
         return pa.Table.from_arrays(arrays, schema=_QUARANTINED)
 
@@ -216,7 +228,8 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     refusals = _Refusals(block, path)
     if missing:
         names = ", ".join(sorted(missing))
-        reason = f"The file has no column {names}, and every row needs one in its key, partition and order."
+        own = [block.name_in_file(name) for name in block.names]
+        reason = f"The file has no column {names}, which every row needs.{describe_separator(own)}"
         refusals.add("missing_column", np.full(count, True), reason)
         return CheckedRows(_accepted_schema(spec).empty_table(), refusals.table(), names_in_file(block))
 
@@ -234,8 +247,9 @@ def take(block: Block, missing: frozenset[str], path: str, rules: RowRules, *, s
     sources = {one.column: one.source for one in spec.partition_from}
     folders = [folder_names(name, columns[name]) for name in spec.partition_by]
     for name, folder in zip(spec.partition_by, folders, strict=True):
-        what = f"does not name a partition of {spec.schema.field(name).type}"
-        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name) or name, what)
+        type_ = spec.schema.field(name).type
+        what = f"does not name a partition of {type_}"
+        refusals.add_values("bad_partition", as_mask(folder.is_null()), sources.get(name) or name, what, _hint(type_))
     _check_order(columns, is_delete, refusals, rules)
     if spec.mode == "columns":
         columns[HAS], unordered = find_brought_columns(columns, block.has, spec)
@@ -299,10 +313,11 @@ def _convert_columns(
             refusals.add_values("bad_type", block.brings(name), name, what)
             continue
         columns[name], unfit = block.convert(name, type_)
+        refusals.add_meanings(name, block.ambiguous(name, type_))
         if name in rules.spec.partition_by:
             partition_unfit[name] = unfit
         else:
-            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}")
+            refusals.add_values("bad_type", unfit, name, f"does not fit {type_}", _hint(type_))
             unfit_nested += [name] if pa.types.is_nested(type_) and unfit.any() else []
     return _ConvertedColumns(columns | derived_columns(rules.spec, columns), partition_unfit, unfit_nested)
 
@@ -351,6 +366,11 @@ def _is_after(column: pa.Array, limit: int) -> Mask:
     stored = column.view(pa.int32() if t.is_date32(type_) else pa.int64())
     after: Mask = as_mask(pc.greater(stored, in_unit))
     return after
+
+
+def _hint(type_: pa.DataType) -> str:
+    """What to do about text that a column of a type does not take."""
+    return "If it is a date, set its format: `dates` under [tables.….read]." if is_dated(type_) else ""
 
 
 def _shorten(value: object) -> str:

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats import avrofile, blocks, jsonlines, orcfile, parquetfile, records
+from lakeupsert.landing.formats import avrofile, blocks, csvfile, delimited, jsonlines, orcfile, parquetfile, records
 from lakeupsert.landing.formats.blocks import (
     Block,
     ChangedFileError,
@@ -31,11 +31,11 @@ from lakeupsert.landing.formats.blocks import (
     Source,
     UnreadableFileError,
 )
-from lakeupsert.landing.formats.csvfile import Csv
-from lakeupsert.landing.formats.delimited import dialect_of
+from lakeupsert.landing.formats.dates import dated, formats_of, type_by_formats
 from lakeupsert.landing.formats.dominant import DominantType, Example
-from lakeupsert.landing.formats.records import Dialect
-from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, open_text, without_compression
+from lakeupsert.landing.formats.jsonarray import array_begin, cut_off
+from lakeupsert.landing.formats.records import ChooseDialect
+from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, is_utf16, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import NotFoundError, ObjectStore
@@ -53,7 +53,7 @@ _ENDINGS = {
     ".avro": "avro",
     ".orc": "orc",
 }
-_DIALECTS: dict[str, Callable[[Reading], Dialect]] = {"csv": Csv, "delimited": dialect_of}
+_DIALECTS: dict[str, ChooseDialect] = {"csv": csvfile.choose_dialect, "delimited": delimited.choose_dialect}
 _TEXT = (*_DIALECTS, "jsonl")
 TYPED = ("parquet", "avro", "orc")
 """Formats whose files have types of their own. The others are text, and such files may be compressed as a whole."""
@@ -135,7 +135,7 @@ def survey(
         with store.open(file.path, file.etag) as source:
             if kind == "parquet":
                 schema, footer = parquetfile.schema_of(source, file)
-                columns = _aliased_columns(Columns(schema), file.path, reading)
+                columns = _columns_in_table(Columns(schema), file.path, reading, known)
                 groups, rows = footer.num_row_groups, footer.num_rows
                 return Survey(file.path, columns.schema, typed=True, row_groups=groups, rows=rows, own=columns.own)
             columns = Reader.of(source, file, kind, reading).columns(known, text_columns)
@@ -181,20 +181,26 @@ class Reader:
 
     def columns(self, known: pa.Schema | None, text_columns: frozenset[str]) -> Columns:
         """The columns of the file; the arguments are those of `survey`."""
-        aliases = self.reading.aliases
+        aliases, given = self.reading.aliases, known
+        dates = {name: type_by_formats(formats_of(self.reading, name)) for name in self.reading.dates}
+        if dates:
+            types = {name.lower(): type_ for name, type_ in dates.items()}
+            types |= {field.name.lower(): field.type for field in known or ()}
+            known = pa.schema(list(types.items()))
         if aliases and known is not None:
             types = {field.name.lower(): field.type for field in known}
             types |= {old.lower(): types.get(new.lower()) for old, new in aliases.items()}
             known = pa.schema([(name, type_) for name, type_ in types.items() if type_ is not None])
         wanted = {name.lower() for name in text_columns}
         text_columns |= {old for old, new in aliases.items() if new.lower() in wanted}
-        return _aliased_columns(self._own_columns(known, text_columns), self.file.path, self.reading)
+        return _columns_in_table(self._own_columns(known, text_columns), self.file.path, self.reading, given)
 
     def blocks(self, required: frozenset[str], only: Collection[str] | None = None) -> Contents:
         """The rows of the file. ``required`` and ``only`` are names after the renaming."""
         aliases = self.reading.aliases
         if not aliases:
-            return self._own_blocks(required, only)
+            own = self._own_blocks(required, only)
+            return Contents(own.missing, (dated(block, self.reading) for block in own.blocks))
         olds = {name: [old for old, new in aliases.items() if new.lower() == name.lower()] for name in required}
         wanted = {name.lower() for name in only or ()}
         more = [old for old, new in aliases.items() if new.lower() in wanted]
@@ -205,7 +211,7 @@ class Reader:
     def _own_columns(self, known: pa.Schema | None, text_columns: frozenset[str]) -> Columns:
         source, file, kind, reading = self.source, self.file, self.kind, self.reading
         if kind in _DIALECTS:
-            return records.schema_of(source, file, _DIALECTS[kind](reading), known, text_columns)
+            return records.schema_of(source, file, reading, _DIALECTS[kind], known, text_columns)
         if kind == "jsonl":
             return jsonlines.schema_of(source, file, reading, known, text_columns)
         if kind == "avro":
@@ -215,13 +221,29 @@ class Reader:
     def _own_blocks(self, required: frozenset[str], only: Collection[str] | None) -> Contents:
         source, file, kind, reading = self.source, self.file, self.kind, self.reading
         if kind in _DIALECTS:
-            return records.open_blocks(source, file, _DIALECTS[kind](reading), required, only)
+            return records.open_blocks(source, file, reading, _DIALECTS[kind], required, only)
         if kind == "jsonl":
             return jsonlines.open_blocks(source, file, reading, required, only)
         if kind == "avro":
             return avrofile.open_blocks(source, file, reading, required, only)
         open_blocks = orcfile.open_blocks if kind == "orc" else parquetfile.open_blocks
         return open_blocks(source, file, required, only)
+
+
+def _columns_in_table(columns: Columns, path: str, reading: Reading, known: pa.Schema | None) -> Columns:
+    """The columns under their names in the table, and those with formats of `dates` in the types of these.
+
+    A column that is ``known`` in another type keeps it, and so does one that the file has as dates already.
+    """
+    columns = _aliased_columns(columns, path, reading)
+    others = set() if known is None else {name.lower() for name in known.names}
+    schema = columns.schema
+    for i, field in enumerate(schema):
+        formats = formats_of(reading, field.name)
+        is_written = pa.types.is_string(field.type) or pa.types.is_integer(field.type)
+        if formats and is_written and field.name.lower() not in others:
+            schema = schema.set(i, field.with_type(type_by_formats(formats)))
+    return Columns(schema, columns.dominant_types, columns.own)
 
 
 def _aliased_columns(columns: Columns, path: str, reading: Reading) -> Columns:
@@ -256,7 +278,7 @@ def _aliased_blocks(own_blocks: Iterator[Block], path: str, reading: Reading) ->
         if not seen.keys() >= set(block.names):
             seen |= dict.fromkeys(block.names)
             _own_names(path, seen, reading)
-        yield apply_aliases(block, path, reading)
+        yield dated(apply_aliases(block, path, reading), reading)
 
 
 def apply_aliases(block: Block, path: str, reading: Reading) -> Block:
@@ -272,12 +294,24 @@ def first_rows(
     return read_beginning(store, file, rows, size, reading).rows
 
 
+def read_head(store: ObjectStore, file: LandingInput, size: int) -> bytes:
+    """Up to ``size`` bytes of whole lines at the beginning of a text file, in UTF-8 and without a byte order mark.
+
+    Raises UnreadableFileError, and NotFoundError if the file was deleted.
+    """
+    with store.open(file.path) as source:
+        head = _read_up_to(open_text(source, file, _DEFAULT_READING.encoding), size)
+    whole = head if len(head) < size else head[: head.rfind(b"\n") + 1]
+    return whole.removeprefix(b"\xef\xbb\xbf")
+
+
 @dataclass(frozen=True)
 class Beginning:
-    """The first rows of a file, and a survey of them."""
+    """The first rows of a file, and a survey of them. ``whole``: there are no others."""
 
     rows: Rows
     survey: Survey
+    whole: bool
 
 
 def read_beginning(
@@ -298,13 +332,15 @@ def read_beginning(
         UnreadableFileError: the file can't be read, or its name has no known ending.
         NotFoundError: the file was deleted.
     """
-    kind = kind_of(file, reading)
+    kind, whole = kind_of(file, reading), True
     with store.open(file.path) as source:
         reader = Reader.of(source, file, kind, reading)
         if kind in _TEXT:
             head = _read_up_to(reader.source, size)
+            whole = len(head) < size
             # A record that is cut off would be malformed, or its last value would be too short.
-            head = head if len(head) < size else head[: head.rfind(b"\n") + 1]
+            if not whole:
+                head = cut_off(head) if _is_array(kind, head) else head[: head.rfind(b"\n") + 1]
             reader = Reader(pa.BufferReader(head), file, kind, reading)
         columns = reader.columns(known, text_columns)
         schema = columns.schema
@@ -313,11 +349,11 @@ def read_beginning(
         for block in reader.blocks(frozenset()).blocks if rows else ():
             values = [block.convert(f.name, f.type)[0] for f in schema]
             tables.append(pa.Table.from_arrays(values, schema=schema).slice(0, wanted))
-            wanted -= len(tables[-1])
+            wanted -= len(block.places)
             if wanted <= 0:
                 break
     first = Survey(file.path, schema, kind in TYPED, dominant_types=columns.dominant_types, own=columns.own)
-    return Beginning(pa.concat_tables(tables), first)
+    return Beginning(pa.concat_tables(tables), first, whole and wanted > 0)
 
 
 def line_of(store: ObjectStore, example: Example, reading: Reading) -> int | None:
@@ -356,11 +392,14 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
         kind = kind_of(file, reading)
         with store.open(file.path, file.etag) as source:
             sampled = kind not in _SEEKABLE and file.size > size
-            spread = sampled and kind in _TEXT and is_plain(file.path, reading.encoding)
+            pieces = None
+            if sampled and kind in _TEXT and is_plain(file.path, reading.encoding):
+                pieces = _pieces_of(source, file.size, size, kind)
+            spread = pieces is not None
             ahead = ReadAhead(source)
-            if spread:
-                pieces, share = _pieces_of(source, file.size, size)
-                reader = Reader(pieces, file, kind, reading)
+            if pieces is not None:
+                share = pieces.share
+                reader = Reader(pieces.text, file, kind, reading)
             else:
                 reader = Reader.of(ahead if sampled else source, file, kind, reading)
             contents = reader.blocks(required_columns(spec), columns)
@@ -377,8 +416,16 @@ def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: Tabl
     return Preview(file.path, {name: round(rows / share) for name, rows in partitions.items()}, share)
 
 
-def _pieces_of(source: pa.NativeFile, length: int, size: int) -> tuple[Source, float]:
-    """Lines from places spread evenly over a text file, the header first, as one file; and their share of the file's bytes.
+@dataclass(frozen=True)
+class _Pieces:
+    """Lines of a text file, and their share of its bytes."""
+
+    text: Source
+    share: float
+
+
+def _pieces_of(source: pa.NativeFile, length: int, size: int, kind: str) -> _Pieces | None:
+    """Lines from places spread evenly over a text file, the header first, as one file. None if its records are not lines.
 
     A line end in quotes may count as the end of a record, which is good enough for an estimate.
     """
@@ -387,9 +434,16 @@ def _pieces_of(source: pa.NativeFile, length: int, size: int) -> tuple[Source, f
     for i in range(count):
         source.seek(i * (length - size // count) // max(1, count - 1))
         piece = source.read(size // count)
+        if not i and (is_utf16(piece) or _is_array(kind, piece)):
+            source.seek(0)
+            return None
         pieces.append(piece[piece.find(b"\n") + 1 if i else 0 : piece.rfind(b"\n") + 1])
     some = b"".join(pieces)
-    return pa.BufferReader(some), max(len(some), 1) / length
+    return _Pieces(pa.BufferReader(some), max(len(some), 1) / length)
+
+
+def _is_array(kind: str, head: bytes) -> bool:
+    return kind == "jsonl" and array_begin(head) is not None
 
 
 class _HashedFile:

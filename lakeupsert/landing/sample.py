@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from lakeupsert.config import Reading
 from lakeupsert.landing.files import TYPED, Beginning, format_of, read_beginning
 from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
 from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
-from lakeupsert.rows.arrays import Mask
+from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert, to_json_values
 from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
 
@@ -49,9 +50,11 @@ class Sample:
 
     Attributes:
         paths: the files.
+        whole: whether all their rows were read.
         file: the index of each row's file.
         values: the values of each column, one a row; null if the row's file lacks the column.
         dominant_types: the type of most values of each text column whose type was inferred.
+        derived: more columns, computed from `values`, that rows can be grouped by.
         fresh: which rows are not an exact copy of an earlier row. Under any key, an exact copy is not another record.
     """
 
@@ -76,25 +79,30 @@ class Sample:
             for name, type_ in ((n, without_nulls(t)) for n, t in types.items())
         }
         self.paths = [path for path, _ in tables]
+        self.whole = all(first.whole for _, first in beginnings)
         self.file = np.repeat(np.arange(len(tables)), np.array([len(t) for _, t in tables], np.int64))
         self.count = len(self.file)
+        self.derived: dict[str, pa.Array] = {}
         self._codes: dict[str, NDArray[np.int64]] = {}
 
     def codes(self, name: str) -> NDArray[np.int64]:
         """One number for each row, equal if the values are equal. A null counts as a value."""
         if name not in self._codes:
-            values = self.values[name]
+            values = self._column(name)
             if pa.types.is_nested(values.type):
                 values = pa.array([repr(v) for v in to_json_values(values)], pa.string())
             indices = values.dictionary_encode("encode").indices
             self._codes[name] = indices.to_numpy(zero_copy_only=False).astype(np.int64)
         return self._codes[name]
 
-    def group(self, names: Iterable[str], start: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """One number for each row, equal if all these columns (and ``start``) are equal."""
+    def group(
+        self, names: Iterable[str], start: Indices | None = None, rows: Indices | None = None
+    ) -> NDArray[np.int64]:
+        """One number for each row, or each of ``rows``, equal if all these columns (and ``start``) are equal."""
         ids = np.zeros(self.count, np.int64) if start is None else start
+        ids = ids if rows is None else ids[rows]
         for name in names:
-            codes = self.codes(name)
+            codes = self.codes(name) if rows is None else self.codes(name)[rows]
             _, ids = np.unique(ids * (codes.max(initial=0) + 1) + codes, return_inverse=True)
         return ids
 
@@ -108,9 +116,12 @@ class Sample:
     def present(self, names: Iterable[str]) -> Mask:
         """Which rows have a value in each of these columns."""
         valid: Mask = np.logical_and.reduce(
-            [np.full(self.count, True), *(as_mask(self.values[n].is_valid()) for n in names)]
+            [np.full(self.count, True), *(as_mask(self._column(n).is_valid()) for n in names)]
         )
         return valid
+
+    def _column(self, name: str) -> pa.Array:
+        return self.derived[name] if name in self.derived else self.values[name]
 
     def nulls(self, name: str) -> float:
         return float(self.values[name].null_count / self.count)
@@ -137,14 +148,14 @@ def _shorten(value: object) -> object:
     return f"{value[:37]}..." if isinstance(value, str) and len(value) > 40 else value
 
 
-def read_sample(store: ObjectStore, files: Sequence[ObjectInfo]) -> tuple[Sample, list[str]]:
-    """The first rows of some of ``files``, and why others of them can't be read."""
+def read_sample(store: ObjectStore, files: Sequence[ObjectInfo], reading: Reading) -> tuple[Sample, list[str]]:
+    """The first rows of ``files``, which `choose_files` chose, and why some of them can't be read."""
     beginnings, failures = [], []
-    chosen = _choose_files(files)
-    for file in chosen:
+    rows, size = ROWS // len(files), BYTES // len(files)
+    for file in files:
         given = LandingInput(file.name, file.size, file.etag, place=0)
         try:
-            beginnings.append((file.name, read_beginning(store, given, ROWS // len(chosen), BYTES // len(chosen))))
+            beginnings.append((file.name, read_beginning(store, given, rows, size, reading)))
         except UnreadableFileError as e:
             failures.append(f"{file.name!r} can't be read: {e.reason.rstrip('.')}")
         except NotFoundError:
@@ -153,7 +164,7 @@ def read_sample(store: ObjectStore, files: Sequence[ObjectInfo]) -> tuple[Sample
     return Sample(beginnings), failures[:3] + ([f"{more} more files can't be read"] if more > 0 else [])
 
 
-def _choose_files(files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+def choose_files(files: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """At most `FILES` files, several of a folder: files of one day or partition show most together."""
     folders: dict[str, list[ObjectInfo]] = {}
     for file in files:

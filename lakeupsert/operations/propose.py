@@ -18,11 +18,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 from pyarrow.types import is_date, is_string
 
-from lakeupsert.config import Reading, toml_key
+from lakeupsert.config import toml_key
 from lakeupsert.errors import ConfigurationError, LakeupsertError, RefusedError
 from lakeupsert.landing.files import format_of
-from lakeupsert.landing.sample import Column, Sample, read_sample
-from lakeupsert.operations.propose_settings import HIVE, Choice, SettingChoices, folder_of, folder_values, is_named
+from lakeupsert.landing.sample import Column, Sample
+from lakeupsert.operations.propose_reading import SampleReading, choose_reading
+from lakeupsert.operations.propose_settings import HIVE, SettingChoices, folder_of, folder_values
+from lakeupsert.operations.propose_words import Choice, is_named
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.next_spec import describe_unfit
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
@@ -39,6 +41,7 @@ class Proposal:
     Attributes:
         hive: the folder holds a Hive-partitioned table, so it becomes ``processed``; otherwise it becomes ``landing``.
         settings: choices for partition_by, key, order_by, landing_dates and delete (``{"column", "values"}``).
+        read: choices for settings of ``[tables.NAME.read]``; a setting that is not there keeps its default.
         schema: types that columns must be given for these settings, by column.
         warnings: settings that are open, uncertain or left out.
     """
@@ -48,6 +51,7 @@ class Proposal:
     landing: str
     processed: str
     settings: dict[str, Choice]
+    read: dict[str, Choice]
     schema: dict[str, str]
     columns: tuple[Column, ...]
     files: int
@@ -71,16 +75,18 @@ def propose(address: str, table: str | None = None) -> Proposal:
     store = open_store(address)
     root = store.root if isinstance(store, LocalStore) else store.uri()
     files = _files(store, root)
-    rows, warnings = read_sample(store, files)
+    names = [f.name for f in files]
+    folders = _hive_folders(names)
+    read = choose_reading(store, files, with_dates=folders is None)  # a table that exists has its types
+    rows, warnings = read.rows, [*read.failures, *read.warnings]
     if not rows.count:
-        why = warnings[0] if warnings else "they have no rows"
+        why = warnings[0] if warnings else read.empty or "they have no rows"
         raise RefusedError(
             "no-readable-file",
             f"No row can be read in the sample files of {root}: {why}.",
             next="correct or remove these files, then run the same command again",
         )
-    names = [f.name for f in files]
-    hive = _hive_column(names, rows)
+    hive = None if folders is None else _hive_column(folders, rows)
     if hive is not None:
         rows.values[hive] = folder_values(rows.paths).take(pa.array(rows.file))
     choices = SettingChoices(rows, hive, names)
@@ -88,13 +94,14 @@ def propose(address: str, table: str | None = None) -> Proposal:
     beside = _beside(root, "processed", "landing") if hive else _beside(root, "landing", "processed")
     if not hive and next(open_store(beside).list("", limit=1), None) is not None:
         warnings.append(f"{beside}, which is proposed as the processed zone, is not empty: check it")
-    warnings += _almost_typed(store, rows, choices)
+    warnings += _add_types(store, read, choices)
     proposal = Proposal(
         table=table or re.sub(r"[^A-Za-z0-9_-]", "_", Path(root).name) or "table",
         hive=hive is not None,
         landing=beside if hive else root,
         processed=root if hive else beside,
         settings=settings,
+        read=read.settings,
         schema=choices.schema,
         columns=tuple(rows.columns()),
         files=len(rows.paths),
@@ -105,18 +112,18 @@ def propose(address: str, table: str | None = None) -> Proposal:
     return proposal if proposal.open else _with_check(proposal, rows)
 
 
-def _almost_typed(store: ObjectStore, rows: Sample, choices: SettingChoices) -> list[str]:
-    """Warnings about columns that a few values turn into text."""
+def _add_types(store: ObjectStore, read: SampleReading, choices: SettingChoices) -> list[str]:
+    """Give a type to each column that only a few values make text. Returns warnings about these values."""
     key = choices.key.value or []
     warnings = []
-    for name, dominant in rows.dominant_types.items():
-        if not is_string(rows.values[name].type) or name in (*key, *choices.schema, choices.operation):
+    for name, dominant in read.rows.dominant_types.items():
+        if not is_string(read.rows.values[name].type) or name in (*key, *choices.schema, choices.operation):
             continue
         if dominant is not None and dominant.is_clear:
+            type_ = choices.schema[name] = type_name(dominant.type)
             warnings.append(
-                f"column {name!r} would be text for good: {describe_unfit(store, dominant, Reading())}; to keep the type, set "
-                f'`{toml_key(name)} = "{type_name(dominant.type)}"` in `schema` before the first run: such rows then go to '
-                "quarantine"
+                f"column {name!r} gets the type {type_} in `schema`, although {describe_unfit(store, dominant, read.reading)}: "
+                f"such rows go to quarantine. To keep text instead, remove `{toml_key(name)}` from `schema` before the first run"
             )
     return warnings
 
@@ -143,16 +150,20 @@ def _files(store: ObjectStore, root: str) -> list[ObjectInfo]:
     return files
 
 
-def _hive_column(names: Sequence[str], rows: Sample) -> str | None:
-    """The column of the folders' names, if the files are those of a Hive-partitioned table with one such column.
-
-    A folder like `dt=2020-01-31` of a landing zone is the day of arrival: then the rows have a date of their own.
-    """
+def _hive_folders(names: Sequence[str]) -> str | None:
+    """The column that the names of the folders give a value, if all files are Parquet in folders of one such column."""
     matches = [HIVE.fullmatch(folder_of(name)) for name in names]
     columns = {unquote(m[1]) if m else "" for m in matches}
     if len(columns) > 1 or not all(columns) or any(format_of(n, "auto") != "parquet" for n in names):
         return None
-    (column,) = columns
+    return columns.pop()
+
+
+def _hive_column(column: str, rows: Sample) -> str | None:
+    """The ``column`` of the folders' names, if the files are those of a Hive-partitioned table.
+
+    A folder like `dt=2020-01-31` of a landing zone is the day of arrival: then the rows have a date of their own.
+    """
     arrival = column.lower() in ("dt", "ds") or is_named(column, "arrival")
     dates = any(is_date(values.type) for values in rows.values.values())
     return None if column in rows.values or (arrival and dates) else column

@@ -8,11 +8,9 @@ Repeat    safe
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import combinations
-from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -24,11 +22,13 @@ from pyarrow.types import is_boolean, is_date, is_integer, is_nested, is_string,
 from lakeupsert.landing.files import format_of
 from lakeupsert.landing.formats.inference import infer_type, without_nulls
 from lakeupsert.landing.sample import Sample
+from lakeupsert.operations.propose_words import WORDS, Choice, count, is_named, key_rank, name_list, percent, words_of
 from lakeupsert.pipeline.landing_dates import received_on
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.table.layout import HIVE_NULL
-from lakeupsert.table.types import is_key_type, named_type
+from lakeupsert.table.spec import PartitionColumn
+from lakeupsert.table.types import is_key_type, named_type, type_name
 
 THIN = 100
 """With fewer rows that can be compared with others of their partition, a unique key gets a warning."""
@@ -36,39 +36,14 @@ FEW = 0.01
 """The share of rows that a setting may send to quarantine: the default `quarantine_limit`."""
 CANDIDATES = 10
 """How many columns are tried in pairs as a key."""
+ENOUGH = 50_000
+"""Rows that show that columns are not a key. Only what is a key among these is tried on all rows."""
+TRIPLE_ROWS, ANCHORS, MOST_COLUMNS = 1000, 2, 20
+"""If no pair is a key, and so many rows can be compared (fewer are soon unique by chance), columns are tried by threes: one of
+them is among those that tell most rows apart."""
 
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%d/%m/%Y", "%Y%m%d", "%m-%d-%Y", "%d-%m-%Y")
 HIVE = re.compile(r"([^/=]+)=([^/]*)")
-_WORDS = {
-    what: frozenset(words.split())
-    for what, words in {
-        # words of columns' names
-        "key": "id key no nr num number code uuid guid sku line isbn ean",
-        "newer": "updated update modified changed change record version revision rev lsn scn offset ts timestamp epoch",
-        "older": "created creation birth",
-        "counter": "updated modified changed version revision rev lsn scn offset ts timestamp epoch",
-        "event": "transaction event order sale sales business trade booking partition",
-        "day": "day dt date",
-        "arrival": "updated update modified changed record loaded load ingested ingest received arrival extracted",
-        "other": "birth dob expiry expires expiration due valid until",
-        "operation": "op operation action cdc dml rowkind change",
-        "flag": "deleted delete removed",
-        # values
-        "insert": "i +i c r insert inserted create created",
-        "update": "u +u -u update updated upsert upserted",
-        "delete": "d -d delete deleted remove removed",
-        "true": "true 1 y yes t",
-        "false": "false 0 n no f",
-    }.items()
-}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The value proposed for a setting, None if it is left open or at its default, and why."""
-
-    value: Any  # by setting: a list of columns, a pattern, or a delete rule
-    evidence: tuple[str, ...]
 
 
 def folder_values(paths: Sequence[str]) -> Column:
@@ -95,14 +70,18 @@ class SettingChoices:
         self.schema: dict[str, str] = {}
         self.inserts: Mask = np.full(rows.count, True)
         """The rows of which each key can have only one."""
+        self.sources: tuple[str, ...] = ()
+        """The column that the partition column is computed from."""
 
     def settings(self) -> dict[str, Choice]:
         delete = self._delete()
         self.operation = delete.value and delete.value["column"]
         partition_by = self._partition()
-        self.partition: list[str] = partition_by.value or []
+        self.partition: list[str] = [PartitionColumn.parse(text).column for text in partition_by.value or ()]
         orders = self._orders()
-        self.key = key = self._key([name for name, is_sure in orders.items() if is_sure])
+        self.key = key = self._key(orders)
+        for name in set(self.sources) & set(key.value or ()) - set(self.schema):
+            self.schema[name] = type_name(self.values[name].type)  # else a key column of a text file is text
         return {
             "partition_by": partition_by,
             "key": key,
@@ -125,17 +104,17 @@ class SettingChoices:
             texts, _ = convert(values, pa.string())
             counts = {c["values"]: c["counts"] for c in pc.value_counts(texts.drop_null()).to_pylist()}
             seen = {text.lower() for text in counts}
-            is_flag = is_named(name, "flag") and seen <= _WORDS["true"] | _WORDS["false"]
-            if not is_flag and not seen <= _WORDS["insert"] | _WORDS["update"] | _WORDS["delete"]:
+            is_flag = is_named(name, "flag") and seen <= WORDS["true"] | WORDS["false"]
+            if not is_flag and not seen <= WORDS["insert"] | WORDS["update"] | WORDS["delete"]:
                 continue
             is_sure = is_flag or is_named(name, "operation")
-            deletes = [text for text in counts if text.lower() in _WORDS["true" if is_flag else "delete"]]
-            shares = ", ".join(f"{text} {_percent(n / self.rows.count)}" for text, n in counts.items())
+            deletes = [text for text in counts if text.lower() in WORDS["true" if is_flag else "delete"]]
+            shares = ", ".join(f"{text} {percent(n / self.rows.count)}" for text, n in counts.items())
             # Single letters may stand for anything, for example credit and debit.
             if deletes and (is_sure or min(map(len, seen)) > 2 or seen >= {"i", "u", "d"}):
                 if is_boolean(values.type) and any(format_of(n, "auto") == "csv" for n in self.names):
                     deletes = ["true", "True", "TRUE"]  # in text files, the text as written is compared
-                is_insert = as_mask(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(_WORDS["insert"]))))
+                is_insert = as_mask(pc.is_in(pc.utf8_lower(texts), pa.array(sorted(WORDS["insert"]))))
                 self.inserts = is_insert if is_insert.any() else self.inserts
                 return Choice({"column": name, "values": deletes}, (f"{name} says what a row does: {shares}",))
             if deletes or is_sure:
@@ -151,10 +130,12 @@ class SettingChoices:
         dates = [name for name in self.values if self._unfit(name, pa.date32()) <= FEW]
         good = [n for n in dates if not is_named(n, "arrival", "other")]
         ranked = sorted(
-            good, key=lambda n: (not is_named(n, "event"), not _words_of(n) <= _WORDS["day"], self.rows.distinct(n))
+            good, key=lambda n: (not is_named(n, "event"), not words_of(n) <= WORDS["day"], self.rows.distinct(n))
         )
+        if not ranked and (moments := self._moments()):
+            return self._partition_by_day(moments)
         if not ranked:
-            found = f"only {_name_list(dates)}, which have the names of other dates" if dates else "no column of dates"
+            found = f"only {name_list(dates)}, which have the names of other dates" if dates else "no column of dates"
             few = [
                 n
                 for n, v in self.values.items()
@@ -162,27 +143,61 @@ class SettingChoices:
                 and 1 < self.rows.distinct(n) <= min(1000, self.rows.count / 50)
                 and n != self.operation
             ]
-            hint = f"columns of few values: {_name_list(few)}" if few else "no other column has few values"
+            hint = f"columns of few values: {name_list(few)}" if few else "no other column has few values"
             advice = ". Name the column whose value a record never changes"
             return self._leave_open("partition_by is left open", f"{found}; {hint}", advice)
         name = ranked[0]
         days, _ = convert(self.values[name], pa.date32())
         evidence = [
-            f"{name}: {_count(pc.count_distinct(days).as_py(), 'value')} {_span(days)} in the sample",
+            f"{name}: {count(pc.count_distinct(days).as_py(), 'value')} {_span(days)} in the sample",
             *self._kept_as(name, "date"),
         ]
         if ranked[1:]:
-            evidence.append(f"also dates: {_name_list(ranked[1:])}")
+            evidence.append(f"also dates: {name_list(ranked[1:])}")
             if not is_named(name, "event"):
-                self.warnings.append(f"partition_by is {name}, but it could also be {_name_list(ranked[1:])}: check it")
+                self.warnings.append(f"partition_by is {name}, but it could also be {name_list(ranked[1:])}: check it")
         return Choice([name], tuple(evidence))
+
+    def _moments(self) -> list[str]:
+        """Columns of timestamps whose day may be a partition, the likeliest first."""
+        good = [
+            name
+            for name, values in self.values.items()
+            if (is_timestamp(values.type) or is_string(values.type))
+            and not is_named(name, "arrival", "other")
+            and self._unfit(name, pa.timestamp("us")) <= FEW
+        ]
+        return sorted(good, key=lambda n: (not is_named(n, "event", "older"), is_named(n, "newer")))
+
+    def _partition_by_day(self, moments: Sequence[str]) -> Choice:
+        """Partition by the day of a timestamp, as no column is a date."""
+        name = moments[0]
+        column = "day" if "day" not in map(str.lower, self.values) else f"{name}_date"
+        values, _ = convert(self.values[name], pa.timestamp("us"))
+        days = pc.floor_temporal(values, unit="day").cast(pa.date32())
+        self.rows.derived[column] = days
+        self.sources = (name,)
+        evidence = [
+            f"no column is a date, so rows are kept by the day of {name}: {count(pc.count_distinct(days).as_py(), 'value')} "
+            f"{_span(days)} in the sample"
+        ]
+        if is_string(self.values[name].type):
+            evidence += self._kept_as(name, "timestamp_ntz")
+        if moments[1:]:
+            evidence.append(f"also timestamps: {name_list(moments[1:])}")
+        if is_named(name, "newer") and not is_named(name, "event", "older"):
+            self.warnings.append(
+                f"partition_by is the day of {name}: if an update changes {name}, the key gets a row in another day and "
+                "keeps the old one: check it"
+            )
+        return Choice([f"date({name}) as {column}" if column == "day" else f"date({name})"], tuple(evidence))
 
     def _partition_of_folders(self, name: str) -> Choice:
         values = folder_values(self.names).unique()
         if values.null_count:
             self.warnings.append(f"{name} has a partition without a value ({HIVE_NULL}), which a table can't keep")
-        count = f"{_count(len(values), 'partition')} of {values.type}"
-        return Choice([name], (f"{name} is the column of the folders: {count} {_span(values)}",))
+        found = f"{count(len(values), 'partition')} of {values.type} {_span(values)}"
+        return Choice([name], (f"{name} is the column of the folders: {found}",))
 
     def _unfit(self, name: str, type_: pa.DataType) -> float:
         """The share of rows without a value of this type: null, or impossible to convert."""
@@ -198,7 +213,7 @@ class SettingChoices:
         """Evidence about a chosen column: whether it needs a type in `schema`, and whether rows lack a value of that type."""
         type_, found = named_type(kept, name), self.values[name].type
         if unfit := self._unfit(name, type_):
-            yield f"{_percent(unfit)} of the rows have no {type_} there"
+            yield f"{percent(unfit)} of the rows have no {type_} there"
         if not is_date(found):
             self.schema[name] = kept
             yield f"it is {found} in the files and should be kept as {kept}"
@@ -211,6 +226,8 @@ class SettingChoices:
         for place, (name, values) in enumerate(self.values.items()):
             if name in self.partition or name == self.operation:
                 continue
+            if name in self.sources and not is_named(name, "newer"):
+                continue  # it has the same value in all versions of a row
             newer, older = is_named(name, "newer"), is_named(name, "older", "other")
             is_counter = is_integer(values.type) and is_named(name, "counter")
             is_moment = is_timestamp(values.type) or (
@@ -225,16 +242,16 @@ class SettingChoices:
         evidence: list[str] = []
         for i, name in enumerate(candidates):
             low, high = self.rows.range(name)
-            what = f"{name}: from {low} to {high}, {_percent(self.rows.nulls(name))} nulls"
+            what = f"{name}: from {low} to {high}, {percent(self.rows.nulls(name))} nulls"
             again, ties = self._ties(key, name)
             if not key:
                 what += "; without a key, it is not known how it orders the rows of a key"
             elif not again:
                 what += "; no key is there twice in the sample, so it is not known how it orders the rows of a key"
             else:
-                what += f"; of {_count(again, 'row')} that repeat a key, {_percent(ties)} have an equal value"
+                what += f"; of {count(again, 'row')} that repeat a key, {percent(ties)} have an equal value"
             if ties <= 0.5:
-                more = [f"others: {_name_list(others)}"] if (others := candidates[i + 1 :]) else []
+                more = [f"others: {name_list(others)}"] if (others := candidates[i + 1 :]) else []
                 if is_string(self.values[name].type) and self.hive is None:
                     more += self._kept_as(name, "timestamp_ntz")
                 if is_named(name, "older"):
@@ -262,7 +279,9 @@ class SettingChoices:
 
     # -- key
 
-    def _key(self, ordering: Sequence[str]) -> Choice:
+    def _key(self, orders: Mapping[str, bool]) -> Choice:
+        """``orders``: the columns that may order versions, and whether their names say so."""
+        ordering = [name for name, is_sure in orders.items() if is_sure]
         where = "within " + " and ".join(f"one {what}" for what in (*([] if self.hive else ["file"]), *self.partition))
         scope = self.rows.group(self.partition, None if self.hive else self.rows.file)
         use = self.rows.fresh & self.inserts & self.rows.present(self.partition)
@@ -274,13 +293,13 @@ class SettingChoices:
             if is_key_type(v.type)
             and not is_boolean(v.type)
             and n not in (*ordering, *self.partition, self.operation)
-            and self.rows.nulls(n) <= FEW
+            and self.rows.nulls(n) <= (FEW if is_named(n, "key") else 0)  # rows without a key can't be taken
         ]
         if not compared or not candidates:
             named = [n for n in candidates if is_named(n, "key")]
             why = f"no two rows can be compared {where}" if candidates else "no column can be a key"
             return self._leave_open(
-                "key is left open", why + (f"; by their names, {_name_list(named)} may be in it" if named else "")
+                "key is left open", why + (f"; by their names, {name_list(named)} may be in it" if named else "")
             )
 
         def doubt(names: tuple[str, ...]) -> tuple[int, ...]:
@@ -289,22 +308,31 @@ class SettingChoices:
         shares = self._shares_of_distinct(candidates, use, scope)
         unique = sorted((c for c, s in shares.items() if s == 1), key=doubt)
         closest = sorted((c for c, s in shares.items() if s < 1), key=lambda c: (-shares[c], doubt(c)))
-        others = ", ".join(f"{' + '.join(c)} {_percent(shares[c])}" for c in closest[:3])
-        rows = _count(compared, "row")
+        others = ", ".join(f"{' + '.join(c)} {percent(shares[c])}" for c in closest[:3])
+        rows = count(compared, "row")
+        if not unique or doubt(unique[0])[0]:  # pairs of other columns may be unique because each update changes them
+            updated = self._updated_key([c for c in shares if doubt(c)[0] == 0], list(orders), use, scope)
+            if updated is not None:
+                return updated
         if not unique:
-            why = f"no column or pair is unique {where} ({rows} compared); closest: {others}"
+            why = f"no combination of columns is unique {where} ({rows} compared); closest: {others}"
             return self._leave_open("key is left open", why)
         key = unique[0]
+        if doubt(key)[0] and not (self.rows.whole and len(self.rows.paths) == len(self.names)):
+            found = ", ".join(" + ".join(c) for c in unique[:4])
+            why = f"{found}: unique {where} in the sample ({rows} compared), but not all rows were read, and no name says key"
+            return self._leave_open("key is left open", why)
         evidence = [f"{' + '.join(key)}: unique {where}, {rows} compared", *self._repeats(key)]
         if others:
             evidence.append(f"not unique, with the share of distinct values: {others}")
         if unique[1:]:
             evidence.append(f"unique too: {', '.join(' + '.join(c) for c in unique[1:4])}")
         if compared < THIN:
-            self.warnings.append(f"key {_name_list(key)} has thin evidence: only {rows} could be compared")
+            self.warnings.append(f"key {name_list(key)} has thin evidence: only {rows} could be compared")
         if doubt(key)[0]:
             self.warnings.append(
-                f"key {_name_list(key)} is unique in the sample, but is not named like a key: check it"
+                f"key {name_list(key)} is unique in the sample, but is not named like a key: check it. `run` counts rows that "
+                "repeat a key as superseded"
             )
         return Choice(list(key), tuple(evidence))
 
@@ -313,9 +341,17 @@ class SettingChoices:
     ) -> dict[tuple[str, ...], float]:
         """The share of distinct values within each scope, of columns, and if none is a key also of pairs of columns."""
 
+        some = np.flatnonzero(use)[:ENOUGH]
+
+        def share_of(names: Sequence[str], rows: NDArray[np.int64]) -> float:
+            rows = rows[self.rows.present(names)[rows]]
+            ids = self.rows.group(names, scope, rows)  # counted from 0
+            return int(ids.max(initial=-1) + 1) / max(1, len(rows))
+
         def share(names: Sequence[str]) -> float:
-            rows = use & self.rows.present(names)
-            return len(np.unique(self.rows.group(names, scope)[rows])) / max(1, int(rows.sum()))
+            """Of all rows, unless some of them show already that it is not a key."""
+            found = share_of(names, some)
+            return found if found < 1 or len(some) == use.sum() else share_of(names, np.flatnonzero(use))
 
         shares: dict[tuple[str, ...], float] = {(n,): share([n]) for n in candidates}
         if not any(s == 1 and is_named(n, "key") for (n,), s in shares.items()):
@@ -324,13 +360,43 @@ class SettingChoices:
             )
             likeliest = sorted(parts[:CANDIDATES], key=lambda c: self._doubt(c, candidates))
             shares |= {(a, b): share([a, b]) for (a,), (b,) in combinations(likeliest, 2)}
+            if max(shares.values()) < 1 and use.sum() >= TRIPLE_ROWS:
+                anchors = set(sorted(candidates, key=lambda n: -shares[n,])[:ANCHORS])
+                wide = sorted(candidates, key=lambda n: self._doubt((n,), candidates))[:MOST_COLUMNS]
+                triples = [names for names in combinations(wide, 3) if anchors & set(names)]
+                shares |= {names: share(names) for names in triples}
         return shares
+
+    def _updated_key(
+        self, named: Sequence[tuple[str, ...]], orders: Sequence[str], use: Mask, scope: NDArray[np.int64]
+    ) -> Choice | None:
+        """A key of a feed that has updates of one row in one file: rows that repeat it there differ in an ordering column.
+
+        ``named``: combinations of columns that are named like keys. None if no such combination is a key, or if most rows would
+        be gone, as with the name of a sensor in its readings.
+        """
+        for names in sorted(named, key=lambda names: self._doubt(names, list(self.values))):
+            rows = use & self.rows.present(names)
+            ids = self.rows.group(names, scope)
+            left = len(np.unique(ids[rows]))
+            again = int(rows.sum()) - left
+            order = next((o for o in orders if len(np.unique(self.rows.group([o], ids)[rows])) == left + again), None)
+            if order is None or not again or left < again:
+                continue
+            updates = f"{count(again, 'row')} of {rows.sum():,} repeat {' + '.join(names)} within one file"
+            why = f"{updates}, each with another {order}: updates of a row, of which the newest stays"
+            self.warnings.append(
+                f"key {name_list(names)}: {updates}, and a table keeps only the newest of them. If they are different things, "
+                "add the column that tells them apart"
+            )
+            return Choice(list(names), (why, *self._repeats(names)))
+        return None
 
     def _doubt(self, names: tuple[str, ...], candidates: Sequence[str]) -> tuple[int, ...]:
         """The less, the likelier a key: by its names, its length, its types and its place, since keys are mostly first."""
         unlike = sum(not is_named(n, "key") for n in names)
         moments = sum(is_temporal(self.values[n].type) for n in names)
-        return unlike, len(names), moments, sum(candidates.index(n) for n in names)
+        return unlike, len(names), moments, sum(map(key_rank, names)), sum(candidates.index(n) for n in names)
 
     def _repeats(self, key: Sequence[str]) -> Iterator[str]:
         """Keys that are there again in other files are updates; in another partition, they are other rows."""
@@ -338,10 +404,10 @@ class SettingChoices:
         alone, parted = self.rows.group(key)[use], self.rows.group([*key, *self.partition])[use]
         pairs, firsts = np.unique(parted, return_index=True)
         if len(parted) > len(pairs):
-            yield f"{_count(len(parted) - len(pairs), 'row')} repeat a key: the newest row stays"
+            yield f"{count(len(parted) - len(pairs), 'row')} repeat a key: the newest row stays"
         moved = int((np.unique(alone[firsts], return_counts=True)[1] > 1).sum())
         if moved:
-            yield f"{_count(moved, 'key')} are in more than one partition, and keep a row in each"
+            yield f"{count(moved, 'key')} {'is' if moved == 1 else 'are'} in more than one partition, with a row in each"
 
     # -- landing_dates
 
@@ -364,42 +430,17 @@ class SettingChoices:
         if not days:
             return Choice(None, ("the folders are not dates: every file is taken",))
         if not whole:
-            why = f"{best} fits {len(days)} of {_count(len(self.names), 'file')}; the others would not be taken"
+            why = f"{best} fits {len(days)} of {count(len(self.names), 'file')}; the others would not be taken"
             return self._leave_open("landing_dates is left out", why)
-        evidence = [f"{best} fits all {_count(len(days), 'file')}, {min(days)} to {max(days)}"]
+        evidence = [f"{best} fits all {count(len(days), 'file')}, {min(days)} to {max(days)}"]
         if whole[1:]:
             evidence.append(f"{whole[1]} fits as well")
             self.warnings.append(f"landing_dates may be {best} or {whole[1]}, which both fit every folder: check it")
         return Choice(best, tuple(evidence))
 
 
-def _words_of(name: str) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
-
-
-def is_named(name: str, *kinds: str) -> bool:
-    """Whether a word of the column's name is of one of these kinds."""
-    return any(_words_of(name) & _WORDS[kind] for kind in kinds)
-
-
-def _percent(share: float) -> str:
-    """A percentage, which is 0 or 100 only if it is exactly that."""
-    if share in (0.0, 1.0):
-        return f"{share:.0%}"
-    return f"{min(max(share, 0.001), 0.999):.1%}"
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
 def _span(values: Column) -> str:
     ends = pc.min_max(values)
     low, high = ends["min"].as_py(), ends["max"].as_py()
-    days = f" ({_count((high - low).days + 1, 'day')})" if is_date(values.type) else ""
+    days = f" ({count((high - low).days + 1, 'day')})" if is_date(values.type) else ""
     return f"from {low} to {high}{days}"
-
-
-def _name_list(names: Sequence[str]) -> str:
-    more = len(names) - 5
-    return ", ".join(names[:5]) + (f" and {more} more" if more > 0 else "")

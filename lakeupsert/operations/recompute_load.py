@@ -28,6 +28,7 @@ from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats import avrofile, orcfile
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.landing.formats.inference import is_number
 from lakeupsert.operations.recompute_sql import (
     BATCH,
     DELETED,
@@ -228,7 +229,8 @@ class LandedRows:
         self, entry: LedgerEntry, landed: LandingFile, path: str, refused: Sequence[int], reading: Reading
     ) -> None:
         new_names = self._new_names(entry)
-        rows = read_text(path, landed.path, frozenset(refused), reading)
+        numbers = {field.name.lower() for field in self._table.spec(entry.spec_version).schema if is_number(field.type)}
+        rows = read_text(path, landed.path, frozenset(refused), reading, numbers)
         while block := [{reading.table_name_of(n): v for n, v in row.items()} for row in islice(rows, BLOCK_ROWS)]:
             names = list(dict.fromkeys(name for row in block for name in row))
             columns = {n: pa.array([r.get(n) for r in block], pa.string()) for n in names}
@@ -330,10 +332,24 @@ class LandedRows:
             elif name.lower() not in present or name not in old_types:
                 value = "NULL"
             else:
-                value = landed_value(name, old_types, is_text=source.is_text)
+                value = self._landed(source, name, old_types)
             # A value of a column that was widened since, for example a FLOAT, gets the type that it had.
             old_type = old_types.get(name, type_)
             yield f"TRY_CAST(TRY_CAST({value} AS {old_type}) AS {type_}) AS {identifier(new_name)}"
+
+    def _landed(self, source: _Source, name: str, types: dict[str, str]) -> str:
+        """The value of a column of the file, in SQL."""
+        reading = source.entry.reading or self._table.settings.reading
+        formats = reading.date_formats(name) if source.partition is None else ()
+        if formats and types[name].startswith(("DATE", "TIMESTAMP")) and self._is_written(source, name):
+            # A format with a time fits no date, and formats that differ are refused by `append`.
+            return f"try_strptime(CAST({identifier(name)} AS VARCHAR), [{', '.join(map(literal, formats))}])"
+        return landed_value(name, types, is_text=source.is_text)
+
+    def _is_written(self, source: _Source, name: str) -> bool:
+        """Whether a file has a column as text or integers."""
+        described = self._db.execute(f"DESCRIBE SELECT {identifier(name)} FROM {source.relation}").fetchall()
+        return described[0][1] == "VARCHAR" or "INT" in described[0][1]
 
     def _deletes(self, source: _Source) -> str:
         """Whether a row is a delete, in SQL."""
@@ -381,7 +397,7 @@ class LandedRows:
         if partition is not None:
             column = partition.source or ""
             type_ = types[column]
-            moment = f"TRY_CAST({landed_value(column, types, is_text=source.is_text)} AS {type_})"
+            moment = f"TRY_CAST({self._landed(source, column, types)} AS {type_})"
             if type_ in ("TIMESTAMP_NS", "TIMESTAMPTZ_NS"):  # DuckDB rounds them towards 1970
                 nanos = f"epoch_ns(CAST({moment} AS TIMESTAMP_NS))"
                 moment = f"make_timestamp(({nanos} - ({nanos} % 1000000000 + 1000000000) % 1000000000) // 1000)"

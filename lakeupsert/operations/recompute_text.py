@@ -6,17 +6,18 @@ Repeat    safe
 """
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
 import json
 import lzma
 import re
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import asdict, replace
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.files import format_of
@@ -27,10 +28,42 @@ _MARKED = "\ue000{}\ue000"
 """Marks a JSON number as it was written: as a Python float it would lose digits, also within lists and objects."""
 
 
-def read_text(path: str, name: str, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
-    """The rows of a text file that do not begin at a refused byte, as text by column; ``name`` says its format."""
+_PIECES = re.compile(r'"(?:[^"\\]|\\.)*"?|[\[\]{},]|[^"\[\]{},]+')
+"""The pieces of a line of JSON: strings, the signs around and between values, and what is between these."""
+
+
+def read_text(
+    path: str, name: str, refused: frozenset[int], reading: Reading, numbers: Collection[str]
+) -> Iterator[dict[str, str | None]]:
+    """The rows of a text file that do not begin at a refused byte, as text by column; ``name`` says its format.
+
+    ``numbers``: the columns of the table that are numbers, in lower case. A decimal comma becomes a point there.
+    """
     kind = format_of(name, reading.format) or ""
-    return _READERS[kind](_Lines(_decoded_lines(path, name, reading, kind)), refused, reading)
+    lines = _Lines(_decoded_lines(path, name, reading, kind))
+    if kind == "csv":
+        reading = _dialect(lines, reading)
+    rows = _READERS[kind](lines, refused, reading)
+    return _with_points(rows, reading, numbers) if kind != "jsonl" and reading.decimal_separator == "," else rows
+
+
+def _with_points(
+    rows: Iterator[dict[str, str | None]], reading: Reading, numbers: Collection[str]
+) -> Iterator[dict[str, str | None]]:
+    for row in rows:
+        is_number = {name: reading.table_name_of(name).lower() in numbers for name in row}
+        yield {n: v.replace(",", ".") if v is not None and is_number[n] else v for n, v in row.items()}
+
+
+def _dialect(lines: "_Lines", reading: Reading) -> Reading:
+    """How a CSV file is read: as its line `sep=;` says, or by the dialect that makes the most fields of its first record."""
+    found = re.fullmatch(r"(?i)sep=([^\r\n])\r?\n?", lines.peek())
+    given = [reading, *(replace(reading, **asdict(one)) for one in reading.dialects)]
+    if found:
+        lines.skip()
+        same = [one for one in given if one.delimiter == found[1]]
+        return same[0] if same else replace(reading, delimiter=found[1])
+    return max(given, key=lambda one: len(next(_csv_reader(iter([lines.peek()]), one), [])))
 
 
 def _decoded_lines(path: str, name: str, reading: Reading, kind: str) -> Iterator[str]:
@@ -43,10 +76,14 @@ def _decoded_lines(path: str, name: str, reading: Reading, kind: str) -> Iterato
         "xz": lzma.open,
     }  # without a common type
     opened = by_python[compression](path, "rb") if compression in by_python else pa.input_stream(path, compression)
-    errors = "surrogateescape" if is_utf8(reading.encoding) else UNDECODABLE  # as `append` reads them
     newline = "\n" if kind == "jsonl" else ""
-    with opened, io.TextIOWrapper(opened, reading.encoding, errors, newline) as text:
-        yield from text
+    with opened:
+        buffered = io.BufferedReader(opened)
+        wide = is_utf8(reading.encoding) and buffered.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        encoding = "utf-16" if wide else reading.encoding
+        errors = "surrogateescape" if is_utf8(encoding) else UNDECODABLE  # as `append` reads them
+        with io.TextIOWrapper(buffered, encoding, errors, newline) as text:
+            yield from text
 
 
 class _Lines:
@@ -55,23 +92,39 @@ class _Lines:
     def __init__(self, lines: Iterator[str]) -> None:
         first = next(lines, "")
         self.place = 3 if first.startswith("\ufeff") else 0
-        self._lines = self._read(chain([first.removeprefix("\ufeff")], lines))
+        self._next: str | None = first.removeprefix("\ufeff")
+        self._rest = lines
 
-    def _read(self, lines: Iterator[str]) -> Iterator[str]:
-        for line in lines:
-            self.place += len(line.encode(errors="surrogateescape"))
-            yield line
+    def peek(self) -> str:
+        """The next line that is not blank, or an empty one at the end; blank ones before it are passed over."""
+        while self._next is not None and self._next in ("\n", "\r\n", "\r"):
+            self.skip()
+        return self._next or ""
 
-    def __iter__(self) -> Iterator[str]:
-        return self._lines
+    def skip(self) -> None:
+        """Pass over the next line."""
+        next(self, None)
+
+    def __iter__(self) -> "_Lines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._next
+        if not line:
+            raise StopIteration
+        self._next = next(self._rest, None)
+        self.place += len(line.encode(errors="surrogateescape"))
+        return line
 
 
 def _csv_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
+    return _rows(_csv_records(lines, _csv_reader(lines, reading)), refused, reading)
+
+
+def _csv_reader(lines: Iterator[str], reading: Reading) -> Iterator[list[str]]:
     if reading.quote:
-        records = csv.reader(lines, delimiter=reading.delimiter, quotechar=reading.quote)
-    else:
-        records = csv.reader(lines, delimiter=reading.delimiter, quoting=csv.QUOTE_NONE)
-    return _rows(_csv_records(lines, records), refused, reading)
+        return csv.reader(lines, delimiter=reading.delimiter, quotechar=reading.quote)
+    return csv.reader(lines, delimiter=reading.delimiter, quoting=csv.QUOTE_NONE)
 
 
 def _csv_records(lines: _Lines, records: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
@@ -104,7 +157,7 @@ def _rows(
     records: Iterator[tuple[int, list[str]]], refused: frozenset[int], reading: Reading
 ) -> Iterator[dict[str, str | None]]:
     """Records as fields by name; empty text, and the text of `null`, is null."""
-    null = {"": None, reading.null: None}
+    null = dict.fromkeys(("", *reading.null_words))
     names: Sequence[str] = ()
     for begin, fields in records:
         if not names:
@@ -117,15 +170,36 @@ def _rows(
 
 def _json_rows(lines: _Lines, refused: frozenset[int], reading: Reading) -> Iterator[dict[str, str | None]]:
     """JSON objects, without their envelopes; numbers keep their digits."""
-    begin = lines.place
-    for line in lines:
-        if line.strip() and begin not in refused:
-            row = json.loads(line, parse_float=_MARKED.format, parse_int=_MARKED.format)
+    is_array = re.match(r"\s*\[\s*([{\]]|$)", lines.peek()) is not None
+    for begin, text in _elements(lines) if is_array else _json_lines(lines):
+        if text.strip() and begin not in refused:
+            row = json.loads(text, parse_float=_MARKED.format, parse_int=_MARKED.format)
             if reading.envelope:
                 row = UNWRAP[reading.envelope](row)
             if row is not None:
                 yield {name: _json_text(value) for name, value in row.items()}
+
+
+def _json_lines(lines: _Lines) -> Iterator[tuple[int, str]]:
+    begin = lines.place
+    for line in lines:
+        yield begin, line
         begin = lines.place
+
+
+def _elements(lines: _Lines) -> Iterator[tuple[int, str]]:
+    """The elements of an array, each with the byte at which it begins."""
+    depth, text, begin, at = 0, "", 0, lines.place
+    for line in lines:
+        for piece in _PIECES.findall(line):
+            if depth == 1 and piece in (",", "]"):
+                yield begin, text
+                text = ""
+            elif text or (depth and not piece.isspace()):
+                begin = begin if text else at + len(piece) - len(piece.lstrip())
+                text += piece
+            depth += (piece in ("[", "{")) - (piece in ("]", "}"))
+            at += len(piece.encode(errors="surrogateescape"))
 
 
 _READERS = {"csv": _csv_rows, "delimited": _delimited_rows, "jsonl": _json_rows}

@@ -11,7 +11,7 @@ Repeat    safe: a landing file counts once, by path and content; a crash before 
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -160,7 +160,7 @@ def _attempt(
         return LOST
     try:
         entry = _entry(table, ground, plan, reports)
-        _refuse_above_limit(table, ground, entry)
+        _refuse_above_limit(table, ground, entry, examples_of(reports))
         if request.full:
             entry = full_extract_entry(table, plan.job.spec, ground, request, entry, reports)
         link = commit_batch(table, host, ground, plan.job, entry, files, progress)
@@ -300,7 +300,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
     )
 
 
-def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry) -> None:
+def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, examples: Mapping[str, str]) -> None:
     unreadable = entry.quarantined.get("unreadable_file", 0)  # one row for each such file
     refused, rows = entry.rows_quarantined - unreadable, entry.rows_read - unreadable
     is_first = _is_first(table, ground)
@@ -308,12 +308,14 @@ def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry) ->
         return
     allowed = table.settings.limit_text(refused, rows, is_first=is_first)
     reasons = ", ".join(f"{n} {reason}" for reason, n in entry.quarantined.items())
+    usual = max(examples.keys() - {"unreadable_file"}, key=lambda reason: entry.quarantined[reason])
     names = [f.name for f in entry.quarantine[:3]]
     files = ", ".join(map(table.store.uri, names))
     raise RefusedError(
         "quarantine-limit",
         f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {rows} rows would be quarantined "
-        f"({reasons}). `quarantine_limit` allows {allowed}. Nothing was committed. The refused rows are in {files} (Parquet).",
+        f"({reasons}), for example {examples[usual]} `quarantine_limit` allows {allowed}. Nothing was committed. The refused "
+        f"rows are in {files} (Parquet).",
         next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the landing files, or raise "
         "`quarantine_limit`, and run the same command again",
     )

@@ -15,6 +15,7 @@ from lakeupsert.config import Reading, rename_aliases, toml_aliases, toml_key
 from lakeupsert.engine.reports import FileFailed, FileRead, Report
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.landing.files import Survey, line_of
+from lakeupsert.landing.formats.dates import is_dated
 from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.pipeline.opened import OpenTable
@@ -51,6 +52,7 @@ def plan_spec(
         *_text_for_good(table, known, spec, surveys, given, ahead=ahead).values(),
         *_types_without_effect(table, spec, given),
         *_misspelt_types(table, spec, given),
+        *_dates_without_effect(table, spec),
         *_aliased_columns(table, spec),
         *_delete_values_without_effect(table, spec, surveys),
     ]
@@ -195,6 +197,7 @@ def _first_spec(
             if n in undated
         ),
         *for_good.values(),
+        *_dates_without_effect(table, spec),
         *_aliased_columns(table, spec),
         *_delete_values_without_effect(table, spec, surveys),
     ]
@@ -252,6 +255,21 @@ def _types_without_effect(table: OpenTable, spec: TableSpec, given: Types) -> li
         for name, type_ in types.items()
         if not same_values(widen(normalize(given[name]), type_), type_)
     ]
+
+
+def _dates_without_effect(table: OpenTable, spec: TableSpec) -> list[str]:
+    """A warning for each column under `read.dates` that the table has in another type, or does not have."""
+    where, warnings = f"`dates` under [tables.{table.name}.read]", []
+    for column in table.settings.read.dates:
+        name = spec.table_name_of(column)
+        if name not in spec.schema.names:
+            close = nearest_name(column, spec.schema.names)
+            hint = f" Did you mean {close!r}?" if close else ""
+            warnings.append(f"the table has no column {column!r}, to which {where} gives formats.{hint}")
+        elif not is_dated(spec.schema.field(name).type):
+            type_ = spec.schema.field(name).type
+            warnings.append(f"{where} has no effect on column {name!r}, which is {type_} in the table")
+    return warnings
 
 
 def _misspelt_types(table: OpenTable, spec: TableSpec, given: Types) -> list[str]:

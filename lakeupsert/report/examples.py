@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from lakeupsert.engine.quarantine import describe_place
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.storage import ObjectStore
@@ -55,12 +56,6 @@ def _examples(store: ObjectStore, name: str, reasons: set[str]) -> Iterator[tupl
                 if at >= 0:
                     reasons.remove(code)
                     [row] = batch.slice(at, 1).to_pylist()
-                    yield code, Example(row["file"] + _place(row["position"], row.get("line")), row["reason"])
+                    yield code, Example(row["file"] + describe_place(row["position"], row.get("line")), row["reason"])
             if not reasons:
                 return
-
-
-def _place(position: int | None, line: int | None) -> str:
-    if line is not None:
-        return f", line {line}"
-    return "" if position is None else f", place {position}"

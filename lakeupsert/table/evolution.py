@@ -36,6 +36,7 @@ _GRAMMAR = {
 }
 _WRAPPED = {"debezium": ({"op", "before", "after"}, {"schema", "payload"}), "dms": ({"data", "metadata"},)}
 """The columns of change events that are read without the setting `read.envelope`."""
+_UNSPLIT = re.compile(r"[^;,|\t]+([;,|\t])(?:[^;,|\t]+\1)*[^;,|\t]+")
 _ORDER_TYPES = "numbers, text, dates, times, timestamps, booleans, binary"
 _NO_EXPRESSION = (
     " It is not an expression either: those are year(COLUMN), month(COLUMN), date(COLUMN) and hour(COLUMN), one each."
@@ -228,7 +229,20 @@ def _suggestion(name: str, schema: pa.Schema) -> str:
     close = nearest_name(name, schema.names)
     envelope = next((e for e, names in _WRAPPED.items() if any(n <= set(schema.names) for n in names)), None)
     wrapped = f' The rows look wrapped: set `envelope = "{envelope}"` in [tables.….read].' if envelope else ""
-    return f"{f' Did you mean {close!r}?' if close else ''} Found: {', '.join(schema.names)}.{wrapped}"
+    found = f" Found: {', '.join(schema.names)}."
+    return f"{f' Did you mean {close!r}?' if close else ''}{found}{wrapped}{describe_separator(schema.names)}"
+
+
+def describe_separator(names: Iterable[str]) -> str:
+    """What to set if one of these columns looks like a header that was not split; empty if none does."""
+    found = next((match for name in names if (match := _UNSPLIT.fullmatch(name))), None)
+    if found is None:
+        return ""
+    separator = found[1].replace("\t", "\\t")
+    return (
+        f' The header looks separated by "{separator}": set `delimiter = "{separator}"` in [tables.….read], or add it to '
+        "`dialects` if other files have another."
+    )
 
 
 def nearest_name(name: str, columns: Iterable[str], cutoff: float = 0.8) -> str | None:

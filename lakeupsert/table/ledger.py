@@ -12,6 +12,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.table.manifest import NO_ROWS, BucketEntry, Counters, DataFile, Digests
 
 Reason = Literal[
+    "ambiguous_date",
     "bad_operation",
     "bad_partition",
     "bad_type",

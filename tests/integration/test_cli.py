@@ -221,7 +221,7 @@ def test_run_tells_people_in_a_few_lines(lake: Path) -> None:
     assert "1 of 1,201 rows: 1 null_key" in lines[3]
     (place,) = re.findall(r"in (/.*)", lines[4])
     assert Path(place).is_file()
-    assert lines[5].strip() == "null_key, for example b.csv, place 17: Key column 'id' is null."
+    assert lines[5].strip() == "null_key, for example b.csv, line 2 (byte 17): Key column 'id' is null."
     assert lines[6].strip().startswith("null_key: fix these rows at the source and land them again")
     assert "1 partition: 1,200 rows in, 1,200 out" in lines[7]
     assert lines[8].split() == ["keys", "1,200", "inserted"]

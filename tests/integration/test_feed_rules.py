@@ -370,9 +370,9 @@ def test_refused_rows_are_told_by_one_of_each_reason_and_what_to_do(
     feed.land("d\n\x1b[31m.csv", "id,day,version,op\n,2020-01-01,1,U\n")
     text = CliRunner().invoke(main, ["run", "--host", "local"]).stdout
     assert "unreadable_file, for example c.parquet: " in text
-    assert "null_key, for example 'd\\n\\x1b[31m.csv', place 18: Key column 'id' is null." in text
-    assert "bad_operation, for example a.csv, place 35: Column 'op': 'X' is neither in" in text
-    assert "missing_column, for example b.csv, place 14: The file has no column day" in text
+    assert "null_key, for example 'd\\n\\x1b[31m.csv', line 2 (byte 18): Key column 'id' is null." in text
+    assert "bad_operation, for example a.csv, line 3 (byte 35): Column 'op': 'X' is neither in" in text
+    assert "missing_column, for example b.csv, line 2 (byte 14): The file has no column day" in text
     assert "bad_operation, missing_column, null_key, unreadable_file: fix these rows at the source" in text
 
 

@@ -16,13 +16,14 @@ from typing import Any
 import fastavro
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from pyarrow import orc
 
 from lakeupsert import Table
 from lakeupsert.cli import main
-from lakeupsert.config import DeleteSettings, Reading, ReadSettings
+from lakeupsert.config import DeleteSettings, DialectSettings, Reading, ReadSettings
 from lakeupsert.table import metadata
 from lakeupsert.testing.lake import Lake, row
 
@@ -65,6 +66,26 @@ def events(rows: Rows) -> str:
     return "".join(json.dumps(e, default=str) + "\n" for e in found)
 
 
+def array(rows: Rows) -> str:
+    return json.dumps(rows, default=str, ensure_ascii=False, indent=1)
+
+
+EUROPEAN = Reading(
+    dialects=(DialectSettings(delimiter=";", decimal_separator=","),),
+    dates={"d": ("%Y-%m-%d", "%d.%m.%Y"), "ts": "%d.%m.%Y %H:%M:%S"},
+    null=("NA", "-"),
+)
+
+
+def european_dates(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "d": row["d"].strftime("%d.%m.%Y"), "ts": row["ts"].strftime("%d.%m.%Y %H:%M:%S")}
+
+
+def european(rows: Rows) -> str:
+    written = [{**european_dates(r), "v": f"{r['v']},0", "op": r["op"] or "-"} for r in rows]
+    return delimited(written, ";", True)
+
+
 def messages(rows: Rows) -> str:
     """As AWS DMS tells of them."""
     control = {"metadata": {"record-type": "control", "operation": "create-table"}}
@@ -88,11 +109,13 @@ def avro(rows: Rows) -> bytes:
     return out.getvalue()
 
 
-def orc_file(rows: Rows) -> bytes:
-    types = (pa.string(), pa.int32(), pa.date32(), pa.timestamp("us"), pa.string(), pa.string())
-    schema = pa.schema(list(zip(COLUMNS, types, strict=True)))
+def orc_file(rows: Rows, change: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> bytes:
+    """``change`` makes text of the dates and times of a row."""
+    times = (pa.string(), pa.string()) if change else (pa.date32(), pa.timestamp("us"))
+    schema = pa.schema(list(zip(COLUMNS, (pa.string(), pa.int32(), *times, pa.string(), pa.string()), strict=True)))
     out = io.BytesIO()
-    orc.write_table(pa.Table.from_pylist([{**r, "v": str(r["v"])} for r in rows], schema), out)
+    written = [{**(change(r) if change else r), "v": str(r["v"])} for r in rows]
+    orc.write_table(pa.Table.from_pylist(written, schema), out)
     return out.getvalue()
 
 
@@ -143,6 +166,10 @@ FORMATS: dict[str, tuple[str, Reading, dict[str, Any], Write]] = {
     "zst": ("x.jsonl.zst", Reading(), {}, lambda rows: zstd(json_lines(rows).encode())),
     "avro": ("x.avro", Reading(), {}, avro),
     "orc": ("x.orc", Reading(), {}, orc_file),
+    "array": ("x.json.gz", Reading(), {}, lambda rows: gzip.compress(array(rows).encode())),
+    "excel": ("x.csv", Reading(), {}, lambda rows: f"sep=;\r\n{delimited(rows, ';', True)}".encode("utf-16")),
+    "european": ("x.csv", EUROPEAN, {"schema": {**NARROW, "v": "decimal(9,1)"}}, lambda rows: european(rows).encode("utf-8-sig")),
+    "dates in orc": ("x.orc", EUROPEAN, {}, lambda rows: orc_file(rows, european_dates)),
     "debezium": ("x.jsonl.gz", Reading(envelope="debezium"), DEBEZIUM, lambda rows: gzip.compress(events(rows).encode())),
     "dms": ("x.json", Reading(envelope="dms"), DMS, lambda rows: messages(rows).encode()),
 }  # fmt: skip
@@ -221,7 +248,8 @@ def test_deep_sees_that_a_row_is_another_one(lake: Lake, kind: str) -> None:
 
 
 def test_refused_row_passes_without_its_file_when_it_is_mended(lake: Lake) -> None:
-    names = {"_c4": "bigint"} if "_c0" in lake.settings.key else {"v": "bigint"}
+    wide = "decimal(20,1)" if "decimal" in "".join(lake.settings.schema.values()) else "bigint"
+    names = {"_c4": wide} if "_c0" in lake.settings.key else {"v": wide}
     lake.mend(lambda r: True, schema={**lake.settings.schema, **names})
     shutil.rmtree(lake.root / "landing")
     (lake.root / "landing").mkdir()
@@ -413,3 +441,53 @@ def test_nested_json_is_kept_as_text_where_its_column_is_text(tmp_path: Path) ->
         (tmp_path / f"landing/{at}.jsonl").write_text(line.replace("1.5,", "1.50,"), encoding="utf-8")
         run(path)
     assert [r["who"] for r in rows_of(path)] == ['{"age":1.50,"more":[1,null]}']
+
+
+TABLE = "[tables.t]\nlanding = 'landing'\nprocessed = 'out'\nkey = ['id']\npartition_by = ['day']\n"
+
+
+def test_ambiguous_dates_pass_once_one_format_is_meant(tmp_path: Path) -> None:
+    """With what else their file says: its decimal comma, its null words."""
+    read = "[tables.t.read]\ndialects = [{ delimiter = ';', decimal_separator = ',' }]\nnull = '-'\n"
+    both = f"{read}dates = {{ day = ['%d/%m/%Y', '%m/%d/%Y'] }}\n"
+    path = config(tmp_path, f"{TABLE}quarantine_limit = '50%'\n{both}")
+    (tmp_path / "landing/a.csv").write_text("id;day;price;n\na;25/03/2024;1,5;1\nb;01/03/2024;2,5;-\n")
+    assert run(path)["result"]["append"]["batches"][0]["rows_quarantined"] == 1
+    assert [r["id"] for r in rows_of(path)] == ["a"]
+    path.write_text(path.read_text().replace(", '%m/%d/%Y'", ""))
+    again = CliRunner().invoke(main, ["append", "--replay-quarantine", "--host", "local", "--config", str(path)])
+    assert again.exit_code == 0, again.output
+    run(path)
+    table = Table.open(path)
+    rows = [(r["id"], r["day"], r["price"], r["n"]) for r in table.to_arrow().read_all().to_pylist()]
+    table.close()
+    assert rows == [("b", date(2024, 3, 1), 2.5, None), ("a", date(2024, 3, 25), 1.5, 1)]
+
+
+def test_dates_without_effect_are_told(tmp_path: Path) -> None:
+    read = "[tables.t.read]\ndates = { shipedd = '%d/%m/%Y', day = '%d/%m/%Y' }\n"
+    path = config(tmp_path, f"{TABLE}{read}")
+    (tmp_path / "landing/a.csv").write_text("id,day,shipped\na,25/03/2024,\n")
+    (warning,) = [w for w in run(path)["warnings"] if "dates" in w]
+    assert "Did you mean 'shipped'?" in warning
+
+
+def test_refused_rows_of_an_earlier_lakeupsert_have_no_line_and_pass_all_the_same(tmp_path: Path) -> None:
+    """One row passes once its column is wider, and the other stays."""
+    path = config(tmp_path, f"{TABLE}quarantine_limit = '90%'\n[tables.t.schema]\nn = 'int'\n")
+    (tmp_path / "landing/a.csv").write_text(f"id,day,n\na,2024-03-25,1\nb,2024-03-25,{LARGE}\nc,2024-03-25,x\n")
+    run(path)
+    (file,) = (tmp_path / "out/_lakeupsert/quarantine").iterdir()
+    with pq.ParquetFile(file) as quarantined:
+        rows, footer = quarantined.read(), quarantined.schema_arrow.metadata
+    assert rows["line"].to_pylist() == [3, 4]
+    pq.write_table(rows.drop_columns(["line"]).replace_schema_metadata(footer), file)
+    assert [r["id"] for r in rows_of(path)] == ["a"]
+    path.write_text(path.read_text().replace("n = 'int'", "n = 'bigint'"))
+    again = CliRunner().invoke(main, ["append", "--replay-quarantine", "--host", "local", "--config", str(path)])
+    assert again.exit_code == 0, again.output
+    run(path)
+    table = Table.open(path)
+    assert table.to_arrow().read_all()["id"].to_pylist() == ["a", "b"]
+    assert table.status().quarantined == 1
+    table.close()

@@ -4,6 +4,7 @@ import csv
 import json
 import random
 import re
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
@@ -139,6 +140,7 @@ def test_night_on_the_written_configuration_is_exact(here: Path, ending: str, pa
         "order_by": ["record_timestamp"],
         "landing_dates": pattern,
         "delete": None,
+        "read": {},
         "schema": {},
     }
     (settings,) = load("lakeupsert.toml").tables.values()
@@ -241,6 +243,180 @@ def test_numbered_versions_order_rows_where_there_is_no_time() -> None:
     assert proposed["order_by"] == ["version"]
 
 
+# ---------------------------------------------------------------- how files are read
+
+
+def proposed(zone: str) -> Any:
+    return answer(zone, "--dry-run")["result"]["proposed"]
+
+
+def lines(path: str, *rows: str, encoding: str = "utf-8") -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_bytes(("\n".join(rows) + "\n").encode(encoding))
+
+
+def test_dialect_of_all_files_is_set() -> None:
+    for name, delimiter in (("semicolon", ";"), ("tab", "\t"), ("pipe", "|")):
+        rows = (f"{i}|2020-01-{1 + i % 28:02d}|a, b|{i},5" for i in range(200))
+        lines(f"{name}/a.csv", *(row.replace("|", delimiter) for row in ("id|day|note|price", *rows)))
+        read = proposed(name)["read"]
+        assert read == {"delimiter": delimiter, "decimal_separator": ","}
+
+
+@pytest.mark.parametrize("has_duckdb", [True, False])
+def test_dialect_of_some_files_is_added(monkeypatch: pytest.MonkeyPatch, has_duckdb: bool) -> None:
+    if not has_duckdb:
+        monkeypatch.setitem(sys.modules, "duckdb", None)
+    rows = [f"{i},2020-01-{1 + i % 28:02d},{i}.5" for i in range(200)]
+    lines("landing/a.csv", "id,day,price", *rows[:100])
+    lines("landing/b.csv", "id,day,price", *rows[100:150])
+    lines("landing/c.csv", "id;day;price", *(row.replace(",", ";").replace(".", ",") for row in rows[150:]))
+    found = answer("landing")
+    assert found["result"]["proposed"]["read"] == {"dialects": [{"delimiter": ";", "decimal_separator": ","}]}
+    assert found["result"]["proposed"]["schema"] == {}
+    assert "delimiter ';' in 1 of 3 sampled CSV files: c.csv" in Path("lakeupsert.toml").read_text()
+    assert sorted(float(row[-2]) for row in table_rows()) == sorted(i + 0.5 for i in range(200))
+
+
+def test_excel_needs_no_setting() -> None:
+    lines("zone/a.csv", "sep=;", "id;day;price", *(f"{i};2020-01-01;{i}" for i in range(200)), encoding="utf-16")
+    found = proposed("zone")
+    assert (found["key"], found["read"]) == (["id"], {"delimiter": ";"})
+
+
+def test_files_without_a_header_are_told() -> None:
+    lines("zone/a.csv", *(f"{i},2020-01-{1 + i % 28:02d},x" for i in range(200)))
+    found = answer("zone")
+    assert found["result"]["proposed"]["read"] == {"header": False}
+    assert found["result"]["proposed"]["partition_by"] == ["_c1"]
+    assert any(w.startswith("header is false") for w in found["warnings"])
+
+
+def test_header_of_text_alone_is_a_header() -> None:
+    lines("zone/a.csv", "name,city", *(f"n{i % 20},c{i % 7}" for i in range(100)))
+    assert "header" not in proposed("zone")["read"]
+
+
+def test_null_words_are_set_where_other_values_have_a_type() -> None:
+    rows = [f"{i},2020-01-01,{'NA' if i % 9 else i},{'-' if i % 7 else 'x'}" for i in range(200)]
+    lines("zone/a.csv", "id,day,price,note", *rows)
+    found = answer("zone")
+    assert found["result"]["proposed"]["read"] == {"null": "NA"}
+    (price,) = [c for c in found["result"]["columns"] if c["name"] == "price"]
+    assert price["type"] == "int64"
+    assert not [w for w in found["warnings"] if "null" in w]
+    lines("other/a.csv", "id,day,price,country", *(row.replace("-,", "x").replace(",x", ",NA") for row in rows))
+    assert any("'NA', which becomes null in country, too" in w for w in answer("other", "--dry-run")["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("days", "formats", "warned"),
+    [
+        (["25/03/2024", "01/03/2024"], "%d/%m/%Y", False),
+        (["03/25/2024", "03/01/2024"], "%m/%d/%Y", False),
+        (["01/03/2024", "02/03/2024"], ["%d/%m/%Y", "%m/%d/%Y"], True),
+        (["25/03/2024", "03/25/2024", "01/03/2024"], ["%d/%m/%Y", "%m/%d/%Y"], True),
+        (["2024-03-02", "2024-03-09", "01/03/2024", "09/03/2024"], ("%Y-%m-%d", "%d/%m/%Y"), True),
+        (["01.03.2024", "25.03.2024"], "%d.%m.%Y", False),
+        (["Jan 1 2000", "Feb 11 2000"], "%b %d %Y", False),
+        (["20240301", "20240302"], "%Y%m%d", False),
+        (["2024-03-01", "2024-03-02"], None, False),
+    ],
+)
+def test_formats_of_dates_are_what_the_values_settle(days: Sequence[str], formats: Any, warned: bool) -> None:
+    lines("zone/a.csv", "id,day", *(f"k{i},{days[i % len(days)]}" for i in range(200)))
+    found = answer("zone")
+    read = found["result"]["proposed"]["read"]
+    expected = list(formats) if isinstance(formats, tuple) else formats
+    assert read == ({} if formats is None else {"dates": {"day": expected}})
+    assert found["result"]["proposed"]["partition_by"] == (None if isinstance(formats, list) and warned else ["day"])
+    assert any("day: '0" in w and "may be %d/%m/%Y or %m/%d/%Y" in w for w in found["warnings"]) == warned
+
+
+def test_times_have_formats_too() -> None:
+    rows = (f"{i},2020-01-01,{1 + i % 28:02d}.01.2024 {i % 24:02d}:00" for i in range(300))
+    lines("zone/a.csv", "id,day,updated_at", *rows)
+    found = proposed("zone")
+    assert (found["order_by"], found["read"]) == (["updated_at"], {"dates": {"updated_at": "%d.%m.%Y %H:%M"}})
+
+
+def test_array_of_objects_is_sampled() -> None:
+    rows = [{"id": i, "day": "2020-01-01", "n": i} for i in range(300)]
+    Path("zone").mkdir()
+    Path("zone/a.json").write_text(json.dumps(rows, indent=2))
+    found = answer("zone")["result"]
+    assert (found["looked_at"]["rows"], found["proposed"]["key"]) == (300, ["id"])
+
+
+def test_column_that_a_slip_makes_text_gets_its_type_and_a_warning() -> None:
+    lines("zone/a.csv", "id,day,quantity", *(f"{i},2020-01-01,{'three' if i == 7 else i}" for i in range(200)))
+    found = answer("zone")
+    assert found["result"]["proposed"]["schema"] == {"quantity": "bigint"}
+    assert any("'three' in 'a.csv' line 9" in w for w in found["warnings"])
+
+
+def test_lines_that_are_no_rows_are_told() -> None:
+    lines("zone/a.csv", "a^b", *("1,2,3" for _ in range(150)))
+    error = answer("zone", code=1)["error"]
+    assert error["code"] == "no-readable-file"
+    assert "150 lines" in error["message"]
+
+
+# ---------------------------------------------------------------- days of timestamps, and keys of feeds with updates
+
+
+def test_day_of_a_timestamp_is_the_partition_where_there_is_no_date() -> None:
+    rows = [
+        {"id": i, "created_at": datetime(2020, 2, 1 + i % 20, 3), "updated_at": datetime(2020, 3, 1), "v": i}
+        for i in range(300)
+    ]
+    write("landing/a.parquet", rows)
+    found = answer("landing")
+    assert found["result"]["proposed"]["partition_by"] == ["date(created_at) as day"]
+    assert found["result"]["proposed"]["order_by"] == ["updated_at"]
+    assert not [w for w in found["warnings"] if "partition_by" in w]
+    assert len(table_rows()) == 300
+
+
+def test_day_of_a_time_that_may_change_is_told() -> None:
+    rows = [{"id": i, "day": "mon", "ts": datetime(2020, 2, 1 + i % 20, 3)} for i in range(300)]
+    write("zone/a.parquet", rows)
+    found = answer("zone")
+    assert found["result"]["proposed"]["partition_by"] == ["date(ts)"]
+    assert any("partition_by is the day of ts" in w for w in found["warnings"])
+
+
+def test_key_of_a_feed_with_updates_in_one_file_says_how_many_rows_are_replaced() -> None:
+    """`id` and `amount` together are unique only because each update has another amount."""
+    at = datetime(2020, 2, 1)
+    rows = [{"id": i, "day": NIGHTS[0], "amount": 10_000 + i, "updated_at": at} for i in range(300)]
+    rows += [{**row, "amount": row["id"], "updated_at": at + timedelta(hours=n)} for n in (1, 2) for row in rows[:40]]
+    rows = [{**row, "amount": row["amount"] + n * 1000} for n, row in enumerate(rows)]
+    write("landing/a.csv", rows)
+    found = answer("landing")
+    assert found["result"]["proposed"]["key"] == ["id"]
+    assert any("80 rows of 380 repeat id within one file" in w for w in found["warnings"])
+    assert len(table_rows()) == 300
+
+
+def test_rows_that_repeat_a_name_without_a_newer_order_are_no_updates() -> None:
+    at = datetime(2020, 2, 1)
+    rows = [{"id": i // 2, "day": NIGHTS[0], "amount": i // 2 % 5, "updated_at": at} for i in range(300)]
+    write("zone/a.csv", [{**row, "note": i / 7} for i, row in enumerate(rows)])
+    assert answer("zone")["result"]["proposed"]["key"] is None
+
+
+def test_readings_of_a_sensor_are_no_updates() -> None:
+    """As a key, the sensor would leave one reading of a hundred."""
+    rows = [
+        {"sensor_id": i % 10, "day": NIGHTS[0], "updated_at": datetime(2020, 2, 1) + timedelta(minutes=i), "v": 0.5}
+        for i in range(1000)
+    ]
+    write("zone/a.csv", rows)
+    found = answer("zone")
+    assert found["result"]["proposed"]["key"] != ["sensor_id"]
+
+
 # ---------------------------------------------------------------- what is left open
 
 
@@ -252,7 +428,7 @@ def test_no_unique_key_is_left_open_with_the_closest() -> None:
     assert found["result"]["proposed"]["key"] is None
     assert found["result"]["next"].startswith("set key in it, then `lakeupsert run`")
     (warning,) = [w for w in found["warnings"] if w.startswith("key")]
-    assert "no column or pair is unique within one file and one transaction_date (400 rows compared)" in warning
+    assert "no combination of columns is unique within one file and one transaction_date (400 rows compared)" in warning
     assert "order_id + amount 75.0%" in warning  # of four lines of an order two have one amount
     assert "# key = []" in Path("lakeupsert.toml").read_text()
     with pytest.raises(ConfigurationError, match="lacks key"):

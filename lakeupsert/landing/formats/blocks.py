@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.landing.formats.dominant import DominantType
-from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type
-from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.rows.convert import convert, to_json_values
+from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, is_number, with_points
+from lakeupsert.landing.formats.lines import TextLines
+from lakeupsert.rows.arrays import Indices, Mask, Rows
+from lakeupsert.rows.convert import Converted, convert, to_json_values
 from lakeupsert.rows.datafiles import to_bytes
 from lakeupsert.storage import NotFoundError
 from lakeupsert.table.types import normalize
@@ -27,6 +28,10 @@ BLOCK_BYTES = 1 << 24
 """About how many bytes of a file are in memory at once. Its decoded rows take a few times that."""
 LONGEST_RECORD = 1 << 26
 """Most bytes of one record of a text file. After a quote that is never closed, the rest of the file is one record."""
+
+
+_DECIMAL_COMMA = {b"decimal_separator": b","}
+"""In the schema's metadata of quarantined rows."""
 
 
 class UnreadableFileError(Exception):
@@ -93,11 +98,12 @@ def unreadable_if_damaged(file: LandingInput, kind: str, *errors: type[Exception
 
 @dataclass(frozen=True)
 class MalformedRecord:
-    """A record that can't be split into columns."""
+    """A record that can't be split into columns; ``line`` is the line of a text file in which it begins, counted from 1."""
 
     place: int
     reason: str
     raw: bytes
+    line: int | None = None
 
 
 class Block(Protocol):
@@ -115,8 +121,17 @@ class Block(Protocol):
     def names(self) -> Iterable[str]:
         """The columns that rows of this block have."""
 
+    def name_in_file(self, name: str) -> str:
+        """What the file calls one of its columns."""
+
     def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
         """See `rows.convert.convert`. A row without this column has null there."""
+
+    def texts(self, name: str) -> Converted | None:
+        """The values of a column that the file has as text or integers, as text; None for a column of another type."""
+
+    def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
+        """The rows whose value has several meanings, with these: no one can tell which is right, so `convert` finds it unfit."""
 
     def type_of(self, name: str, *, typed: bool) -> pa.DataType:
         """The type of one of its columns as a survey reports it: the file's own type if files of this format are ``typed``."""
@@ -129,6 +144,9 @@ class Block(Protocol):
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         """The values as they were in the file, for a reason that a person reads."""
+
+    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
+        """The lines of a text file in which rows begin, counted from 1; None for each row of other files."""
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         """Whole rows as text, for quarantine."""
@@ -154,23 +172,46 @@ class Contents:
 
 @dataclass(frozen=True)
 class ArrowBlock:
-    """A block of Arrow arrays (`rows.convert.decoded`): of a typed file, or of CSV with every column as text."""
+    """A block of Arrow arrays (`rows.convert.decoded`): of a typed file, or of CSV with every column as text.
+
+    Attributes:
+        text: the part of the text file that it was cut from.
+        decimal_comma: numbers in text have a comma before their fraction.
+    """
 
     columns: dict[str, pa.Array]
     places: Indices
     malformed: Sequence[MalformedRecord] = field(default=())
+    text: TextLines | None = None
+    decimal_comma: bool = False
 
     @property
     def names(self) -> Iterable[str]:
         return self.columns.keys()
 
-    def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
+    def name_in_file(self, name: str) -> str:
+        return name
+
+    def convert(self, name: str, type_: pa.DataType) -> Converted:
         if name not in self.columns:
             return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
-        return convert(self.columns[name], type_)
+        column = self.columns[name]
+        if self.decimal_comma and is_number(type_):
+            column = with_points(column)
+        return convert(column, type_)
+
+    def texts(self, name: str) -> Converted | None:
+        column = self.columns.get(name)
+        is_text = column is not None and (pa.types.is_string(column.type) or pa.types.is_integer(column.type))
+        return convert(column, pa.string()) if is_text else None
+
+    def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
+        return {}
 
     def type_of(self, name: str, *, typed: bool) -> pa.DataType:
-        return normalize(self.columns[name].type) if typed else infer_type(self.columns[name], FROM_TEXT)
+        if typed:
+            return normalize(self.columns[name].type)
+        return infer_type(with_points(self.columns[name]) if self.decimal_comma else self.columns[name], FROM_TEXT)
 
     def brings(self, name: str) -> Mask:
         return np.full(len(self.places), name in self.columns)
@@ -179,6 +220,9 @@ class ArrowBlock:
 
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return to_json_values(self.columns[name].take(pa.array(rows, pa.int64())))
+
+    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
+        return line_numbers(self.text, self.places, rows)
 
     def raw(self, rows: Sequence[int]) -> list[str]:
         if not self.columns:
@@ -191,7 +235,15 @@ class ArrowBlock:
         if not self.columns or not rows:
             return [None] * len(rows)
         table = pa.table(self.columns).take(pa.array(rows, pa.int64()))
+        if self.decimal_comma:
+            table = table.replace_schema_metadata(_DECIMAL_COMMA)
         return [to_bytes(table), *([None] * (len(rows) - 1))]
+
+    @classmethod
+    def from_arrow(cls, rows: Rows, places: Indices) -> "ArrowBlock":
+        """The block of rows that `arrow` kept."""
+        columns = {name: rows[name].combine_chunks() for name in rows.schema.names}
+        return cls(columns, places, decimal_comma=rows.schema.metadata == _DECIMAL_COMMA)
 
 
 @dataclass(frozen=True)
@@ -217,10 +269,19 @@ class RenamedBlock:
     def names(self) -> Iterable[str]:
         return self.own.keys()
 
+    def name_in_file(self, name: str) -> str:
+        return self.block.name_in_file(self.own[name])
+
     def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
         if name not in self.own:
             return pa.nulls(len(self.places), type_), np.zeros(len(self.places), bool)
         return self.block.convert(self.own[name], type_)
+
+    def texts(self, name: str) -> Converted | None:
+        return self.block.texts(self.own[name]) if name in self.own else None
+
+    def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
+        return self.block.ambiguous(self.own[name], type_) if name in self.own else {}
 
     def type_of(self, name: str, *, typed: bool) -> pa.DataType:
         return self.block.type_of(self.own[name], typed=typed)
@@ -234,6 +295,9 @@ class RenamedBlock:
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return self.block.originals(self.own[name], rows)
 
+    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
+        return self.block.line_numbers(rows)
+
     def raw(self, rows: Sequence[int]) -> list[str]:
         return self.block.raw(rows)
 
@@ -241,12 +305,14 @@ class RenamedBlock:
         return self.block.arrow(rows)
 
 
+def line_numbers(text: TextLines | None, places: Indices, rows: Sequence[int]) -> list[int] | list[None]:
+    """See `Block.line_numbers`; ``places`` are those of all rows of the block."""
+    return text.numbers(places[list(rows)]) if text is not None and rows else [None] * len(rows)
+
+
 def names_in_file(block: Block) -> dict[str, str]:
     """The name that the file has for each column of the block."""
-    if not isinstance(block, RenamedBlock):
-        return {name: name for name in block.names}
-    inner = names_in_file(block.block)
-    return {name: inner[own] for name, own in block.own.items()}
+    return {name: block.name_in_file(name) for name in block.names}
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,43 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv as pa_csv
 
 from lakeupsert.config import Reading
-from lakeupsert.landing.formats.records import Fields, HeaderError, line_ends, record_ends
+from lakeupsert.landing.formats.lines import line_ends
+from lakeupsert.landing.formats.records import Fields, HeaderError, record_ends
 from lakeupsert.rows.arrays import Indices
 
 _BOM = b"\xef\xbb\xbf"
 _LF, _CR = b"\n\r"
+
+
+_SEP_LINE = re.compile(rb"(?i)sep=([^\r\n])(?:\r\n|\n|\r)")
+"""The first line of CSV that Excel reads everywhere: it names the delimiter."""
+
+
+def choose_dialect(reading: Reading, head: bytes) -> tuple["Csv", int]:
+    """The dialect of a file that begins with ``head``, and how many of these bytes only say what it is."""
+    dialects = [(reading.delimiter, reading.decimal_separator)]
+    dialects += [(one.delimiter, one.decimal_separator) for one in reading.dialects]
+    sep = _SEP_LINE.match(head)
+    if sep and sep[1].isascii() and sep[1].decode() != reading.quote:
+        decimals = dict(reversed(dialects))
+        delimiter = sep[1].decode()
+        dialects = [(delimiter, decimals.get(delimiter, reading.decimal_separator))]
+    used = sep.end() if sep else 0
+    of_each = [
+        Csv(msgspec.structs.replace(reading, delimiter=delimiter, decimal_separator=decimal))
+        for delimiter, decimal in dialects
+    ]
+    if len(of_each) == 1:
+        return of_each[0], used
+    first = re.split(rb"[\r\n]", head.lstrip(b"\r\n"), maxsplit=1)[0]
+    return max(of_each, key=lambda one: one.fields_in(first)), used
 
 
 class Csv:
@@ -74,6 +100,13 @@ class Csv:
             ends.append(at)
         return np.array(ends, np.int64), False
 
+    def fields_in(self, line: bytes) -> int:
+        """About how many fields a line has."""
+        try:
+            return len(self.names(line))
+        except (HeaderError, UnicodeDecodeError):
+            return 0
+
     def names(self, record: bytes) -> list[str]:
         quote = self.reading.quote or None
         try:
@@ -112,7 +145,7 @@ class Csv:
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(names, pa.string()),  # never inferred: 0042 would become 42
                 include_columns=list(wanted),
-                null_values=["", *([] if self.reading.null is None else [self.reading.null])],
+                null_values=["", *self.reading.null_words],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=True,
                 check_utf8=False,

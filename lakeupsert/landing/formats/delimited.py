@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from lakeupsert.config import Reading
 from lakeupsert.landing.formats.csvfile import Csv
-from lakeupsert.landing.formats.records import Dialect, Fields, line_ends, record_ends
+from lakeupsert.landing.formats.lines import line_ends
+from lakeupsert.landing.formats.records import Dialect, Fields, record_ends
 from lakeupsert.rows.arrays import Indices
 
 _LINES = 10_000
@@ -16,11 +17,11 @@ _LINES = 10_000
 _ONE_SIGN = re.compile(r"[^\\.^$*+?{}\[\]|()\r\n\0]|\\[^\w\s]")
 
 
-def dialect_of(reading: Reading) -> Dialect:
-    """The dialect of ``reading``. A pattern that matches just one character uses CSV's dialect, which is ten times as fast."""
+def choose_dialect(reading: Reading, head: bytes) -> tuple[Dialect, int]:
+    """See `records.ChooseDialect`. A pattern that matches just one character uses CSV's dialect, which is ten times as fast."""
     if reading.delimiter.isascii() and _ONE_SIGN.fullmatch(reading.delimiter):
-        return Csv(msgspec.structs.replace(reading, delimiter=reading.delimiter[-1], quote=""))
-    return _Delimited(reading)
+        return Csv(msgspec.structs.replace(reading, delimiter=reading.delimiter[-1], quote="")), 0
+    return _Delimited(reading), 0
 
 
 class _Delimited:
@@ -41,7 +42,7 @@ class _Delimited:
 
     def split(self, text: bytes, names: Sequence[str], wanted: Sequence[str]) -> Fields:
         lines = text.splitlines()
-        null = {"": None, self.reading.null: None}
+        null: dict[str, None] = dict.fromkeys(("", *self.reading.null_words))
         parts: dict[str, list[pa.Array]] = {name: [] for name in wanted}
         miscounted: dict[int, int] = {}
         for begin in range(0, len(lines), _LINES):

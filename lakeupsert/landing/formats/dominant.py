@@ -79,13 +79,21 @@ def from_masks(
 
 
 def from_text(
-    text: pa.Array, type_: pa.DataType, candidates: Sequence[pa.DataType], places: Indices, path: str
+    text: pa.Array,
+    type_: pa.DataType,
+    candidates: Sequence[pa.DataType],
+    places: Indices,
+    path: str,
+    written: pa.Array | None = None,
 ) -> DominantType | None:
-    """The same for a text column whose values all fit ``type_``; ``candidates`` as in `inference.infer_type`."""
+    """The same for a text column whose values all fit ``type_``; ``candidates`` as in `inference.infer_type`.
+
+    ``written``: the values as they are in the file, if ``text`` has others.
+    """
     valid = as_mask(text.is_valid())
 
     def example(row: int) -> Example:
-        return Example(text[row].as_py(), int(places[row]), path)
+        return Example((text if written is None else written)[row].as_py(), int(places[row]), path)
 
     if not pa.types.is_string(type_):
         return from_masks(valid, ~valid, type_, example)

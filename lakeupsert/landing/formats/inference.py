@@ -28,6 +28,23 @@ TEMPORAL = [pa.date32(), _ZONED, pa.timestamp("us")]
 FROM_TEXT = [pa.bool_(), *_NUMBERS, *TEMPORAL]
 
 
+_NUMBER_WITH = r"^([+-]?\d*)\{}(\d*(?:[eE][+-]?\d+)?)$"
+
+
+def is_number(type_: pa.DataType) -> bool:
+    t = pa.types
+    return bool(t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_))
+
+
+def with_points(text: Column) -> Column:
+    """Text in which numbers have a decimal comma, with points in these numbers; so 1.5, which is not one there, becomes 1,5."""
+    with_point = as_mask(pc.match_substring_regex(text, _NUMBER_WITH.format(".")))
+    pointed = pc.replace_substring_regex(text, _NUMBER_WITH.format(","), r"\1.\2")
+    if not with_point.any():
+        return pointed
+    return pc.if_else(pa.array(with_point), pc.replace_substring(text, ".", ","), pointed)
+
+
 def infer_type(text: Column, candidates: Sequence[pa.DataType]) -> pa.DataType:
     """The first of ``candidates`` that every value of ``text`` is written as and converts to; string if there is none.
 

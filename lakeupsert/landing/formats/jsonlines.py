@@ -1,12 +1,13 @@
-"""Landing files of JSON lines: one object a line, which is the row or an envelope around the row.
+"""Landing files of JSON: one object a line, or an array of objects. An object is the row, or an envelope around the row.
 
-Numbers keep the digits that were written: 8.70 stays 8.70 in a decimal, and 12345678901234567890 stays itself in text. Lines may
-have different names; each name is a column, and null in lines without it. An empty string is not null: JSON has null for that.
+Numbers keep the digits that were written: 8.70 stays 8.70 in a decimal, and 12345678901234567890 stays itself in text. Objects
+may have different names; each name is a column, and null in objects without it. An empty string is not null, because JSON has
+null for that.
 """
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,15 +31,19 @@ from lakeupsert.landing.formats.blocks import (
     check_names,
     find_missing,
     given_types,
+    line_numbers,
 )
 from lakeupsert.landing.formats.dominant import DominantType, Example
 from lakeupsert.landing.formats.envelopes import UNWRAP, NoEnvelopeError, Row, Unwrap
 from lakeupsert.landing.formats.inference import TEMPORAL, infer_type, unify
+from lakeupsert.landing.formats.jsonarray import array_begin, cut_elements
+from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.landing.formats.nested import flatten, lengths, nulls, offsets
 from lakeupsert.rows.arrays import Indices, Mask
-from lakeupsert.rows.convert import convert
+from lakeupsert.rows.convert import Converted, convert
 
 _BOM = b"\xef\xbb\xbf"
+_HEAD_BYTES = 1 << 8  # enough to see whether a file is an array
 _SHARE = 4  # a line as Python objects takes several times the memory of its text
 
 _DEEPEST = 20
@@ -58,22 +63,37 @@ _encode = msgspec.json.Encoder(enc_hook=lambda number: msgspec.Raw(str.encode(nu
 
 @dataclass(frozen=True)
 class JsonBlock:
-    """A block of decoded lines, see `blocks.Block`; ``lines`` is None if lines are envelopes around rows."""
+    """A block of decoded objects, see `blocks.Block`.
+
+    Attributes:
+        written: the objects as they are in the file; None if they are envelopes around rows.
+        text: the part of the file that has them.
+    """
 
     rows: Sequence[Row]
-    lines: Sequence[bytes] | None
+    written: Sequence[bytes] | None
     places: Indices
     malformed: Sequence[MalformedRecord]
+    text: TextLines | None = None
 
     @cached_property
     def names(self) -> dict[str, None]:
         return dict.fromkeys(chain.from_iterable(self.rows))
+
+    def name_in_file(self, name: str) -> str:
+        return name
 
     def values(self, name: str) -> list[object]:
         return [row.get(name) for row in self.rows]
 
     def convert(self, name: str, type_: pa.DataType) -> tuple[pa.Array, Mask]:
         return _array(self.values(name), type_)
+
+    def texts(self, name: str) -> Converted | None:
+        return self.convert(name, pa.string()) if name in self.names else None
+
+    def ambiguous(self, name: str, type_: pa.DataType) -> Mapping[int, str]:
+        return {}
 
     def type_of(self, name: str, *, typed: bool) -> pa.DataType:
         return _infer(self.values(name))
@@ -87,10 +107,13 @@ class JsonBlock:
     def originals(self, name: str, rows: Sequence[int]) -> list[object]:
         return [self.rows[i].get(name) for i in rows]
 
+    def line_numbers(self, rows: Sequence[int]) -> list[int] | list[None]:
+        return line_numbers(self.text, self.places, rows)
+
     def raw(self, rows: Sequence[int]) -> list[str]:
-        if self.lines is None:
+        if self.written is None:
             return [_text_of(self.rows[i]) or "" for i in rows]
-        return [self.lines[i].rstrip(b"\r").decode() for i in rows]
+        return [self.written[i].rstrip(b"\r").decode() for i in rows]
 
     def arrow(self, rows: Sequence[int]) -> list[bytes | None]:
         return [None] * len(rows)
@@ -99,7 +122,7 @@ class JsonBlock:
 def schema_of(
     source: Source, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
 ) -> Columns:
-    """The columns of all lines, in the order in which they first appear. Types that are not given are inferred."""
+    """The columns of all objects, in the order in which they first appear. Types that are not given are inferred."""
     types: dict[str, pa.DataType] = {}
     dominant_types: dict[str, DominantType | None] = {}
     given = given_types(known, text_columns)
@@ -123,9 +146,9 @@ def schema_of(
 def open_blocks(
     source: Source, file: LandingInput, reading: Reading, required: frozenset[str], only: Collection[str] | None = None
 ) -> Contents:
-    """``only`` has no effect: whole lines are decoded, and columns are converted when a caller asks for them.
+    """``only`` has no effect: whole objects are decoded, and columns are converted when a caller asks for them.
 
-    A required column is missing if no line of the file has it, so lines are read ahead until all required columns were seen.
+    A required column is missing if no object of the file has it, so objects are read ahead until all required columns were seen.
     """
     read = _blocks(source, file, reading)
     first = list(islice(read, 1))
@@ -143,17 +166,16 @@ def open_blocks(
 def _blocks(source: Source, file: LandingInput, reading: Reading) -> Iterator[JsonBlock]:
     unwrap = UNWRAP[reading.envelope] if reading.envelope else None
     seen: dict[str, None] = {}
-    for offset, text in _whole_lines(source, file):
-        lines = text.split(b"\n")
-        sizes = np.fromiter(map(len, lines), np.int64, len(lines)) + 1
-        places = offset + np.cumsum(sizes) - sizes
+    for items in _items(source, file):
         with _no_collection():
             try:
-                rows = list(map(_decode, lines)) if unwrap is None else []
+                rows = list(map(_decode, items.texts)) if unwrap is None else []
             except _NOT_JSON:
                 rows = []
-            all_objects = set(map(type, rows)) == {dict}
-            block = JsonBlock(rows, lines, places, ()) if all_objects else decode_lines(lines, places, unwrap)
+            if set(map(type, rows)) == {dict}:
+                block = JsonBlock(rows, items.texts, items.places, (), items.part)
+            else:
+                block = decode_each(items.texts, items.places, unwrap, items.part)
         if not block.names.keys() <= seen.keys():
             seen |= block.names
             check_names(file.path, list(seen))
@@ -172,14 +194,20 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def decode_lines(lines: Sequence[bytes], places: Indices, unwrap: Unwrap | None = None) -> JsonBlock:
-    """A block of lines that are decoded one by one: some are blank or not JSON objects, or all are envelopes."""
-    rows, numbers, malformed = [], [], []
-    for i, line in enumerate(lines):
-        if not line.strip():
+def decode_each(
+    texts: Sequence[bytes], places: Indices, unwrap: Unwrap | None = None, part: TextLines | None = None
+) -> JsonBlock:
+    """A block of texts that are decoded one by one: some are blank or not JSON objects, or all are envelopes.
+
+    ``part`` is the part of a file that has them.
+    """
+    rows, numbers = [], []
+    malformed: list[tuple[int, str]] = []
+    for i, text in enumerate(texts):
+        if not text.strip():
             continue
         try:
-            value = _decode(line)
+            value = _decode(text)
             row = unwrap(value) if unwrap else value
             if row is None and unwrap:
                 continue
@@ -192,32 +220,91 @@ def decode_lines(lines: Sequence[bytes], places: Indices, unwrap: Unwrap | None 
             rows.append(row)
             numbers.append(i)
         else:
-            malformed.append(MalformedRecord(int(places[i]), reason, line.rstrip(b"\r")))
-    return JsonBlock(rows, None if unwrap else [lines[i] for i in numbers], places[numbers], malformed)
+            malformed.append((i, reason))
+    lines = line_numbers(part, places, [i for i, _ in malformed])
+    records = [
+        MalformedRecord(int(places[i]), reason, texts[i].rstrip(b"\r"), line)
+        for (i, reason), line in zip(malformed, lines, strict=True)
+    ]
+    return JsonBlock(rows, None if unwrap else [texts[i] for i in numbers], places[numbers], records, part)
 
 
-def _whole_lines(source: Source, file: LandingInput) -> Iterator[tuple[int, bytes]]:
-    """Runs of whole lines without the last line end, each with the byte of the file at which it begins."""
-    offset, data, final = 0, b"", False
-    size = max(1, blocks.BLOCK_BYTES // _SHARE)
+@dataclass(frozen=True)
+class _Items:
+    """Lines, or elements of an array, each with the byte of the file at which it begins. They are all in ``part``."""
+
+    part: TextLines
+    texts: Sequence[bytes]
+    places: Indices
+
+
+def _items(source: Source, file: LandingInput) -> Iterator[_Items]:
+    """The lines of the file, or the elements of its array, about a block at a time."""
+    data = b""
+    while (read := source.read(_read_bytes())) and len(data := data + read) < _HEAD_BYTES:
+        pass
+    begin = array_begin(data)
+    offset = begin or (len(_BOM) if data.startswith(_BOM) else 0)
+    part = TextLines(1 + TextLines(1, 0, data[:offset]).count, offset, data[offset:])
+    return _lines(source, file, part) if begin is None else _elements(source, file, part)
+
+
+def _lines(source: Source, file: LandingInput, part: TextLines) -> Iterator[_Items]:
+    """Whole lines without their line ends. ``part`` has been read already."""
+    final = False
+    while part.text or not final:
+        end = len(part.text) if final else part.text.rfind(b"\n") + 1
+        if end:
+            whole = TextLines(part.first, part.offset, part.text[:end])
+            texts = whole.text.removesuffix(b"\n").split(b"\n")
+            sizes = np.fromiter(map(len, texts), np.int64, len(texts)) + 1
+            yield _Items(whole, texts, part.offset + np.cumsum(sizes) - sizes)
+            part = part.behind(whole)
+        _refuse_long(part, file, "line")
+        final = not (read := source.read(_read_bytes()))
+        part = TextLines(part.first, part.offset, part.text + read)
+
+
+def _elements(source: Source, file: LandingInput, part: TextLines) -> Iterator[_Items]:
+    """The elements of an array. ``part`` has been read already, and begins after the opening bracket.
+
+    Raises UnreadableFileError at the end if the array is not closed (a part of the file is missing), or if the file goes on after
+    it.
+    """
+    closed = final = False
     while not final:
-        read = source.read(size)
-        final, data = not read, data + read
-        if offset == 0:
-            if len(data) < len(_BOM) and not final:
-                continue
-            if data.startswith(_BOM):
-                offset, data = len(_BOM), data[len(_BOM) :]
-        end = data.rfind(b"\n")
-        if end >= 0:
-            yield offset, data[:end]
-            offset, data = offset + end + 1, data[end + 1 :]
-        if len(data) > blocks.LONGEST_RECORD:
+        if not closed:
+            cut = cut_elements(part.text)
+            closed = cut.closed
+            whole = TextLines(part.first, part.offset, part.text[: cut.used])
+            if cut.texts:
+                yield _Items(whole, cut.texts, part.offset + cut.starts)
+            part = part.behind(whole)
+            _refuse_long(part, file, "element")
+        if closed and part.text.strip():
             raise UnreadableFileError(
-                file.path, f"The line at byte {offset} is longer than {blocks.LONGEST_RECORD} bytes."
+                file.path,
+                f"After its JSON array, the file goes on in line {part.first}. "
+                "Expected one array of objects, or one object a line.",
             )
-    if data:
-        yield offset, data
+        final = not (read := source.read(_read_bytes()))
+        part = TextLines(part.first, part.offset, part.text + read)
+    if not closed:
+        raise UnreadableFileError(
+            file.path,
+            f"Its JSON array is not closed: the file ends in the element that begins in line {part.first} (byte {part.offset}).",
+        )
+
+
+def _read_bytes() -> int:
+    return max(1, blocks.BLOCK_BYTES // _SHARE)
+
+
+def _refuse_long(part: TextLines, file: LandingInput, what: str) -> None:
+    if len(part.text) > blocks.LONGEST_RECORD:
+        raise UnreadableFileError(
+            file.path, f"The {what} at byte {part.offset} is longer than {blocks.LONGEST_RECORD} bytes."
+        )
 
 
 # -- values into columns

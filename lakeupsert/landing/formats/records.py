@@ -4,7 +4,7 @@ This module cuts records and the dialect cuts fields, so that the byte at which 
 the same records, which is checked for each block.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -28,8 +28,10 @@ from lakeupsert.landing.formats.blocks import (
     select_names,
 )
 from lakeupsert.landing.formats.dominant import DominantType
-from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify
+from lakeupsert.landing.formats.inference import FROM_TEXT, infer_type, unify, with_points
+from lakeupsert.landing.formats.lines import TextLines
 from lakeupsert.rows.arrays import Indices, Mask
+from lakeupsert.table.evolution import describe_separator
 
 _HEADER_BYTES = 1 << 16
 _BOM = b"\xef\xbb\xbf"
@@ -74,28 +76,44 @@ class Dialect(Protocol):
         """Cut whole records into the ``wanted`` columns of ``names``."""
 
 
+ChooseDialect = Callable[[Reading, bytes], tuple[Dialect, int]]
+"""The dialect of a file by its first bytes, and how many of these are not part of a record."""
+
+
 @dataclass(frozen=True)
 class _Records:
-    """Whole records: bytes ``starts[i]`` to ``ends[i]`` of ``data``, which begins at byte ``offset`` of the file.
+    """Whole records: bytes ``starts[i]`` to ``ends[i]`` of ``part``.
 
     ``unclosed``: the last record opens a quote that the file never closes.
     """
 
-    offset: int
-    data: bytes
+    part: TextLines
     starts: Indices
     ends: Indices
     unclosed: bool
+
+    @property
+    def data(self) -> bytes:
+        return self.part.text
+
+    @property
+    def offset(self) -> int:
+        return self.part.offset
 
     def text(self, i: int) -> bytes:
         return self.data[self.starts[i] : self.ends[i]].rstrip(b"\r\n")
 
 
 def schema_of(
-    source: Source, file: LandingInput, dialect: Dialect, known: pa.Schema | None, text_columns: frozenset[str]
+    source: Source,
+    file: LandingInput,
+    reading: Reading,
+    choose: ChooseDialect,
+    known: pa.Schema | None,
+    text_columns: frozenset[str],
 ) -> Columns:
     """The columns of a file. Types that are neither in ``known`` nor in ``text_columns`` are inferred from all values."""
-    pieces = _pieces(source, file, dialect)
+    dialect, pieces = _open(source, file, reading, choose)
     names, first = _columns(pieces, file, dialect)
     given = given_types(known, text_columns)
     types = {name: given(name) or pa.null() for name in names}
@@ -103,35 +121,29 @@ def schema_of(
     dominant_types: dict[str, DominantType | None] = {}
     for block in _blocks(chain(first, pieces), names, unknown, file, dialect) if unknown else ():
         for name in unknown:
-            text, type_ = block.columns[name], pa.string()
+            written, type_ = block.columns[name], pa.string()
+            text = with_points(written) if block.decimal_comma else written
             if not pa.types.is_string(types[name]):  # no type is wider
                 type_ = infer_type(text, FROM_TEXT)
                 types[name] = unify(types[name], type_, typed=False)
-            more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path)
+            more = dominant.from_text(text, type_, FROM_TEXT, block.places, file.path, written)
             dominant_types[name] = dominant.combine(dominant_types.get(name), more)
     return Columns(pa.schema(list(types.items())), {name: one for name, one in dominant_types.items() if one})
 
 
 def open_blocks(
-    source: Source, file: LandingInput, dialect: Dialect, required: frozenset[str], only: Collection[str] | None = None
+    source: Source,
+    file: LandingInput,
+    reading: Reading,
+    choose: ChooseDialect,
+    required: frozenset[str],
+    only: Collection[str] | None = None,
 ) -> Contents:
-    pieces = _pieces(source, file, dialect)
+    dialect, pieces = _open(source, file, reading, choose)
     names, first = _columns(pieces, file, dialect)
     return Contents(
         find_missing(required, names), _blocks(chain(first, pieces), names, select_names(names, only), file, dialect)
     )
-
-
-def line_ends(data: bytes, *, final: bool) -> Indices:
-    """The last character of every line end. Unless ``final``, a last CR does not count, since a LF may follow."""
-    characters = np.frombuffer(data, np.uint8)
-    is_end = characters == _LF
-    if b"\r" in data:
-        alone = characters == _CR
-        alone[:-1] &= ~is_end[1:]
-        alone[-1] &= final
-        is_end |= alone
-    return np.flatnonzero(is_end)
 
 
 def record_ends(breaks: Indices, data: bytes, *, final: bool) -> Indices:
@@ -165,7 +177,7 @@ def _columns(pieces: Iterator[_Records], file: LandingInput, dialect: Dialect) -
         except (UnicodeDecodeError, HeaderError) as e:
             raise UnreadableFileError(file.path, f"The header is not CSV in {reading.encoding.upper()}: {e}") from e
         check_names(file.path, names)
-        rest = _Records(piece.offset, piece.data, piece.starts[at + 1 :], piece.ends[at + 1 :], piece.unclosed)
+        rest = _Records(piece.part, piece.starts[at + 1 :], piece.ends[at + 1 :], piece.unclosed)
         return names, [rest]
     return [], []
 
@@ -197,42 +209,60 @@ def _block(
 
     fields = dialect.split(text, names, wanted)
     where = "the header" if reading.has_header else "`columns`" if reading.columns else "the first record"
-    what = f"fields, but {where} has {len(names)}."
+    what = f"fields, but {where} has {len(names)}.{describe_separator(names) if reading.has_header else ''}"
     refused += [(int(records[row]), f"{count} {what}") for row, count in fields.miscounted.items()]
     is_row[[i for i, _ in refused]] = False
     starts = piece.starts[is_row] + piece.offset
     if any(len(column) != len(starts) for column in fields.columns.values()):
         raise UnreadableFileError(file.path, f"Its records can't be told apart from byte {piece.offset} on.")
+    refused.sort()
+    places = [int(piece.starts[i]) + piece.offset for i, _ in refused]
     malformed = [
-        MalformedRecord(int(piece.starts[i]) + piece.offset, reason, piece.text(i)) for i, reason in sorted(refused)
+        MalformedRecord(place, reason, piece.text(i), line)
+        for (i, reason), place, line in zip(refused, places, piece.part.numbers(places) if places else (), strict=True)
     ]
-    return ArrowBlock(fields.columns, starts, malformed)
+    return ArrowBlock(fields.columns, starts, malformed, piece.part, reading.decimal_separator == ",")
 
 
-def _pieces(source: Source, file: LandingInput, dialect: Dialect) -> Iterator[_Records]:
-    """The file's records, about a block at a time. The first piece is small, for callers that need only the header."""
-    offset, data, size = 0, b"", min(_HEADER_BYTES, blocks.BLOCK_BYTES)
+def _open(
+    source: Source, file: LandingInput, reading: Reading, choose: ChooseDialect
+) -> tuple[Dialect, Iterator[_Records]]:
+    """The dialect and the records of a file."""
+    head, size = b"", min(_HEADER_BYTES, blocks.BLOCK_BYTES)
+    while (read := source.read(size)) and len(head := head + read) < _HEADER_BYTES and not _has_line(head):
+        pass
+    begin = len(_BOM) if head.startswith(_BOM) else 0
+    dialect, used = choose(reading, head[begin:])
+    whole = TextLines(1, 0, head)
+    return dialect, _pieces(source, file, dialect, whole.behind(TextLines(1, 0, head[: begin + used])))
+
+
+def _has_line(head: bytes) -> bool:
+    """Whether a line ends there that is neither blank nor says how Excel reads the others."""
+    return head.lstrip(b"\xef\xbb\xbf\r\n").count(b"\n") > 1
+
+
+def _pieces(source: Source, file: LandingInput, dialect: Dialect, part: TextLines) -> Iterator[_Records]:
+    """The file's records, about a block at a time. The first piece is small, for callers that need only the header.
+
+    ``part`` has been read already.
+    """
     final = False
-    while not final:
-        read = source.read(size)
-        final, data, size = not read, data + read, blocks.BLOCK_BYTES
-        if offset == 0:
-            if len(data) < len(_BOM) and not final:
-                continue
-            if data.startswith(_BOM):
-                offset, data = len(_BOM), data[len(_BOM) :]
-        ends, unclosed = dialect.ends(data, final=final)
-        longest = max(np.diff(ends, prepend=0).max(initial=0), 0 if len(ends) else len(data))
+    while part.text or not final:
+        ends, unclosed = dialect.ends(part.text, final=final)
+        longest = max(np.diff(ends, prepend=0).max(initial=0), 0 if len(ends) else len(part.text))
         if longest > blocks.LONGEST_RECORD:
             raise UnreadableFileError(
                 file.path,
-                f"After byte {offset}, a record has more than {blocks.LONGEST_RECORD} bytes: "
+                f"After byte {part.offset}, a record has more than {blocks.LONGEST_RECORD} bytes: "
                 "probably a quote that is never closed.",
             )
         if len(ends):
-            used = int(ends[-1])
-            yield _Records(offset, data[:used], np.concatenate(([0], ends[:-1])), ends, unclosed)
-            offset, data = offset + used, data[used:]
+            whole = TextLines(part.first, part.offset, part.text[: int(ends[-1])])
+            yield _Records(whole, np.concatenate(([0], ends[:-1])), ends, unclosed)
+            part = part.behind(whole)
+        final = not (read := source.read(blocks.BLOCK_BYTES))
+        part = TextLines(part.first, part.offset, part.text + read)
 
 
 def _blank(piece: _Records) -> Mask:

@@ -80,15 +80,15 @@ def is_plain(path: str, encoding: str) -> bool:
 
 
 def open_text(source: Source, file: LandingInput, encoding: str) -> Source:
-    """The text of ``source``. `seek` only goes back to the beginning.
+    """The text of ``source``. `seek` only goes back to the beginning. Where UTF-8 is expected, text may also be UTF-16 with a
+    byte order mark, as Excel writes it.
 
     A byte that is not valid in ``encoding`` becomes one that is not valid in UTF-8, in the same record.
     """
-    if is_plain(file.path, encoding):
-        return source
-    ahead, compression = ReadAhead.of(source), compression_of(file.path)
-    text = _DecompressedText(ahead, file, compression) if compression else ahead
-    return text if is_utf8(encoding) else _DecodedText(text, file, encoding)
+    if not is_plain(file.path, encoding):
+        ahead, compression = ReadAhead.of(source), compression_of(file.path)
+        source = _DecompressedText(ahead, file, compression) if compression else ahead
+    return _DecodedText(source, file, encoding)
 
 
 def _ending(path: str) -> str:
@@ -97,6 +97,11 @@ def _ending(path: str) -> str:
 
 def is_utf8(encoding: str) -> bool:
     return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")  # readers of text pass over a byte order mark
+
+
+def is_utf16(head: bytes) -> bool:
+    """Whether a file begins with the byte order mark of UTF-16, which is not UTF-8."""
+    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
 class _Stream(Protocol):
@@ -166,17 +171,29 @@ class _Xz:
 
 
 class _DecodedText:
-    """Text of another encoding, in UTF-8."""
+    """Text of any encoding, in UTF-8."""
 
     def __init__(self, text: Source, file: LandingInput, encoding: str) -> None:
         self._text = text
         self._file = file
         self._encoding = encoding
-        self._decoder = codecs.getincrementaldecoder(encoding)(UNDECODABLE)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._begins, self._decoder = True, None if is_utf8(self._encoding) else self._decoder_of(self._encoding)
+
+    @staticmethod
+    def _decoder_of(encoding: str) -> codecs.IncrementalDecoder:
+        return codecs.getincrementaldecoder(encoding)(UNDECODABLE)
 
     def read(self, size: int) -> bytes:
         while True:
-            read = self._text.read(size)
+            read = self._text.read(max(size, 2) if self._begins else size)
+            if self._begins and self._decoder is None and is_utf16(read):
+                self._decoder = self._decoder_of("utf-16")
+            self._begins = False
+            if self._decoder is None:
+                return read
             try:
                 text = self._decoder.decode(read, final=not read).encode(errors="surrogateescape")
             except UnicodeError as e:  # for example UTF-16 without a byte order mark
@@ -186,7 +203,7 @@ class _DecodedText:
 
     def seek(self, place: int) -> None:
         self._text.seek(place)
-        self._decoder.reset()
+        self._begin()
 
 
 def _as_surrogates(error: UnicodeError) -> tuple[str, int]:

@@ -1,0 +1,149 @@
+"""Choose the formats of a column of dates from its different values. What the values do not settle is left to a person."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lakeupsert.landing.formats.dates import DateFormat
+from lakeupsert.operations.propose_words import count
+from lakeupsert.rows.arrays import Column, Mask
+from lakeupsert.rows.convert import as_mask, convert
+
+MOST = 0.9
+"""The share of values that are of one kind, if the others are mistakes."""
+_TRIED = 500
+"""Different values of a column that decide which formats are tried on all of them."""
+_NEAR = timedelta(days=31)
+"""So near to the other dates of a column a date is likely."""
+_LIKE_DATE = r"^(?:[A-Za-z]{3,9} )?\d{1,4}[-/. ]?[A-Za-z0-9].{2,30}$"
+_DAYS = (
+    "%Y-%m-%d", "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d/%m/%y",
+    "%m/%d/%y", "%d.%m.%y", "%d-%m-%y", "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d %Y", "%b %d, %Y", "%d %B %Y",
+    "%B %d, %Y",
+)  # fmt: skip
+_TIMES = (
+    "", " %H:%M", " %H:%M:%S", "T%H:%M:%S", " %H:%M:%S.%f", "T%H:%M:%S.%f", "T%H:%M:%S%z", " %I:%M %p", " %I:%M:%S %p",
+)  # fmt: skip
+_FORMATS = tuple(DateFormat(day + time) for time in _TIMES for day in _DAYS)
+_ISO = frozenset("%Y-%m-%d" + time for time in _TIMES if "%p" not in time)
+"""What is read without `dates`."""
+
+
+@dataclass(frozen=True)
+class FormatChoice:
+    """The formats of a column, the commonest first, and why."""
+
+    value: list[str]
+    evidence: list[str]
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Fit:
+    """What a format reads of the different values of a column: timestamps, null for a value that is not written so."""
+
+    format: DateFormat
+    moments: pa.Array
+
+    @cached_property
+    def mask(self) -> Mask:
+        return as_mask(self.moments.is_valid())
+
+
+def formats_that_fit(words: Column) -> list[_Fit]:
+    """The formats in which some of a column's different values are written; none if most are no dates."""
+    tried = words.take(pa.array(np.linspace(0, len(words) - 1, min(len(words), _TRIED), dtype=np.int64)))
+    if not len(words) or as_mask(pc.match_substring_regex(tried, _LIKE_DATE)).mean() < MOST:
+        return []
+    formats = [one for one in _FORMATS if _read(one, tried).mask.any()]
+    fit = [_read(one, words) for one in formats]
+    covered = np.logical_or.reduce([one.mask for one in fit]) if fit else np.zeros(1, bool)
+    return fit if covered.mean() >= MOST else []
+
+
+def _read(format_: DateFormat, words: Column) -> _Fit:
+    return _Fit(format_, convert(format_.to_iso(words), pa.timestamp("us"))[0])
+
+
+def choose_formats(name: str, words: Column) -> FormatChoice | None:
+    """The formats of a column by its different values; None if it has no dates, or only such as need no format.
+
+    Of two formats that read a value differently, one is chosen if a value decides (25/03/2024 has one meaning), or with a warning
+    if only by that one the dates are near the others of the column. Otherwise both stay, so that no value is read wrongly: those
+    with two meanings are refused until a person decides.
+    """
+    fit = formats_that_fit(words)
+    choice = FormatChoice([], [])
+    for one, other in combinations(fit, 2):
+        both = one.mask & other.mask & as_mask(pc.not_equal(one.moments, other.moments))
+        if both.any() and one in fit and other in fit:
+            loser = _loser(name, one, other, words, [f for f in fit if f not in (one, other)], choice)
+            if loser is not None:
+                fit.remove(loser)
+    kept = _fewest(fit, both_of=choice.value)
+    if not kept or {one.format.text for one in kept} <= _ISO:
+        return None
+    choice.value[:] = [one.format.text for one in kept]
+    shares = ", ".join(f"{one.format.text} {int(one.mask.sum()):,}" for one in kept)
+    choice.evidence.insert(0, f"{name}, by its {count(len(words), 'different value')}: {shares}")
+    return choice
+
+
+def _loser(
+    name: str, one: _Fit, other: _Fit, words: Column, others: Sequence[_Fit], choice: FormatChoice
+) -> _Fit | None:
+    """Which of two formats that read values differently does not hold; None if that is not known. Tells why in ``choice``."""
+    both = one.mask & other.mask & as_mask(pc.not_equal(one.moments, other.moments))
+    example = words[int(np.flatnonzero(both)[0])].as_py()
+    for right, wrong in ((one, other), (other, one)):
+        alone = np.flatnonzero(right.mask & ~wrong.mask)
+        if len(alone) and not (wrong.mask & ~right.mask).any():
+            decisive = words[int(alone[0])].as_py()
+            choice.evidence.append(f"{decisive!r} is a date by {right.format.text}, not by {wrong.format.text}")
+            return wrong
+    meant = f"{name}: {example!r} may be {one.format.text} or {other.format.text}"
+    if not (one.mask & ~other.mask).any():
+        near = [_is_near(fit.moments.filter(pa.array(both)), others) for fit in (one, other)]
+        if near[0] != near[1]:
+            right, wrong = (one, other) if near[0] else (other, one)
+            why = f"{meant}; by {right.format.text} it is near the other dates of the column"
+            choice.evidence.append(why)
+            choice.warnings.append(f"{why}: check it")
+            return wrong
+    choice.value.extend((one.format.text, other.format.text))
+    choice.warnings.append(
+        f"{meant}, and the sample does not settle it: such values are refused (ambiguous_date). Leave only the format that is "
+        "meant in `dates`"
+    )
+    return None
+
+
+def _is_near(moments: pa.Array, others: Sequence[_Fit]) -> bool:
+    known = (
+        pa.chunked_array([one.moments for one in others], pa.timestamp("us"))
+        if others
+        else pa.nulls(0, pa.timestamp("us"))
+    )
+    ends, own = pc.min_max(known), pc.min_max(moments)
+    if not ends["min"].is_valid:
+        return False
+    return bool(own["min"].as_py() >= ends["min"].as_py() - _NEAR and own["max"].as_py() <= ends["max"].as_py() + _NEAR)
+
+
+def _fewest(fit: Sequence[_Fit], both_of: Sequence[str]) -> list[_Fit]:
+    """The formats of ``both_of``, and the fewest others that read all values that any format reads."""
+    kept = [one for one in fit if one.format.text in both_of]
+    open_ = np.logical_or.reduce([one.mask for one in fit]) if fit else np.zeros(0, bool)
+    for one in kept:
+        open_ = open_ & ~one.mask
+    while open_.any():
+        best = max(fit, key=lambda one: int((one.mask & open_).sum()))
+        kept.append(best)
+        open_ = open_ & ~best.mask
+    return sorted(kept, key=lambda one: -int(one.mask.sum()))

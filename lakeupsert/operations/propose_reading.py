@@ -1,0 +1,278 @@
+"""Choose how landing files are read, from a sample: separators, header, decimal comma, null words, and formats of dates.
+
+Reads     the beginnings of sample files (`landing.sample`)
+Writes    temporary copies of the beginnings of CSV files, for DuckDB's sniffer
+Repeat    safe: the same files give the same choices
+
+    sniff each CSV file -> read the sample -> decimal commas, null words -> formats of dates -> read it again, by these
+"""
+
+import csv
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.types import is_boolean, is_floating, is_integer, is_string
+
+from lakeupsert.config import DialectSettings, Reading
+from lakeupsert.landing.files import format_of, read_head
+from lakeupsert.landing.formats.blocks import LandingInput, UnreadableFileError
+from lakeupsert.landing.formats.csvfile import choose_dialect
+from lakeupsert.landing.formats.inference import FROM_TEXT, fits, with_points
+from lakeupsert.landing.sample import Sample, choose_files, read_sample
+from lakeupsert.operations.propose_dates import MOST, choose_formats, formats_that_fit
+from lakeupsert.operations.propose_words import Choice, count, is_named, name_list
+from lakeupsert.rows.arrays import Column, Mask
+from lakeupsert.rows.convert import as_mask, convert
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
+from lakeupsert.table.evolution import describe_separator
+
+_HEAD_BYTES = 1 << 16
+"""Of each CSV file, for the sniffer."""
+_DELIMITERS = ",;\t|"
+_NULL_WORDS = pa.array(
+    ["NA", "N/A", "#N/A", "NaN", "nan", "NULL", "Null", "null", "None", "none", "-", "--", "\\N", "?"]
+)
+_POINTED, _COMMA, _INTEGER = r"^[+-]?\d*\.\d+$", r"^[+-]?\d*,\d+$", r"^[+-]?\d+$"
+
+
+@dataclass(frozen=True)
+class SampleReading:
+    """How the files of a sample are read, and their rows.
+
+    Attributes:
+        settings: those of ``[tables.NAME.read]`` that are not the default, and why.
+        failures: why some of the files can't be read.
+        empty: what the first file that has lines but no row looks like.
+    """
+
+    rows: Sample
+    reading: Reading
+    settings: dict[str, Choice]
+    warnings: tuple[str, ...]
+    failures: tuple[str, ...]
+    empty: str | None = None
+
+
+@dataclass(frozen=True)
+class _Sniffed:
+    """What a sniffer finds of one CSV file."""
+
+    delimiter: str
+    quote: str
+    has_header: bool
+
+
+def choose_reading(store: ObjectStore, files: Sequence[ObjectInfo], *, with_dates: bool) -> SampleReading:
+    """Choose how ``files`` are read, some of which are the sample; formats of dates only ``with_dates``."""
+    chosen = choose_files(files)
+    choices = _ReadingChoices(store, chosen)
+    choices.add_dialects()
+    before = choices.reading
+    rows, failures = read_sample(store, chosen, before)
+    if rows.count:
+        choices.add_decimal_commas(rows)
+        choices.add_null_words(rows)
+        if with_dates:
+            choices.add_dates(rows)
+    if choices.reading != before:
+        rows, failures = read_sample(store, chosen, choices.reading)
+    empty = None if rows.count else _describe_empty(store, chosen, choices.reading)
+    return SampleReading(rows, choices.reading, choices.settings, tuple(choices.warnings), tuple(failures), empty)
+
+
+def _describe_empty(store: ObjectStore, files: Sequence[ObjectInfo], reading: Reading) -> str | None:
+    """What the first CSV file looks like that has more lines than its header."""
+    for file in files:
+        lines = _head_of(store, file).splitlines() if format_of(file.name, "auto") == "csv" else []
+        if len(lines) > 1:
+            fields = choose_dialect(reading, lines[0])[0].fields_in(lines[0])
+            hint = describe_separator([lines[0].decode(errors="replace")])
+            return (
+                f"{file.name!r}: {len(lines) - 1:,} lines, none with {count(fields, 'field')} like the first one.{hint}"
+            )
+    return None
+
+
+class _ReadingChoices:
+    """Chooses one setting after another; each choice uses those before it."""
+
+    def __init__(self, store: ObjectStore, files: Sequence[ObjectInfo]) -> None:
+        self.settings: dict[str, Choice] = {}
+        self.warnings: list[str] = []
+        self._sniffed = {}
+        for file in files:
+            if format_of(file.name, "auto") == "csv" and (found := _sniff_file(store, file)):
+                self._sniffed[file.name] = found
+
+    @property
+    def reading(self) -> Reading:
+        values = {name: choice.value for name, choice in self.settings.items()}
+        dialects = tuple(DialectSettings(**one) for one in values.pop("dialects", ()))
+        null = values.pop("null", None)
+        return Reading(**values, dialects=dialects, null=tuple(null) if isinstance(null, list) else null)
+
+    def add_dialects(self) -> None:
+        """Delimiters, the quote, and whether there is a header."""
+        found = self._sniffed
+        delimiters = Counter(one.delimiter for one in found.values())
+        usual = max(delimiters, key=lambda one: (delimiters[one], one == ","), default=",")
+        if usual != ",":
+            self.settings["delimiter"] = Choice(usual, (self._evidence("delimiter", usual),))
+        if others := sorted(one for one in delimiters if one != usual):
+            evidence = tuple(self._evidence("delimiter", one) for one in others)
+            self.settings["dialects"] = Choice([{"delimiter": one} for one in others], evidence)
+        quotes = Counter(one.quote for one in found.values() if one.quote not in ("", '"'))
+        if quotes:
+            quote = max(quotes, key=lambda one: quotes[one])
+            self.settings["quote"] = Choice(quote, (self._evidence("quote", quote),))
+        bare = [name for name, one in found.items() if not one.has_header]
+        if bare and len(bare) == len(found):
+            why = "the first records hold numbers or dates, which are no names: name the columns with `columns`"
+            self.settings["header"] = Choice(False, (why,))
+            self.warnings.append(f"header is false: {why}")
+        elif bare:
+            self.warnings.append(
+                f"{count(len(bare), 'CSV file')} of {len(found)} may have no header (the first is {bare[0]!r}): check it"
+            )
+
+    def _evidence(self, what: str, value: str) -> str:
+        names = [name for name, one in self._sniffed.items() if getattr(one, what) == value]
+        return f"{what} {value!r} in {len(names)} of {count(len(self._sniffed), 'sampled CSV file')}: {name_list(names, 2)}"
+
+    def add_decimal_commas(self, rows: Sample) -> None:
+        files = {path: one.delimiter for path, one in self._sniffed.items()}
+        of_row = np.array([files.get(path, "") for path in rows.paths])[rows.file]
+        for delimiter in sorted(set(of_row) - {"", ","}):
+            with_comma, with_point = _numbers_by_separator(rows, of_row == delimiter)
+            names = name_list(with_comma, 3)
+            comma = f"numbers in {names} have a decimal comma where the delimiter is {str(delimiter)!r}"
+            if with_comma and with_point:
+                self.warnings.append(
+                    f"{comma}, but those in {name_list(with_point, 3)} have a point: they will be refused or text"
+                )
+            elif with_comma and delimiter == self.reading.delimiter:
+                self.settings["decimal_separator"] = Choice(",", (comma,))
+            elif with_comma and (old := self.settings.get("dialects")):
+                own = [{**one, "decimal_separator": ","} if one["delimiter"] == delimiter else one for one in old.value]
+                self.settings["dialects"] = Choice(own, (*old.evidence, comma))
+
+    def add_null_words(self, rows: Sample) -> None:
+        """Words like NA between values that are otherwise numbers or dates."""
+        is_csv = np.array([format_of(path, "auto") == "csv" for path in rows.paths])[rows.file]
+        found: dict[str, list[str]] = {}
+        texts = {
+            name: values.filter(pa.array(is_csv)) for name, values in rows.values.items() if is_string(values.type)
+        }
+        for name, values in texts.items():
+            text = values.drop_null().unique()
+            is_word = as_mask(pc.is_in(text, _NULL_WORDS))
+            others = text.filter(pa.array(~is_word))
+            if is_word.any() and len(others) and _is_typed(others):
+                found[name] = sorted(text.filter(pa.array(is_word)).to_pylist())
+        if not found:
+            return
+        words = sorted({word for of_column in found.values() for word in of_column})
+        why = [
+            f"{' and '.join(map(repr, of_column))} in {name}, whose other values are of one type"
+            for name, of_column in found.items()
+        ]
+        also = [name for name, v in texts.items() if name not in found and as_mask(pc.is_in(v, pa.array(words))).any()]
+        if also:
+            self.warnings.append(
+                f"null is {' and '.join(map(repr, words))}, which becomes null in {name_list(also)}, too: remove `null` if it is "
+                "a value there"
+            )
+        self.settings["null"] = Choice(words if len(words) > 1 else words[0], tuple(why))
+
+    def add_dates(self, rows: Sample) -> None:
+        null = pa.array(self.reading.null_words, pa.string())
+        dates: dict[str, object] = {}
+        evidence: list[str] = []
+        for name, values in rows.values.items():
+            if not is_string(values.type) and not (is_integer(values.type) and is_named(name, "day")):
+                continue
+            words = convert(values, pa.string())[0].drop_null().unique()
+            chosen = choose_formats(name, words.filter(pc.invert(pc.is_in(words, null))))
+            if chosen is not None:
+                dates[name] = chosen.value[0] if len(chosen.value) == 1 else chosen.value
+                evidence += chosen.evidence
+                self.warnings += chosen.warnings
+        if dates:
+            self.settings["dates"] = Choice(dates, tuple(evidence))
+
+
+def _sniff_file(store: ObjectStore, file: ObjectInfo) -> _Sniffed | None:
+    """The dialect of a CSV file, also if it names its delimiter itself (`sep=;`); None if it is not known."""
+    head = _head_of(store, file)
+    dialect, used = choose_dialect(Reading(), head)
+    if used:
+        return _Sniffed(dialect.reading.delimiter, "", True)
+    return _sniff(head) if head.strip() else None
+
+
+def _head_of(store: ObjectStore, file: ObjectInfo) -> bytes:
+    try:
+        return read_head(store, LandingInput(file.name, file.size, file.etag, place=0), _HEAD_BYTES)
+    except (UnreadableFileError, NotFoundError):
+        return b""  # `read_sample` says why
+
+
+def _sniff(head: bytes) -> _Sniffed | None:
+    """By DuckDB's sniffer, or if it is not installed or finds nothing, by Python's, which finds most delimiters."""
+    delimiter, quote, has_header = "", "", True
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        pass
+    else:
+        with tempfile.NamedTemporaryFile(suffix=".csv") as copy, duckdb.connect() as db:
+            copy.write(head)
+            copy.flush()
+            query = "SELECT Delimiter, Quote, HasHeader FROM sniff_csv(?, ignore_errors = true, null_padding = true)"
+            try:
+                delimiter, quote, has_header = db.execute(query, [copy.name]).fetchall()[0]
+            except duckdb.Error:
+                has_header = False
+    if len(delimiter) != 1 or delimiter not in _DELIMITERS:
+        try:
+            delimiter = csv.Sniffer().sniff(head.decode(errors="replace"), _DELIMITERS).delimiter
+        except csv.Error:
+            return None
+    # DuckDB takes a record of text before other text for data.
+    return _Sniffed(
+        delimiter, quote if len(quote) == 1 and quote in "\"'" else "", has_header or not _is_data(head, delimiter)
+    )
+
+
+def _is_data(head: bytes, delimiter: str) -> bool:
+    """Whether the first record has a number or a date, which are no names of columns."""
+    line = next((line for line in head.decode(errors="replace").splitlines() if line.strip()), "")
+    fields = pa.array([one.strip(" \"'") for one in line.split(delimiter)], pa.string())
+    return any(bool(fits(fields, type_).any()) for type_ in FROM_TEXT if not is_boolean(type_))
+
+
+def _numbers_by_separator(rows: Sample, use: Mask) -> tuple[list[str], list[str]]:
+    """The columns whose numbers have a decimal comma in some rows, and those whose numbers have a point there."""
+    with_comma: list[str] = []
+    with_point: list[str] = []
+    for name, values in rows.values.items():
+        if not is_string(values.type) and not is_floating(values.type):
+            continue
+        text = convert(values.filter(pa.array(use)), pa.string())[0].drop_null()
+        whole = as_mask(pc.match_substring_regex(text, _INTEGER))
+        for columns, pattern in ((with_comma, _COMMA), (with_point, _POINTED)):
+            found = as_mask(pc.match_substring_regex(text, pattern))
+            if found.any() and (found | whole).mean() >= MOST:
+                columns.append(name)
+    return with_comma, with_point
+
+
+def _is_typed(words: Column) -> bool:
+    """Whether most words are values of one type that is not text."""
+    most = max(float(fits(text, type_).mean()) for type_ in FROM_TEXT for text in (words, with_points(words)))
+    return most >= MOST or bool(formats_that_fit(words))
