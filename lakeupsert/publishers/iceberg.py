@@ -401,7 +401,7 @@ class IcebergPublisher:
         for bucket in self._buckets(partition, version):
             for file in bucket.data:
                 stored = data.get(file.name)
-                entries.append(stored or Entry(file.name, file.rows, file.bytes))
+                entries.append(stored or writer.data(file))
                 if file.deleted is not None:
                     ending = f"-{hashlib.sha256(file.deleted.identity.encode()).hexdigest()[:16]}{_ENDING}"
                     marked = deletes.get(file.name) if stored else None

@@ -30,8 +30,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, PrimitiveType, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
+from lakeupsert.publishers.iceberg_stats import ColumnMetrics, IcebergStats
 from lakeupsert.rows.vectors import Positions
 from lakeupsert.table.layout import partition_of, partition_scalars
+from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.metadata import damaged
 from lakeupsert.table.spec import FIELD_ID, TableSpec
 
@@ -59,6 +61,7 @@ class Entry:
         rows: for a delete file the number of superseded rows.
         of: for a delete file the name of its data file; empty for a data file.
         snapshot, sequence: when it was added; None: by the snapshot that is written now.
+        metrics: of some columns of a data file, as they were when it was added.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Entry:
     of: str = ""
     snapshot: int | None = None
     sequence: int | None = None
+    metrics: tuple[ColumnMetrics, ...] = ()
 
     @property
     def partition(self) -> str:
@@ -82,11 +86,39 @@ class _Bounds(msgspec.Struct, frozen=True):
     upper_bound: bytes | None
 
 
+class _Count(msgspec.Struct, frozen=True):
+    """An item of a map in a manifest."""
+
+    key: int
+    value: int
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """An item of a map in a manifest."""
+
+    key: int
+    value: bytes
+
+
 class _DataFile(msgspec.Struct, frozen=True):
     file_path: str
     record_count: int
     file_size_in_bytes: int
     referenced_data_file: str | None = None
+    value_counts: tuple[_Count, ...] | None = None
+    null_value_counts: tuple[_Count, ...] | None = None
+    lower_bounds: tuple[_Bound, ...] | None = None
+    upper_bounds: tuple[_Bound, ...] | None = None
+
+    @property
+    def metrics(self) -> tuple[ColumnMetrics, ...]:
+        nulls = {one.key: one.value for one in self.null_value_counts or ()}
+        lower = {one.key: one.value for one in self.lower_bounds or ()}
+        upper = {one.key: one.value for one in self.upper_bounds or ()}
+        return tuple(
+            ColumnMetrics(one.key, one.value, nulls[one.key], lower.get(one.key), upper.get(one.key))
+            for one in self.value_counts or ()
+        )
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -156,6 +188,7 @@ class FileReader:
                         of=self.name(file.referenced_data_file or ""),
                         snapshot=manifest.added_snapshot_id if snapshot is None else snapshot,
                         sequence=manifest.sequence_number if sequence is None else sequence,
+                        metrics=file.metrics,
                     )
                 )
         return found
@@ -183,6 +216,10 @@ class FileWriter(FileReader):
     spec: TableSpec
     schema: Schema
     partitions: PartitionSpec
+
+    def data(self, file: DataFile) -> Entry:
+        """The entry of a new data file."""
+        return Entry(file.name, file.rows, file.bytes, metrics=self._stats.metrics(file))
 
     def manifest(
         self, entries: Iterable[Entry], gone: Iterable[Entry], name: str, snapshot: int, sequence: int
@@ -243,6 +280,10 @@ class FileWriter(FileReader):
         return cast(bytes, sink.getvalue().to_pybytes())
 
     @cached_property
+    def _stats(self) -> IcebergStats:
+        return IcebergStats(self.schema)
+
+    @cached_property
     def _entry_schema(self) -> object:
         fields = (*DATA_FILE_TYPE[_VERSION].fields, _REFERENCED)
         partition = data_file_with_partition(self._partition_type, _VERSION).fields
@@ -256,7 +297,7 @@ class FileWriter(FileReader):
 
     def _record(self, status: int, entry: Entry, snapshot: int) -> dict[str, object]:
         path = entry.of and self.address(entry.of)
-        bounds = [{"key": _FILE_PATH, "value": path.encode()}] if path else None
+        own = [ColumnMetrics(_FILE_PATH, entry.rows, 0, path.encode(), path.encode())] if path else entry.metrics
         file: dict[str, object] = {
             "content": _DELETES if path else _DATA,
             "file_path": self.address(entry.name),
@@ -264,8 +305,10 @@ class FileWriter(FileReader):
             "partition": self._values(entry.partition),
             "record_count": entry.rows,
             "file_size_in_bytes": entry.bytes,
-            "lower_bounds": bounds,
-            "upper_bounds": bounds,
+            "value_counts": _items((one.id, one.values) for one in own),
+            "null_value_counts": _items((one.id, one.nulls) for one in own),
+            "lower_bounds": _items((one.id, one.lower) for one in own),
+            "upper_bounds": _items((one.id, one.upper) for one in own),
             "referenced_data_file": path or None,
         }
         return {
@@ -323,6 +366,11 @@ def _records(data: bytes, where: str, what: str, type_: type[Read]) -> list[Read
         return msgspec.convert(list(fastavro.reader(io.BytesIO(data))), list[type_])  # type: ignore[valid-type]
     except Exception as e:  # whatever a decoder meets in damaged bytes
         raise damaged(where, what, repr(e)) from e
+
+
+def _items(pairs: Iterable[tuple[int, int | bytes | None]]) -> list[dict[str, int | bytes]] | None:
+    """A map as manifests have it, without what is not known; None if nothing is."""
+    return [{"key": id_, "value": value} for id_, value in pairs if value is not None] or None
 
 
 def _bytes(type_: PrimitiveType, value: str | int | bool | dt.date) -> bytes:
