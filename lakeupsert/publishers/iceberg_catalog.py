@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyiceberg.exceptions as iceberg_errors
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.table import Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
@@ -179,11 +180,19 @@ class IcebergCatalog:
 def _open(settings: IcebergSettings) -> Catalog:
     properties = {**settings.properties, "py-io-impl": f"{__name__}.TableIO"}
     try:
-        return load_catalog(settings.catalog_name, **properties)
+        catalog = load_catalog(settings.catalog_name, **properties)
     except (*_NOT_INSTALLED, *_REFUSALS):
         raise
     except Exception:  # of SQL, if another process has just created the catalog's own tables
-        return load_catalog(settings.catalog_name, **properties)
+        catalog = load_catalog(settings.catalog_name, **properties)
+    if settings.format_version == 3 and not isinstance(catalog, RestCatalog):
+        raise ConfigurationError(
+            "bad-setting",
+            f"`format_version = 3` needs a REST catalog, and {settings.catalog_name!r} is none: pyiceberg can't write metadata "
+            "of version 3. Readers of Iceberg see what they saw.",
+            next="set format_version = 2 in [tables.NAME.iceberg], or name a REST catalog",
+        )
+    return catalog
 
 
 class TableIO(FileIO):
