@@ -31,8 +31,11 @@ from lakeupsert.table import metadata
 ANSWER_SECONDS = 60.0
 """How long a call may take before the catalog counts as unreachable."""
 RESET = "`lakeupsert publish --to iceberg --reset` registers the table anew with the published snapshot"
+_METADATA = "the metadata of the Iceberg table"
 _STORE: ContextVar[ObjectStore] = ContextVar("store")
 """Of the table that a call is about. pyiceberg opens `TableIO` by its name, so it can't be given the store."""
+_OPENED: ContextVar[str] = ContextVar("opened", default="")
+"""The address of the metadata file that a call has read."""
 _NOT_INSTALLED = (ImportError, iceberg_errors.NotInstalledError)
 _REFUSALS = (
     iceberg_errors.UnauthorizedError,
@@ -78,12 +81,20 @@ class IcebergCatalog:
             self._catalog.close()
 
     def load(self) -> Table | None:
-        """The table as it is now; None if the catalog has none of this name."""
+        """The table as it is now; None if the catalog has none of this name. Raises DamagedTableError if its metadata, which is
+        in our store, can't be read."""
 
         def load(catalog: Catalog) -> Table | None:
-            with suppress(iceberg_errors.NoSuchTableError, iceberg_errors.NoSuchNamespaceError):
+            try:
                 return catalog.load_table(self.table)
-            return None
+            except (iceberg_errors.NoSuchTableError, iceberg_errors.NoSuchNamespaceError):
+                return None
+            except LakeupsertError:
+                raise
+            except Exception as e:  # whatever a parser meets in damaged bytes
+                if address := _OPENED.get():
+                    raise metadata.damaged(address, _METADATA, str(e)[:500], next=RESET) from e
+                raise
 
         return self._ask(load)
 
@@ -247,11 +258,11 @@ class _Object(InputFile, OutputFile):
 
     def open(self, seekable: bool = True) -> io.BytesIO:
         try:
-            return io.BytesIO(self._store.get(self._name))
+            data = self._store.get(self._name)
         except NotFoundError as e:
-            raise metadata.damaged(
-                self.location, "the metadata of the Iceberg table", "it is missing", next=RESET
-            ) from e
+            raise metadata.damaged(self.location, _METADATA, "it is missing", next=RESET) from e
+        _OPENED.set(self.location)
+        return io.BytesIO(data)
 
     def to_input_file(self) -> "_Object":
         return self

@@ -28,6 +28,7 @@ from pyiceberg.types import NestedField, PrimitiveType, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from lakeupsert.config import FormatVersion
+from lakeupsert.publishers.iceberg_catalog import RESET
 from lakeupsert.publishers.iceberg_stats import ColumnMetrics, IcebergStats
 from lakeupsert.table.layout import partition_of, partition_scalars
 from lakeupsert.table.manifest import DataFile
@@ -226,7 +227,7 @@ class FileReader:
         manifests, header = _read(data, where, what, ManifestFile)
         firsts: list[str] = json.loads(header.get(_FIRST, "[]"))
         if len(firsts) != len(manifests):
-            raise damaged(where, what, "it does not say with which partition each manifest begins")
+            raise damaged(where, what, "it does not say with which partition each manifest begins", next=RESET)
         found: list[Run] = []
         for first, manifest in zip(firsts, manifests, strict=True):
             if found and found[-1].first == first:
@@ -398,7 +399,7 @@ def _read(data: bytes, where: str, what: str, type_: type[Read]) -> tuple[list[R
         reader = fastavro.reader(io.BytesIO(data))
         return msgspec.convert(list(reader), list[type_]), reader.metadata  # type: ignore[valid-type]
     except Exception as e:  # whatever a decoder meets in damaged bytes
-        raise damaged(where, what, repr(e)) from e
+        raise damaged(where, what, repr(e), next=RESET) from e
 
 
 def _items(pairs: Iterable[tuple[int, int | bytes | None]]) -> list[dict[str, int | bytes]] | None:
