@@ -48,7 +48,13 @@ from lakeupsert.publishers import Concurrently
 from lakeupsert.publishers.iceberg_catalog import RESET, IcebergCatalog, root_address, table_taken
 from lakeupsert.publishers.iceberg_deletes import DeleteWriter, PositionDeletes, Puffins, mark_of
 from lakeupsert.publishers.iceberg_files import MOST_ENTRIES, Entry, FileReader, FileWriter, ManifestFile, Run
-from lakeupsert.publishers.iceberg_types import UNFIT, iceberg_schema, partition_spec, refuse_other_growth
+from lakeupsert.publishers.iceberg_types import (
+    UNFIT,
+    iceberg_schema,
+    lacks_field_ids,
+    partition_spec,
+    refuse_other_growth,
+)
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.layout import HOME, TableObjects
@@ -138,9 +144,9 @@ class IcebergPublisher:
 
     def check(self, newest: Link[Snapshot]) -> None:
         """See `Publisher`."""
-        iceberg_schema(self._spec(newest), 0)
-        shown = newest.body.partitions
-        self.map_concurrently(lambda partition: self._buckets(partition, shown[partition].version), list(shown))
+        spec, shown = self._spec(newest), newest.body.partitions
+        iceberg_schema(spec, 0)
+        self.map_concurrently(lambda partition: self._buckets(spec, partition, shown[partition].version), list(shown))
 
     def mend(self) -> None:
         """Nothing is ever replaced, so there is nothing to put right."""
@@ -441,7 +447,7 @@ class IcebergPublisher:
         deletes = {entry.of: entry for entry in known if entry.of and keeps_vectors}
         entries: list[Entry] = []
         marked: list[DataFile] = []
-        for bucket in self._buckets(partition, version):
+        for bucket in self._buckets(writer.spec, partition, version):
             for file in bucket.data:
                 stored = data.get(file.name)
                 entries.append(stored or writer.data(file))
@@ -459,15 +465,22 @@ class IcebergPublisher:
         kind = Puffins if writer.version == 3 else PositionDeletes
         return kind(self.objects.store, writer.address, f"{_DELETES}/{number}-", self.map_concurrently)
 
-    def _buckets(self, partition: str, version: int) -> tuple[BucketEntry, ...]:
-        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if it has adopted files."""
+    def _buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
+        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files lack field ids."""
         buckets = self.version(partition, version).buckets
+        see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not concerned."
         if any(bucket.data and not bucket.settled for bucket in buckets):
             raise ConfigurationError(
                 UNFIT,
-                f"{partition} has adopted files, whose columns have no field ids of this table. Readers of Iceberg see the "
-                "snapshot before; readers of lakeupsert are not concerned.",
+                f"{partition} has adopted files, whose columns have no field ids of this table. {see}",
                 next="run `lakeupsert compact --full`, which writes files with field ids",
+            )
+        if any(lacks_field_ids(spec, file) for bucket in buckets for file in bucket.data):
+            raise ConfigurationError(
+                UNFIT,
+                f"{partition} has files of an earlier lakeupsert, which gave no field ids to the columns in which it keeps the "
+                f"orders of mode columns. pyiceberg refuses such files. {see}",
+                next="run `lakeupsert reprocess` over all partitions, which writes files with field ids",
             )
         return buckets
 
