@@ -279,9 +279,14 @@ def check_ours(table: Table, rows: pa.Table, where: str) -> int:
 
 
 def check_pyiceberg(table: IcebergTable, rows: pa.Table, one: Filter) -> int:
-    """Returns how many files were skipped."""
+    """Returns how many files were skipped.
+
+    pyiceberg 0.12 may find more, also without bounds: rows that have null there, of a file that lacks the column (`<>`), or whose
+    column is narrower than the literal (`<`).
+    """
     found = table.scan(row_filter=one.iceberg, selected_fields=("d", "k", "ts")).to_arrow()
-    assert by_key(found) == by_key(kept(rows, one.ours)), f"pyiceberg: {one.ours}"
+    missing = set(by_key(kept(rows, one.ours))).difference(by_key(found))
+    assert not missing, f"pyiceberg: {one.ours}"
     return len(table.inspect.files()) - len(list(table.scan(row_filter=one.iceberg).plan_files()))
 
 
@@ -302,7 +307,7 @@ def test_no_file_with_a_row_is_skipped(
     engine = QueryBuilder().register("t", DeltaTable(str(tmp_path / "processed")))
     frame = pl.scan_delta(str(tmp_path / "processed")) if not renames else None
     iceberg = iceberg_table(lake.table.settings.iceberg) if standings["iceberg"].behind == 0 else None
-    assert iceberg is not None or pa.decimal128(16, 4) in lake.table.schema.types
+    assert iceberg is not None or pa.decimal128(16, 4) in rows.schema.types
     for number in range(FILTERS):
         one = filters.make()
         skipped["ours"] += check_ours(lake.table, rows, one.ours)
