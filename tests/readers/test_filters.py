@@ -133,8 +133,10 @@ def test_filters_on_values_at_the_bounds(readers: Readers, reader: str, format_:
         assert kept == ids(column, sign, one[column]), f"{reader}: {queries[number]}"
 
 
-@pytest.mark.parametrize("vectors", [True, False], ids=["vectors", "no vectors"])
-@pytest.mark.parametrize(("reader", "format_"), READERS)
+@pytest.mark.parametrize(
+    ("reader", "format_", "vectors"),
+    [(*one, vectors) for one in READERS for vectors in (True, False) if vectors or "iceberg" in one],
+)
 def test_nulls_and_extremes_are_those_of_the_rows(
     readers: Readers, reader: str, format_: Format, vectors: bool, table: Table, without_vectors: Table
 ) -> None:
