@@ -2,13 +2,13 @@
 file, for format version 2; for version 3 the vectors themselves, many in a Puffin object."""
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,8 @@ from lakeupsert.table.spec import FIELD_ID
 _MAGIC = b"PFA1"
 _ROW_POSITION_ID = 2147483645
 """Iceberg's field id of a row's position in its file."""
+_LISTED_BYTES = 300
+"""More than what the footer of a Puffin object has of a vector beside the address."""
 _SCHEMA = pa.schema(
     [
         pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: str(FILE_PATH_ID).encode()}),
@@ -77,7 +79,7 @@ class Puffins(DeleteWriter):
 
     def write(self, files: Sequence[DataFile]) -> dict[str, Entry]:
         blobs = self.map_concurrently(self._blob, files)
-        packs = list(runs(zip(files, blobs, strict=True), lambda pair: len(pair[1].data), VECTOR_OBJECT_BYTES))
+        packs = list(runs(zip(files, blobs, strict=True), lambda pair: pair[1].most_bytes, VECTOR_OBJECT_BYTES))
         return {entry.of: entry for entries in self.map_concurrently(self._write, packs) for entry in entries}
 
     def _blob(self, file: DataFile) -> "VectorBlob":
@@ -108,6 +110,11 @@ class VectorBlob(NamedTuple):
     rows: int
     data: bytes
 
+    @property
+    def most_bytes(self) -> int:
+        """What it takes of an object, whose footer has its address."""
+        return len(self.data) + len(self.of.encode()) + _LISTED_BYTES
+
 
 def puffin(blobs: Sequence[VectorBlob]) -> bytes:
     """A Puffin object with these vectors."""
@@ -123,7 +130,7 @@ def puffin(blobs: Sequence[VectorBlob]) -> bytes:
         }
         for blob, at in zip(blobs, _begins(blobs), strict=True)
     ]
-    footer = json.dumps({"blobs": listed, "properties": {"created-by": "lakeupsert"}}).encode()
+    footer = msgspec.json.encode({"blobs": listed, "properties": {"created-by": "lakeupsert"}})
     flags = bytes(4)
     content = (_MAGIC, *(blob.data for blob in blobs))
     return b"".join((*content, _MAGIC, footer, len(footer).to_bytes(4, "little"), flags, _MAGIC))

@@ -185,24 +185,21 @@ def case(request: pytest.FixtureRequest, new: tuple[int, New]) -> tuple[str, int
 
 
 @pytest.fixture(scope="module")
-def earlier(new: tuple[int, New]) -> tuple[int, Lake]:
+def earlier(new: tuple[int, New]) -> Lake:
     """Three nights, the last of which brings columns and drops one."""
-    version, make = new
+    _, make = new
     lake = make().run(FIRST, SECOND)
     lake.table.drop_column("small")
     more = rows(range(1, 30, 3), 3).drop_columns("small").append_column("more", pa.array(["new"] * 10))
-    return version, lake.run(more)
+    return lake.run(more)
 
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("number", [0, 1])
-def test_earlier_snapshots_of_every_reader(
-    readers: Readers, earlier: tuple[int, Lake], reader: str, number: int
-) -> None:
-    _, lake = earlier
+def test_earlier_snapshots_of_every_reader(readers: Readers, earlier: Lake, reader: str, number: int) -> None:
     columns = ["id", "part", "seen", "amount", "name"]
-    expected = as_shown(reader, "iceberg", lake.table.to_arrow(number).read_all()).select(columns)
-    found = readers[reader].read(lake.place, columns, version=lake.snapshots()[number])
+    expected = as_shown(reader, "iceberg", earlier.table.to_arrow(number).read_all()).select(columns)
+    found = readers[reader].read(earlier.place, columns, version=earlier.snapshots()[number])
     difference = compare(found, expected, ["id"])
     assert difference.exact, str(difference)
 
@@ -221,3 +218,20 @@ def test_rows_of_every_reader(readers: Readers, reader: str, case: tuple[str, in
     difference = compare(found, expected, ["id"])
     assert difference.exact, f"{reader} reads {name}: {difference}"
     assert not refused, "it reads what it was recorded to refuse"
+
+
+@pytest.mark.parametrize("new", [3], indirect=True)
+def test_rows_of_a_file_that_stays_keep_their_ids(readers: Readers, new: tuple[int, New]) -> None:
+    """Spark shows the row ids of format version 3."""
+    _, make = new
+    lake = make().run(FIRST)
+    seen: dict[tuple[object, object], object] = {}
+    for night in (SECOND, rows(range(1, 30, 3), 3), rows([3], 4)):
+        found = readers["spark"].read(lake.place, query="SELECT id, seen, _row_id FROM {table}").to_pylist()
+        ids = {(one["id"], one["seen"]): one["_row_id"] for one in found}
+        assert None not in ids.values()
+        assert len(set(ids.values())) == len(found)
+        kept = ids.keys() & seen.keys()
+        assert {key: seen[key] for key in kept} == {key: ids[key] for key in kept}
+        seen = ids
+        lake.run(night)
