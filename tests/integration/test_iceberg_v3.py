@@ -20,7 +20,7 @@ from pyiceberg.utils.config import Config
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.config import IcebergSettings, parse
-from lakeupsert.errors import ConfigurationError, TryAgainError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainError
 from lakeupsert.publishers import iceberg, iceberg_catalog, iceberg_deletes
 from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
 from lakeupsert.rows.vectors import MAGIC
@@ -250,6 +250,20 @@ def test_upgrade_and_no_way_back(tmp_path: Path, uri: str, newest_is_new: bool) 
     assert lake.numbers() == [0, 1, 2, 3]
     lake.table.publish(to="iceberg", reset=True)
     assert lake.published.metadata.format_version == 2
+    lake.check()
+
+
+def test_metadata_that_was_lost_is_written_anew_by_a_reset(lake: RestLake) -> None:
+    """The catalog answers with an error of its own, which names it."""
+    lake.update(0)
+    (path,) = (lake.root / "processed" / FOLDER / "metadata").glob("*.metadata.json")
+    path.unlink()
+    with pytest.raises(DamagedTableError) as raised:
+        lake.table.publish(to="iceberg")
+    assert raised.value.code == "damaged-object"
+    assert path.name in raised.value.message
+    assert "publish --to iceberg --reset" in raised.value.next
+    lake.table.publish(to="iceberg", reset=True)
     lake.check()
 
 
