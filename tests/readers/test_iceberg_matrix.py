@@ -227,11 +227,12 @@ def test_rows_of_a_file_that_stays_keep_their_ids(readers: Readers, new: tuple[i
     lake = make().run(FIRST)
     seen: dict[tuple[object, object], object] = {}
     for night in (SECOND, rows(range(1, 30, 3), 3), rows([3], 4)):
-        found = readers["spark"].read(lake.place, query="SELECT id, seen, _row_id FROM {table}").to_pylist()
-        ids = {(one["id"], one["seen"]): one["_row_id"] for one in found}
+        found = readers["spark"].read(lake.place, query="SELECT _file, _pos, _row_id FROM {table}").to_pylist()
+        ids = {(one["_file"], one["_pos"]): one["_row_id"] for one in found}
         assert None not in ids.values()
         assert len(set(ids.values())) == len(found)
         kept = ids.keys() & seen.keys()
+        assert kept or not seen
         assert {key: seen[key] for key in kept} == {key: ids[key] for key in kept}
         seen = ids
         lake.run(night)
