@@ -24,7 +24,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, TryAgainErr
 from lakeupsert.publishers import iceberg, iceberg_catalog, iceberg_deletes
 from lakeupsert.publishers.iceberg import FOLDER, IcebergPublisher
 from lakeupsert.rows.vectors import MAGIC
-from lakeupsert.testing.faults import Fault, Killed, Points
+from lakeupsert.testing.faults import FAULTS, Fault, Killed, Points
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.publishers import publish_in_threads
 from lakeupsert.testing.servers import Server
@@ -299,7 +299,7 @@ def faulty_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg_catalog, "_open", lambda settings: FaultyCatalog(opened(settings)))
 
 
-@pytest.mark.parametrize("fault", list(Fault))
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("begins", [False, True], ids=["goes on", "begins"])
 @pytest.mark.usefixtures("faulty_catalog")
 def test_fault_at_every_call_of_a_publish_is_healed_by_the_next(
