@@ -36,6 +36,7 @@ _CATALOG_SECRET = re.compile(
 Names = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 VectorPlace = Literal["file", "inline"]
 DeltaTimestamps = Literal["naive", "utc"]
+FormatVersion = Literal[2, 3]
 PublisherName = Literal["delta", "iceberg", "hive", "glue"]
 Format = Literal["auto", "parquet", "csv", "delimited", "jsonl", "avro", "orc"]
 
@@ -161,6 +162,8 @@ class IcebergSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a catalog in pyiceberg's own configuration, or its ``name`` and properties for pyiceberg."""
     table: str
     """Namespace and name, for example ``sales.receipts``."""
+    format_version: FormatVersion = 2
+    """Of the Iceberg table. 3 needs a REST catalog."""
 
     @property
     def catalog_name(self) -> str:
@@ -707,6 +710,12 @@ def _check_catalogs(settings: TableSettings, refuse: _Refusal) -> None:
     iceberg = settings.iceberg
     if iceberg and (not all(iceberg.table.split(".")) or "." not in iceberg.table):
         refuse("iceberg.table", iceberg.table, 'expected a namespace and a name, for example "sales.receipts"')
+    if iceberg and iceberg.format_version == 3:
+        kind = iceberg.properties.get("type") or urlsplit(iceberg.properties.get("uri", "http:")).scheme
+        if kind not in ("rest", "http", "https"):
+            refuse(
+                "iceberg.format_version", 3, f"a catalog of type {kind!r} can't have it; expected 2, or a REST catalog"
+            )
     for name, of_hive in {"hive": settings.hive, "glue": settings.glue}.items():
         if of_hive is None:
             continue

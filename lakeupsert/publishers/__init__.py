@@ -11,6 +11,9 @@ from lakeupsert.table.snapshot import Snapshot
 
 UNFINISHED = -1
 """Instead of a snapshot: readers see a part of one, because the first publish broke off or is under way."""
+VECTOR_OBJECT_BYTES = 2 << 20
+"""Deletion vectors share objects up to so many bytes. More: engines that fetch the whole object for each vector read more. Less:
+more objects, and delta-rs hangs if a scan opens many hundreds."""
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 

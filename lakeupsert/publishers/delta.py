@@ -14,7 +14,6 @@ import base64
 import hashlib
 import itertools
 import uuid
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from urllib.parse import unquote
 from lakeupsert.config import VectorPlace
 from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError
-from lakeupsert.publishers import Concurrently, hides_vectors, url_path
+from lakeupsert.publishers import VECTOR_OBJECT_BYTES, Concurrently, hides_vectors, url_path
 from lakeupsert.publishers.delta_log import (
     LOG,
     Action,
@@ -44,7 +43,7 @@ from lakeupsert.publishers.delta_log import (
 )
 from lakeupsert.publishers.delta_stats import DeltaStats
 from lakeupsert.publishers.delta_types import DeltaSchema, NaiveTime, has_naive_times
-from lakeupsert.rows.vectors import vector_bytes
+from lakeupsert.rows.vectors import frame, vector_bytes
 from lakeupsert.storage import ObjectInfo
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects, partition_texts
@@ -54,9 +53,6 @@ from lakeupsert.table.spec import TableSpec
 
 CHECKPOINT_EVERY = 10
 """Versions between checkpoints. More: readers and publishers read more commits. Fewer: more is written."""
-PACK_BYTES = 2 << 20
-"""Deletion vectors share objects up to so many bytes. More: engines that fetch the whole object for each vector read more. Less:
-more objects, and delta-rs hangs if a scan opens many hundreds."""
 MOST_VECTORS = 500
 """delta-rs reads each vector in a thread of its own, of which it has 512, and may wait for another one for ever."""
 FENCE = "lakeupsert"
@@ -269,13 +265,13 @@ class DeltaPublisher:
                 for (file, vector), bitmap in zip(marked, data, strict=True)
             }
         found: dict[str, Vector] = {}
-        packs = runs(zip(marked, data, strict=True), lambda pair: len(pair[1]), PACK_BYTES)
+        packs = runs(zip(marked, data, strict=True), lambda pair: len(pair[1]), VECTOR_OBJECT_BYTES)
         for pack in packs:
-            framed = [len(bitmap).to_bytes(4) + bitmap + zlib.crc32(bitmap).to_bytes(4) for _, bitmap in pack]
-            body = b"\x01" + b"".join(framed)
+            blobs = [frame(bitmap) for _, bitmap in pack]
+            body = b"\x01" + b"".join(blobs)
             # Named by its content, because after a reset another object may be written for the same version.
             id_ = uuid.uuid5(uuid.UUID(spec.table_id), hashlib.sha256(body).hexdigest())
-            begins = itertools.accumulate(map(len, framed), initial=1)
+            begins = itertools.accumulate(map(len, blobs), initial=1)
             for ((file, vector), bitmap), begin in zip(pack, begins, strict=False):
                 found[file.name] = Vector("u", _FOLDER + _z85(id_.bytes), len(bitmap), vector.rows, offset=begin)
             log.write_object(_vector_object(id_), body)

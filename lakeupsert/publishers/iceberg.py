@@ -2,7 +2,7 @@
 
 Reads     the table's metadata by its catalog, one manifest list, the manifests of runs with changed partitions, the manifests of
           these partitions, and the snapshots that the Iceberg table lacks
-Writes    position deletes, manifests, a manifest list, then a commit to the catalog for each snapshot; never a data file
+Writes    for each snapshot position deletes or vectors, manifests, a manifest list, then a commit to the catalog; no data file
 Repeat    safe; of two publishers one commits a snapshot, and the other one goes on behind it
 
     load -> next snapshot that it lacks: manifests of changed partitions -> deletes -> manifests -> list -> commit -> load …
@@ -10,18 +10,17 @@ Repeat    safe; of two publishers one commits a snapshot, and the other one goes
 The state is what the catalog says, so after a crash the table is behind, and never wrong. Objects that nothing names are garbage.
 """
 
-import hashlib
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV2, TableMetadataV3
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.snapshots import Snapshot as IcebergSnapshot
@@ -36,8 +35,10 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableUpdate,
+    UpgradeFormatVersionUpdate,
     update_table_metadata,
 )
+from pyiceberg.typedef import IcebergBaseModel
 
 from lakeupsert import clock
 from lakeupsert.config import IcebergSettings
@@ -45,9 +46,15 @@ from lakeupsert.engine.runs import runs
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.publishers import Concurrently
 from lakeupsert.publishers.iceberg_catalog import RESET, IcebergCatalog, root_address, table_taken
+from lakeupsert.publishers.iceberg_deletes import DeleteWriter, PositionDeletes, Puffins, mark_of
 from lakeupsert.publishers.iceberg_files import MOST_ENTRIES, Entry, FileReader, FileWriter, ManifestFile, Run
-from lakeupsert.publishers.iceberg_types import UNFIT, iceberg_schema, partition_spec, refuse_other_growth
-from lakeupsert.rows.vectors import deleted_positions
+from lakeupsert.publishers.iceberg_types import (
+    UNFIT,
+    iceberg_schema,
+    lacks_field_ids,
+    partition_spec,
+    refuse_other_growth,
+)
 from lakeupsert.storage import NotFoundError, ObjectInfo
 from lakeupsert.table.chain import LOST, Link, Lost, until_won
 from lakeupsert.table.layout import HOME, TableObjects
@@ -66,8 +73,6 @@ METADATA_KEPT = 10
 _METADATA = f"{FOLDER}/metadata"
 _LIST = f"{_METADATA}/snap-"
 _DELETES = f"{FOLDER}/deletes"
-_ENDING = ".deletes"
-"""Of position deletes, which are Parquet. Programs that list folders would read `.parquet`."""
 _SNAPSHOT, _WRITE, _TABLE = "lakeupsert.snapshot", "lakeupsert.write_id", "lakeupsert.table"
 """In the summary of each of our snapshots: its number, its write id and the table's id, which is also a property of the table."""
 
@@ -77,7 +82,7 @@ class _Head:
     """The Iceberg table as it is, its newest snapshot, and that one's number of ours."""
 
     table: Table
-    metadata: TableMetadataV2
+    metadata: TableMetadataV2 | TableMetadataV3
     snapshot: IcebergSnapshot
     number: int
 
@@ -95,11 +100,13 @@ class _Head:
 
 @dataclass(frozen=True)
 class _Files:
-    """The files of a partition after a commit: ``entries``, those without a snapshot are new; and those that are ``gone``."""
+    """The files of a partition after a commit: ``entries``, those without a snapshot are new; those that are ``gone``; and the
+    data files that are ``marked``: their superseded rows need an entry, which is not written yet."""
 
     partition: str
     entries: tuple[Entry, ...]
     gone: tuple[Entry, ...] = ()
+    marked: tuple[DataFile, ...] = ()
     has_new_rows: bool = False
 
 
@@ -137,9 +144,9 @@ class IcebergPublisher:
 
     def check(self, newest: Link[Snapshot]) -> None:
         """See `Publisher`."""
-        iceberg_schema(self._spec(newest), 0)
-        shown = newest.body.partitions
-        self.map_concurrently(lambda partition: self._buckets(partition, shown[partition].version), list(shown))
+        spec, shown = self._spec(newest), newest.body.partitions
+        iceberg_schema(spec, 0)
+        self.map_concurrently(lambda partition: self._buckets(spec, partition, shown[partition].version), list(shown))
 
     def mend(self) -> None:
         """Nothing is ever replaced, so there is nothing to put right."""
@@ -243,8 +250,16 @@ class IcebergPublisher:
             raise self._foreign(f"has snapshot {snapshot.snapshot_id}, which its publisher did not write")
         metadata = table.metadata
         other = metadata.current_schema_id != snapshot.schema_id or metadata.default_spec_id
-        if other or not isinstance(metadata, TableMetadataV2):
+        if other or not isinstance(metadata, TableMetadataV2 | TableMetadataV3):
             raise self._foreign("has columns, partitions or a format version that its publisher did not write")
+        if metadata.format_version > self.settings.format_version:
+            raise ConfigurationError(
+                "bad-setting",
+                f"The Iceberg table {self.settings.table!r} has format version {metadata.format_version}, and "
+                f"`format_version` is {self.settings.format_version}. Iceberg has no way back. Nothing was committed to it; "
+                "readers of lakeupsert are not concerned.",
+                next=f"set format_version = 3 in [tables.NAME.iceberg]; or {RESET}",
+            )
         return _Head(table, metadata, snapshot, number)
 
     def _foreign(self, what: str) -> DamagedTableError:
@@ -268,24 +283,27 @@ class IcebergPublisher:
         spec = self._spec(link)
         moment = int(datetime.fromisoformat(link.written_at).timestamp() * 1000)
         metadata = head.metadata if head else self._first_metadata(spec, moment)
-        schema = _schema_of(spec, metadata)
-        writer = FileWriter(self._root, spec, schema, partition_spec(spec))
+        schema, version = _schema_of(spec, metadata), self.settings.format_version
         id_, sequence = int(clock.new_id()[:16], 16) >> 1, metadata.last_sequence_number + 1
-        shown, changed = self._write_files(writer, head, link, id_, sequence)
+        writer = FileWriter(self._root, spec, schema, partition_spec(spec), version, id_, sequence)
+        first_row = _next_row(metadata) if version == 3 else None
+        shown, changed = self._write_files(writer, head, link, first_row)
         listing = f"{_LIST}{link.number}-{clock.new_id()}.avro"
         parent = head.snapshot.snapshot_id if head else None
-        self._put(listing, writer.manifest_list(shown, id_, parent, sequence))
-        moment = max(moment, metadata.last_updated_ms + 1)  # pyiceberg puts its own time into an equal one
+        self._put(listing, writer.manifest_list(shown, parent))
         own = {_SNAPSHOT: str(link.number), _WRITE: link.write_id, _TABLE: self._table_id}
         snapshot = IcebergSnapshot.model_validate(
             {
                 "snapshot-id": id_,
                 "parent-snapshot-id": parent,
                 "sequence-number": sequence,
-                "timestamp-ms": moment,
+                # pyiceberg puts its own time into an equal one
+                "timestamp-ms": max(moment, metadata.last_updated_ms + 1),
                 "manifest-list": writer.address(listing),
                 "summary": _summary(shown, changed, own),
                 "schema-id": schema.schema_id,
+                "first-row-id": first_row,
+                "added-rows": None if first_row is None else _rows_with_new_ids(shown, id_),
             }
         )
         updates = (*self._updates(metadata, schema), *self._snapshot_updates(metadata, snapshot, link.number, newest))
@@ -297,7 +315,9 @@ class IcebergPublisher:
             catalog.commit(head.table, requirements, updates)
             return
         name = f"{_METADATA}/00000-{uuid.UUID(clock.new_id())}.metadata.json"
-        self._put(name, update_table_metadata(metadata, updates).model_dump_json().encode())
+        first = update_table_metadata(metadata, updates)
+        # That of TableMetadataV3 raises: pyiceberg's own writers do not know all of version 3 yet.
+        self._put(name, IcebergBaseModel.model_dump_json(first).encode())
         catalog.register(writer.address(name))
 
     def _spec(self, link: Link[Snapshot]) -> TableSpec:
@@ -305,12 +325,15 @@ class IcebergPublisher:
         refuse_other_growth(spec, earlier)
         return spec
 
-    def _first_metadata(self, spec: TableSpec, moment: int) -> TableMetadataV2:
+    def _first_metadata(self, spec: TableSpec, moment: int) -> TableMetadataV2 | TableMetadataV3:
         """The metadata of the table without a snapshot."""
         partitions = partition_spec(spec)
-        return TableMetadataV2.model_validate(
+        version = self.settings.format_version
+        kind, own = (TableMetadataV3, {"next-row-id": 0}) if version == 3 else (TableMetadataV2, {})
+        return kind.model_validate(
             {
-                "format-version": 2,
+                **own,
+                "format-version": version,
                 "location": f"{self._root}/{FOLDER}",
                 "table-uuid": uuid.UUID(clock.new_id()),
                 "last-updated-ms": moment - 1,
@@ -326,7 +349,9 @@ class IcebergPublisher:
         )
 
     def _updates(self, metadata: TableMetadata, schema: Schema) -> Iterator[TableUpdate]:
-        """What changes beside the snapshot: columns, and properties that somebody may have changed."""
+        """What changes beside the snapshot: the version, columns, and properties that somebody may have changed."""
+        if metadata.format_version != self.settings.format_version:
+            yield UpgradeFormatVersionUpdate.model_validate({"format-version": self.settings.format_version})
         if all(known.schema_id != schema.schema_id for known in metadata.schemas):
             yield AddSchemaUpdate(schema=schema)
         if metadata.current_schema_id != schema.schema_id:
@@ -353,20 +378,18 @@ class IcebergPublisher:
             yield RemoveSnapshotsUpdate.model_validate({"snapshot-ids": gone})
 
     def _write_files(
-        self, writer: FileWriter, head: _Head | None, link: Link[Snapshot], id_: int, sequence: int
+        self, writer: FileWriter, head: _Head | None, link: Link[Snapshot], first_row: int | None
     ) -> tuple[list[Run], list[_Files]]:
         """Write what the snapshot's manifest list will name. Returns its runs, and the files of changed partitions."""
-        before = self.objects.snapshots.get(head.number) if head else None
-        if head is not None and not head.is_of(before):  # it has expired, or was lost and another one has its number
-            before = None
-        now, old = link.body.partitions, before.body.partitions if before else {}
+        before = self._before(head, link)
+        now, old = link.body.partitions, before.partitions if before else {}
         listed = self._runs(writer.name(head.snapshot.manifest_list)) if head else []
         firsts = [run.first for run in listed]
 
         def place_of(partition: str) -> int:
             return max(0, bisect_right(firsts, partition) - 1)
 
-        changed = {p for p in {*now, *old} if p not in now or p not in old or now[p].version != old[p].version}
+        changed = {p for p in {*now, *old} if now.get(p) != old.get(p)}
         touched = set(map(place_of, changed)) if before else set(range(len(listed)))
         known: dict[str, list[Entry]] = {partition: [] for partition in changed}
         read = [manifest for place, run in enumerate(listed) if place in touched for manifest in run.manifests]
@@ -378,67 +401,110 @@ class IcebergPublisher:
             if before is not None and partition not in changed:
                 return _Files(partition, tuple(known[partition]))
             shown, was = now.get(partition), old.get(partition)
-            files = self._diff(writer, link.number, partition, shown.version if shown else -1, known[partition])
+            keeps_vectors = before is not None or writer.version == 2
+            version = shown.version if shown else -1
+            files = self._diff(writer, partition, version, known[partition], keeps_vectors=keeps_vectors)
             return replace(files, has_new_rows=shown is None or was is None or shown.merged != was.merged)
 
-        found = self.map_concurrently(files_of, sorted(known))
+        diffs = self.map_concurrently(files_of, sorted(known))
+        deletes = self._delete_writer(writer, link.number).write([file for files in diffs for file in files.marked])
+        found = [
+            replace(files, entries=(*files.entries, *(deletes[file.name] for file in files.marked))) for files in diffs
+        ]
         kept = [place for place in range(len(listed)) if place not in touched]
         stretches = groupby(found, key=lambda files: bisect_right(kept, place_of(files.partition)))
         chunks = [
             chunk for _, stretch in stretches for chunk in runs(stretch, lambda files: len(files.entries), MOST_ENTRIES)
         ]
-        written = self.map_concurrently(
-            lambda chunk: self._write_run(writer, link.number, chunk, id_, sequence), chunks
-        )
+        written = self._write_runs(writer, link.number, chunks, first_row)
         all_runs = [*(listed[place] for place in kept), *(run for run in written if run.manifests)]
         return sorted(all_runs, key=lambda run: run.first), found
 
-    def _diff(self, writer: FileWriter, number: int, partition: str, version: int, known: Sequence[Entry]) -> _Files:
-        """Compare a version of a partition (-1: it has no rows) with the files that the table has of it. Writes its deletes."""
+    def _before(self, head: _Head | None, link: Link[Snapshot]) -> Snapshot | None:
+        """The snapshot that the table shows, with which ``link`` is compared; None: all partitions are written anew.
+
+        With version 3 this is also so behind a restore. It brings back vectors with fewer rows, and pyiceberg applies all
+        vectors of an object that it reads, also those that other objects have replaced. Vectors otherwise only grow.
+        """
+        before = self.objects.snapshots.get(head.number) if head else None
+        if head is None or before is None or not head.is_of(before):  # it has expired, or another one has its number
+            return None
+        if self.settings.format_version == 3:
+            if head.snapshot.first_row_id is None:  # it is of version 2
+                return None
+            merged = (before.body.partitions[partition].merged for partition in before.body.lagging)
+            for number in range(min((before.body.batch, *merged)) + 1, link.body.batch + 1):
+                entry = self.objects.ledger.get(number)
+                if entry is None or entry.body.restored is not None:
+                    return None
+        return before.body
+
+    def _diff(
+        self, writer: FileWriter, partition: str, version: int, known: Sequence[Entry], *, keeps_vectors: bool
+    ) -> _Files:
+        """Compare a version of a partition (-1: it has no rows) with the files that the table has of it."""
         data = {entry.name: entry for entry in known if not entry.of}
-        deletes = {entry.of: entry for entry in known if entry.of}
+        deletes = {entry.of: entry for entry in known if entry.of and keeps_vectors}
         entries: list[Entry] = []
-        for bucket in self._buckets(partition, version):
+        marked: list[DataFile] = []
+        for bucket in self._buckets(writer.spec, partition, version):
             for file in bucket.data:
                 stored = data.get(file.name)
-                entries.append(stored or Entry(file.name, file.rows, file.bytes))
+                entries.append(stored or writer.data(file))
                 if file.deleted is not None:
-                    ending = f"-{hashlib.sha256(file.deleted.identity.encode()).hexdigest()[:16]}{_ENDING}"
-                    marked = deletes.get(file.name) if stored else None
-                    same = marked is not None and marked.name.endswith(ending)
-                    entries.append(marked if marked and same else self._write_deletes(writer, number, file, ending))
+                    shown = deletes.get(file.name) if stored else None
+                    if shown is not None and shown.mark == mark_of(file):
+                        entries.append(shown)
+                    else:
+                        marked.append(file)
         kept = set(entries)
-        return _Files(partition, tuple(entries), tuple(entry for entry in known if entry not in kept))
+        gone = tuple(entry for entry in known if entry not in kept)
+        return _Files(partition, tuple(entries), gone, tuple(marked))
 
-    def _buckets(self, partition: str, version: int) -> tuple[BucketEntry, ...]:
-        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if it has adopted files."""
+    def _delete_writer(self, writer: FileWriter, number: int) -> DeleteWriter:
+        kind = Puffins if writer.version == 3 else PositionDeletes
+        return kind(self.objects.store, writer.address, f"{_DELETES}/{number}-", self.map_concurrently)
+
+    def _buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
+        """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files lack field ids."""
         buckets = self.version(partition, version).buckets
+        see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not concerned."
         if any(bucket.data and not bucket.settled for bucket in buckets):
             raise ConfigurationError(
                 UNFIT,
-                f"{partition} has adopted files, whose columns have no field ids of this table. Readers of Iceberg see the "
-                "snapshot before; readers of lakeupsert are not concerned.",
+                f"{partition} has adopted files, whose columns have no field ids of this table. {see}",
                 next="run `lakeupsert compact --full`, which writes files with field ids",
+            )
+        if any(lacks_field_ids(spec, file) for bucket in buckets for file in bucket.data):
+            raise ConfigurationError(
+                UNFIT,
+                f"{partition} has files of an earlier lakeupsert, which gave no field ids to the columns in which it keeps the "
+                f"orders of mode columns. pyiceberg refuses such files. {see}",
+                next="run `lakeupsert reprocess` over all partitions, which writes files with field ids",
             )
         return buckets
 
-    def _write_deletes(self, writer: FileWriter, number: int, file: DataFile, ending: str) -> Entry:
-        positions = deleted_positions(self.objects.store, file)
-        body, name = writer.deletes(file.name, positions), f"{_DELETES}/{number}-{clock.new_id()}{ending}"
-        self._put(name, body)
-        return Entry(name, len(positions), len(body), of=file.name)
+    def _write_runs(
+        self, writer: FileWriter, number: int, chunks: Sequence[Sequence[_Files]], first_row: int | None
+    ) -> list[Run]:
+        """Write the manifests of each run of partitions. ``first_row``: the first row id that no file has."""
+        rows = (sum(entry.rows for files in chunk for entry in files.entries if not entry.of) for chunk in chunks)
+        row_ids = [None] * len(chunks) if first_row is None else accumulate(rows, initial=first_row)
 
-    def _write_run(self, writer: FileWriter, number: int, files: Sequence[_Files], id_: int, sequence: int) -> Run:
-        manifests = []
-        for deletes in (False, True):
-            entries = [entry for one in files for entry in one.entries if bool(entry.of) == deletes]
-            gone = [entry for one in files for entry in one.gone if bool(entry.of) == deletes]
-            if entries or gone:
-                name = f"{_METADATA}/manifest-{number}-{clock.new_id()}.avro"
-                body, manifest = writer.manifest(entries, gone, name, id_, sequence)
-                self._put(name, body)
-                manifests.append(manifest)
-        return Run(files[0].partition, tuple(manifests))
+        def write(pair: tuple[Sequence[_Files], int | None]) -> Run:
+            files, row_id = pair
+            manifests = []
+            for deletes in (False, True):
+                entries = [entry for one in files for entry in one.entries if bool(entry.of) == deletes]
+                gone = [entry for one in files for entry in one.gone if bool(entry.of) == deletes]
+                if entries or gone:
+                    name = f"{_METADATA}/manifest-{number}-{clock.new_id()}.avro"
+                    body, manifest = writer.manifest(entries, gone, name, None if deletes else row_id)
+                    self._put(name, body)
+                    manifests.append(manifest)
+            return Run(files[0].partition, tuple(manifests))
+
+        return self.map_concurrently(write, list(zip(chunks, row_ids, strict=False)))
 
     # -- objects
 
@@ -473,6 +539,17 @@ def _schema_of(spec: TableSpec, metadata: TableMetadata) -> Schema:
     return next((known for known in metadata.schemas if known.as_struct() == schema.as_struct()), schema)
 
 
+def _next_row(metadata: TableMetadata) -> int:
+    """The row id that the next new row gets."""
+    return (metadata.next_row_id or 0) if isinstance(metadata, TableMetadataV3) else 0
+
+
+def _rows_with_new_ids(shown: Sequence[Run], snapshot: int) -> int:
+    """How many row ids the snapshot's new manifests take, as Iceberg counts them: rows that keep theirs included."""
+    new = [m for run in shown for m in run.manifests if m.added_snapshot_id == snapshot and not m.content]
+    return sum(m.added_rows_count + m.existing_rows_count for m in new)
+
+
 def _summary(shown: Sequence[Run], changed: Sequence[_Files], own: dict[str, str]) -> Summary:
     """What the commit did, and how much the table has now, in Iceberg's words."""
     entries = [entry for files in changed for entry in files.entries if entry.snapshot is None]
@@ -505,4 +582,7 @@ def _summary(shown: Sequence[Run], changed: Sequence[_Files], own: dict[str, str
         "total-position-deletes": rows(1),
         "total-equality-deletes": 0,
     }
+    if any(entry.span for entry in (*entries, *gone)):
+        counts["added-dvs"] = sum(bool(entry.span) for entry in entries)
+        counts["removed-dvs"] = sum(bool(entry.span) for entry in gone)
     return Summary(operation, **own, **{name: str(count) for name, count in counts.items()})

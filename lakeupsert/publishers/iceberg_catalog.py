@@ -16,22 +16,26 @@ from urllib.parse import unquote, urlsplit
 
 import pyiceberg.exceptions as iceberg_errors
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Properties
 from pyiceberg.utils.config import Config
 
 from lakeupsert.config import IcebergSettings
-from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
 from lakeupsert.storage import NotFoundError, ObjectStore, StoreUnavailableError
-from lakeupsert.table import metadata
+from lakeupsert.table.metadata import damaged
 
 ANSWER_SECONDS = 60.0
 """How long a call may take before the catalog counts as unreachable."""
 RESET = "`lakeupsert publish --to iceberg --reset` registers the table anew with the published snapshot"
 _STORE: ContextVar[ObjectStore] = ContextVar("store")
 """Of the table that a call is about. pyiceberg opens `TableIO` by its name, so it can't be given the store."""
+_OPENED: ContextVar[str] = ContextVar("opened", default="")
+"""The address of the metadata file that a call has read."""
 _NOT_INSTALLED = (ImportError, iceberg_errors.NotInstalledError)
 _REFUSALS = (
     iceberg_errors.UnauthorizedError,
@@ -77,14 +81,36 @@ class IcebergCatalog:
             self._catalog.close()
 
     def load(self) -> Table | None:
-        """The table as it is now; None if the catalog has none of this name."""
+        """The table as it is now; None if the catalog has none of this name. Raises DamagedTableError if its metadata, which is
+        in our store, can't be read."""
 
         def load(catalog: Catalog) -> Table | None:
-            with suppress(iceberg_errors.NoSuchTableError, iceberg_errors.NoSuchNamespaceError):
+            try:
                 return catalog.load_table(self.table)
-            return None
+            except (iceberg_errors.NoSuchTableError, iceberg_errors.NoSuchNamespaceError):
+                return None
+            except LakeupsertError:
+                raise
+            except Exception as e:  # whatever a parser meets in damaged bytes
+                if address := _OPENED.get():
+                    raise _damaged(address, str(e)) from e
+                self._check_metadata(str(e))
+                raise
 
         return self._ask(load)
+
+    def _check_metadata(self, error: str) -> None:
+        """Raise DamagedTableError if a REST catalog could not read metadata of ours, which its error names."""
+        for address in re.findall(r"[^\s'\"]+\.metadata\.json", error):
+            name = _name_in(root_address(self._store), address)
+            if name is None:
+                continue
+            try:
+                TableMetadataUtil.parse_raw(self._store.get(name).decode())
+            except NotFoundError as e:
+                raise _damaged(address, "it is missing") from e
+            except (iceberg_errors.ValidationError, UnicodeDecodeError) as e:
+                raise _damaged(address, str(e)) from e
 
     def register(self, address: str) -> None:
         """Create the table from the metadata at ``address``, or leave the one that another publisher has just created."""
@@ -179,11 +205,19 @@ class IcebergCatalog:
 def _open(settings: IcebergSettings) -> Catalog:
     properties = {**settings.properties, "py-io-impl": f"{__name__}.TableIO"}
     try:
-        return load_catalog(settings.catalog_name, **properties)
+        catalog = load_catalog(settings.catalog_name, **properties)
     except (*_NOT_INSTALLED, *_REFUSALS):
         raise
     except Exception:  # of SQL, if another process has just created the catalog's own tables
-        return load_catalog(settings.catalog_name, **properties)
+        catalog = load_catalog(settings.catalog_name, **properties)
+    if settings.format_version == 3 and not isinstance(catalog, RestCatalog):
+        raise ConfigurationError(
+            "bad-setting",
+            f"`format_version = 3` needs a REST catalog, and {settings.catalog_name!r} is none: pyiceberg can't write metadata "
+            "of version 3. Readers of Iceberg see what they saw.",
+            next="set format_version = 2 in [tables.NAME.iceberg], or name a REST catalog",
+        )
+    return catalog
 
 
 class TableIO(FileIO):
@@ -204,11 +238,21 @@ class TableIO(FileIO):
         self._store.delete([self._name(location if isinstance(location, str) else location.location)])
 
     def _name(self, location: str) -> str:
-        # Other programs spell the address in their own way, as file:/ and s3a://.
-        address = re.sub(r"^s3[an]:", "s3:", re.sub(r"^file:/+", "file:///", location))
-        if not address.startswith(f"{self._root}/"):
+        name = _name_in(self._root, location)
+        if name is None:
             raise table_taken(location)
-        return address.removeprefix(f"{self._root}/")
+        return name
+
+
+def _name_in(root: str, location: str) -> str | None:
+    """The name of an object of the table; None if it is not below its root."""
+    # Other programs spell the address in their own way, as file:/ and s3a://.
+    address = re.sub(r"^s3[an]:", "s3:", re.sub(r"^file:/+", "file:///", location))
+    return address.removeprefix(f"{root}/") if address.startswith(f"{root}/") else None
+
+
+def _damaged(address: str, why: str) -> DamagedTableError:
+    return damaged(address, "the metadata of the Iceberg table", why[:500], next=RESET)
 
 
 def table_taken(where: str) -> ConfigurationError:
@@ -238,11 +282,11 @@ class _Object(InputFile, OutputFile):
 
     def open(self, seekable: bool = True) -> io.BytesIO:
         try:
-            return io.BytesIO(self._store.get(self._name))
+            data = self._store.get(self._name)
         except NotFoundError as e:
-            raise metadata.damaged(
-                self.location, "the metadata of the Iceberg table", "it is missing", next=RESET
-            ) from e
+            raise _damaged(self.location, "it is missing") from e
+        _OPENED.set(self.location)
+        return io.BytesIO(data)
 
     def to_input_file(self) -> "_Object":
         return self

@@ -1,4 +1,4 @@
-"""The objects of an Iceberg table below its metadata: manifest lists, manifests and position deletes, as bytes.
+"""The objects of an Iceberg table between its metadata and its files: manifest lists and manifests, as bytes.
 
 A manifest list has the files of all partitions in runs: the partitions in the order of their names, cut where a run would have
 more than `MOST_ENTRIES` files. A run has a manifest of data files and, if rows are superseded, one of delete files. The header of
@@ -11,13 +11,10 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeVar, cast
+from typing import TypeVar, cast
 
 import fastavro
 import msgspec
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
@@ -30,10 +27,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField, PrimitiveType, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
-from lakeupsert.rows.vectors import Positions
+from lakeupsert.config import FormatVersion
+from lakeupsert.publishers.iceberg_catalog import RESET
+from lakeupsert.publishers.iceberg_stats import ColumnMetrics, IcebergStats
 from lakeupsert.table.layout import partition_of, partition_scalars
+from lakeupsert.table.manifest import DataFile
 from lakeupsert.table.metadata import damaged
-from lakeupsert.table.spec import FIELD_ID, TableSpec
+from lakeupsert.table.spec import TableSpec
 
 Read = TypeVar("Read")
 
@@ -41,8 +41,12 @@ MOST_ENTRIES = 4096
 """Files in a manifest. More: a night that touches few partitions writes more. Fewer: a night that touches all writes more
 objects, and engines read more."""
 _FIRST = "lakeupsert.first"
-_VERSION: Literal[2] = 2
-_FILE_PATH, _POS = 2147483546, 2147483545
+_MARKS = "lakeupsert.vectors"
+"""In the header of a manifest of deletion vectors: the mark of each entry."""
+POSITION_DELETES = ".deletes"
+"""The ending of objects with position deletes, which are Parquet. Programs that list folders would read `.parquet`."""
+MARK_LENGTH = 16
+FILE_PATH_ID, POSITION_ID = 2147483546, 2147483545
 """Iceberg's field ids of the columns of position deletes."""
 _REFERENCED = NestedField(143, "referenced_data_file", StringType(), required=False)
 _EXISTING, _ADDED, _DELETED = 0, 1, 2
@@ -58,15 +62,24 @@ class Entry:
         name: the object's.
         rows: for a delete file the number of superseded rows.
         of: for a delete file the name of its data file; empty for a data file.
+        mark: for a delete file what tells the deletion vector that it shows from others of its data file.
+        span: where a deletion vector begins in its object, and its bytes; None: it is a whole object of position deletes.
         snapshot, sequence: when it was added; None: by the snapshot that is written now.
+        first_row: the row id of the first row of a data file; None: it gets one from the snapshot that is written now, or the
+            table has format version 2.
+        metrics: of some columns of a data file, as they were when it was added.
     """
 
     name: str
     rows: int
     bytes: int
     of: str = ""
+    mark: str = ""
+    span: tuple[int, int] | None = None
     snapshot: int | None = None
     sequence: int | None = None
+    first_row: int | None = None
+    metrics: tuple[ColumnMetrics, ...] = ()
 
     @property
     def partition(self) -> str:
@@ -82,11 +95,48 @@ class _Bounds(msgspec.Struct, frozen=True):
     upper_bound: bytes | None
 
 
+class _Count(msgspec.Struct, frozen=True):
+    """An item of a map in a manifest."""
+
+    key: int
+    value: int
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """An item of a map in a manifest."""
+
+    key: int
+    value: bytes
+
+
 class _DataFile(msgspec.Struct, frozen=True):
     file_path: str
     record_count: int
     file_size_in_bytes: int
     referenced_data_file: str | None = None
+    value_counts: tuple[_Count, ...] | None = None
+    null_value_counts: tuple[_Count, ...] | None = None
+    lower_bounds: tuple[_Bound, ...] | None = None
+    upper_bounds: tuple[_Bound, ...] | None = None
+    first_row_id: int | None = None
+    content_offset: int | None = None
+    content_size_in_bytes: int | None = None
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        if self.content_offset is None or self.content_size_in_bytes is None:
+            return None
+        return self.content_offset, self.content_size_in_bytes
+
+    @property
+    def metrics(self) -> tuple[ColumnMetrics, ...]:
+        nulls = {one.key: one.value for one in self.null_value_counts or ()}
+        lower = {one.key: one.value for one in self.lower_bounds or ()}
+        upper = {one.key: one.value for one in self.upper_bounds or ()}
+        return tuple(
+            ColumnMetrics(one.key, one.value, nulls[one.key], lower.get(one.key), upper.get(one.key))
+            for one in self.value_counts or ()
+        )
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -116,6 +166,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
     deleted_rows_count: int
     partitions: list[_Bounds] | None = None
     key_metadata: bytes | None = None
+    first_row_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -144,29 +195,39 @@ class FileReader:
 
     def entries(self, manifest: ManifestFile, data: bytes) -> list[Entry]:
         """The files of a manifest, without those that it says are gone."""
-        found = []
-        for record in _records(data, manifest.manifest_path, "a manifest", _Record):
+        records, header = _read(data, manifest.manifest_path, "a manifest", _Record)
+        marks: list[str] | None = json.loads(header.get(_MARKS, "null"))
+        next_row, found = manifest.first_row_id, []
+        for place, record in enumerate(records):
+            if record.status == _DELETED:
+                continue
             file, sequence, snapshot = record.data_file, record.sequence_number, record.snapshot_id
-            if record.status != _DELETED:
-                found.append(
-                    Entry(
-                        name=self.name(file.file_path),
-                        rows=file.record_count,
-                        bytes=file.file_size_in_bytes,
-                        of=self.name(file.referenced_data_file or ""),
-                        snapshot=manifest.added_snapshot_id if snapshot is None else snapshot,
-                        sequence=manifest.sequence_number if sequence is None else sequence,
-                    )
+            of, first_row = self.name(file.referenced_data_file or ""), file.first_row_id
+            if first_row is None and next_row is not None:
+                first_row, next_row = next_row, next_row + file.record_count
+            found.append(
+                Entry(
+                    name=self.name(file.file_path),
+                    rows=file.record_count,
+                    bytes=file.file_size_in_bytes,
+                    of=of,
+                    mark=marks[place] if marks else of and file.file_path.removesuffix(POSITION_DELETES)[-MARK_LENGTH:],
+                    span=file.span,
+                    snapshot=manifest.added_snapshot_id if snapshot is None else snapshot,
+                    sequence=manifest.sequence_number if sequence is None else sequence,
+                    first_row=first_row,
+                    metrics=file.metrics,
                 )
+            )
         return found
 
     def runs(self, data: bytes, where: str) -> list[Run]:
         """The runs of a manifest list that `manifest_list` wrote; ``where`` is its address."""
         what = "a manifest list of the publisher"
-        manifests = _records(data, where, what, ManifestFile)
-        firsts: list[str] = json.loads(fastavro.reader(io.BytesIO(data)).metadata.get(_FIRST, "[]"))
+        manifests, header = _read(data, where, what, ManifestFile)
+        firsts: list[str] = json.loads(header.get(_FIRST, "[]"))
         if len(firsts) != len(manifests):
-            raise damaged(where, what, "it does not say with which partition each manifest begins")
+            raise damaged(where, what, "it does not say with which partition each manifest begins", next=RESET)
         found: list[Run] = []
         for first, manifest in zip(firsts, manifests, strict=True):
             if found and found[-1].first == first:
@@ -178,16 +239,34 @@ class FileReader:
 
 @dataclass(frozen=True)
 class FileWriter(FileReader):
-    """Writes the files of one table. ``schema``, ``partitions``: the table's, in Iceberg's words."""
+    """Writes the files of one snapshot.
+
+    Attributes:
+        schema, partitions: the table's, in Iceberg's words.
+        version: the format version.
+        snapshot, sequence: the snapshot's id and its sequence number.
+    """
 
     spec: TableSpec
     schema: Schema
     partitions: PartitionSpec
+    version: FormatVersion
+    snapshot: int
+    sequence: int
+
+    def data(self, file: DataFile) -> Entry:
+        """The entry of a new data file."""
+        return Entry(file.name, file.rows, file.bytes, metrics=self._stats.metrics(file))
 
     def manifest(
-        self, entries: Iterable[Entry], gone: Iterable[Entry], name: str, snapshot: int, sequence: int
+        self, entries: Iterable[Entry], gone: Iterable[Entry], name: str, first_row: int | None
     ) -> tuple[bytes, ManifestFile]:
-        """A manifest under that name, and what its list says of it. All files are of one kind; at least one is needed."""
+        """A manifest under that name, and what its list says of it.
+
+        Args:
+            entries, gone: all are of one kind; at least one is needed.
+            first_row: the row id from which on data files without one get theirs; None: they get none.
+        """
         marked = [(_ADDED if entry.snapshot is None else _EXISTING, entry) for entry in entries]
         marked += [(_DELETED, entry) for entry in gone]
         content = _DELETES if marked[0][1].of else _DATA
@@ -196,10 +275,12 @@ class FileWriter(FileReader):
             "schema-id": str(self.schema.schema_id),
             "partition-spec": f"[{','.join(field.model_dump_json() for field in self.partitions.fields)}]",
             "partition-spec-id": str(self.partitions.spec_id),
-            "format-version": str(_VERSION),
+            "format-version": str(self.version),
             "content": "deletes" if content else "data",
         }
-        records = [self._record(status, entry, snapshot) for status, entry in marked]
+        if content and self.version == 3:
+            header[_MARKS] = json.dumps([entry.mark for _, entry in marked])
+        records = [self._record(status, entry) for status, entry in marked]
         data = _avro(self._entry_schema, records, header)
         older = [entry.sequence for status, entry in marked if status == _EXISTING and entry.sequence is not None]
         counts, rows = [0, 0, 0], [0, 0, 0]
@@ -211,9 +292,9 @@ class FileWriter(FileReader):
             manifest_length=len(data),
             partition_spec_id=self.partitions.spec_id,
             content=content,
-            sequence_number=sequence,
-            min_sequence_number=min(older, default=sequence),
-            added_snapshot_id=snapshot,
+            sequence_number=self.sequence,
+            min_sequence_number=min(older, default=self.sequence),
+            added_snapshot_id=self.snapshot,
             added_files_count=counts[_ADDED],
             existing_files_count=counts[_EXISTING],
             deleted_files_count=counts[_DELETED],
@@ -221,56 +302,58 @@ class FileWriter(FileReader):
             existing_rows_count=rows[_EXISTING],
             deleted_rows_count=rows[_DELETED],
             partitions=self._bounds({entry.partition for _, entry in marked}),
+            first_row_id=first_row,
         )
 
-    def manifest_list(self, runs: Sequence[Run], snapshot: int, parent: int | None, sequence: int) -> bytes:
+    def manifest_list(self, runs: Sequence[Run], parent: int | None) -> bytes:
         header = {
-            "snapshot-id": str(snapshot),
+            "snapshot-id": str(self.snapshot),
             "parent-snapshot-id": "null" if parent is None else str(parent),
-            "sequence-number": str(sequence),
-            "format-version": str(_VERSION),
+            "sequence-number": str(self.sequence),
+            "format-version": str(self.version),
             _FIRST: json.dumps([run.first for run in runs for _ in run.manifests]),
         }
         listed = [msgspec.to_builtins(m, builtin_types=(bytes,)) for run in runs for m in run.manifests]
-        return _avro(_LIST_SCHEMA, listed, header)
+        return _avro(_LIST_SCHEMAS[self.version], listed, header)
 
-    def deletes(self, name: str, positions: Positions) -> bytes:
-        """The position deletes of the data file ``name``."""
-        places = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [self.address(name)])
-        table = pa.table([places.cast(pa.string()), pa.array(positions.astype(np.int64))], schema=_DELETES_SCHEMA)
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd", use_dictionary=["file_path"])
-        return cast(bytes, sink.getvalue().to_pybytes())
+    @cached_property
+    def _stats(self) -> IcebergStats:
+        return IcebergStats(self.schema)
 
     @cached_property
     def _entry_schema(self) -> object:
-        fields = (*DATA_FILE_TYPE[_VERSION].fields, _REFERENCED)
-        partition = data_file_with_partition(self._partition_type, _VERSION).fields
+        fields = (*DATA_FILE_TYPE[self.version].fields, *([_REFERENCED] if self.version == 2 else []))
+        partition = data_file_with_partition(self._partition_type, self.version).fields
         (own,) = (field for field in partition if field.name == "partition")
         file = StructType(*(own if field.name == "partition" else field for field in fields))
-        return _avro_schema(manifest_entry_schema_with_data_file(_VERSION, file), "manifest_entry")
+        return _avro_schema(manifest_entry_schema_with_data_file(self.version, file), "manifest_entry")
 
     @cached_property
     def _partition_type(self) -> StructType:
         return self.partitions.partition_type(self.schema)
 
-    def _record(self, status: int, entry: Entry, snapshot: int) -> dict[str, object]:
+    def _record(self, status: int, entry: Entry) -> dict[str, object]:
         path = entry.of and self.address(entry.of)
-        bounds = [{"key": _FILE_PATH, "value": path.encode()}] if path else None
+        own = [ColumnMetrics(FILE_PATH_ID, entry.rows, 0, path.encode(), path.encode())] if path else entry.metrics
         file: dict[str, object] = {
             "content": _DELETES if path else _DATA,
             "file_path": self.address(entry.name),
-            "file_format": "PARQUET",
+            "file_format": "PUFFIN" if entry.span else "PARQUET",
             "partition": self._values(entry.partition),
             "record_count": entry.rows,
             "file_size_in_bytes": entry.bytes,
-            "lower_bounds": bounds,
-            "upper_bounds": bounds,
+            "value_counts": _items((one.id, one.values) for one in own),
+            "null_value_counts": _items((one.id, one.nulls) for one in own),
+            "lower_bounds": _items((one.id, one.lower) for one in own),
+            "upper_bounds": _items((one.id, one.upper) for one in own),
             "referenced_data_file": path or None,
         }
+        if self.version == 3:
+            at, size = entry.span or (None, None)
+            file |= {"first_row_id": entry.first_row, "content_offset": at, "content_size_in_bytes": size}
         return {
             "status": status,
-            "snapshot_id": snapshot if entry.snapshot is None or status == _DELETED else entry.snapshot,
+            "snapshot_id": self.snapshot if entry.snapshot is None or status == _DELETED else entry.snapshot,
             "sequence_number": entry.sequence,
             "file_sequence_number": entry.sequence,
             "data_file": file,
@@ -297,19 +380,11 @@ class FileWriter(FileReader):
         return found
 
 
-_DELETES_SCHEMA = pa.schema(
-    [
-        pa.field("file_path", pa.string(), nullable=False, metadata={FIELD_ID: str(_FILE_PATH).encode()}),
-        pa.field("pos", pa.int64(), nullable=False, metadata={FIELD_ID: str(_POS).encode()}),
-    ]
-)
-
-
 def _avro_schema(schema: Schema, name: str) -> object:
     return fastavro.parse_schema(cast(dict[str, object], AvroSchemaConversion().iceberg_to_avro(schema, name)))
 
 
-_LIST_SCHEMA = _avro_schema(MANIFEST_LIST_FILE_SCHEMAS[_VERSION], "manifest_file")
+_LIST_SCHEMAS = {version: _avro_schema(MANIFEST_LIST_FILE_SCHEMAS[version], "manifest_file") for version in (2, 3)}
 
 
 def _avro(schema: object, records: Iterable[object], header: dict[str, str]) -> bytes:
@@ -318,11 +393,18 @@ def _avro(schema: object, records: Iterable[object], header: dict[str, str]) -> 
     return sink.getvalue()
 
 
-def _records(data: bytes, where: str, what: str, type_: type[Read]) -> list[Read]:
+def _read(data: bytes, where: str, what: str, type_: type[Read]) -> tuple[list[Read], dict[str, str]]:
+    """The records of an object, and its header."""
     try:
-        return msgspec.convert(list(fastavro.reader(io.BytesIO(data))), list[type_])  # type: ignore[valid-type]
+        reader = fastavro.reader(io.BytesIO(data))
+        return msgspec.convert(list(reader), list[type_]), reader.metadata  # type: ignore[valid-type]
     except Exception as e:  # whatever a decoder meets in damaged bytes
-        raise damaged(where, what, repr(e)) from e
+        raise damaged(where, what, repr(e), next=RESET) from e
+
+
+def _items(pairs: Iterable[tuple[int, int | bytes | None]]) -> list[dict[str, int | bytes]] | None:
+    """A map as manifests have it, without what is not known; None if nothing is."""
+    return [{"key": id_, "value": value} for id_, value in pairs if value is not None] or None
 
 
 def _bytes(type_: PrimitiveType, value: str | int | bool | dt.date) -> bytes:

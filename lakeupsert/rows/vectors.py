@@ -60,6 +60,11 @@ def vector_bytes(store: ObjectStore, file: DataFile, vector: DeletionVector) -> 
     return data
 
 
+def frame(data: bytes) -> bytes:
+    """Make of a vector what Delta and Iceberg have among others in an object: its length, the vector, its CRC-32."""
+    return len(data).to_bytes(4) + data + zlib.crc32(data).to_bytes(4)
+
+
 def _damaged(store: ObjectStore, file: DataFile, why: Exception) -> DamagedTableError:
     partition = partition_of(file.name)
     rebuild = f", or rebuild the partition from its landing files: `{rebuild_command(partition)}`" if partition else ""

@@ -90,7 +90,7 @@ class Place:
 
     Attributes:
         root: the table's folder, as an absolute path. Not needed for Hive. Trino also takes a Delta table at `s3://…`.
-        catalog: for Iceberg the SQLite file of an SQL catalog, for Hive the metastore's address.
+        catalog: for Iceberg the SQLite file of an SQL catalog or the address of a REST catalog, for Hive the metastore's address.
         name: for Iceberg `catalog.namespace.table`, for Hive `database.table`.
     """
 

@@ -43,17 +43,19 @@ SPARK = session()
 
 
 @cache
-def with_catalog(path: str, name: str) -> SparkSession:
-    """A session that knows an Iceberg catalog on SQLite. One session keeps the first catalog that it opens under a name."""
+def with_catalog(place: str, name: str) -> SparkSession:
+    """A session that knows an Iceberg catalog on SQLite or at a REST server. One session keeps the first catalog that it opens
+    under a name."""
     own = SPARK.newSession()
-    for key, value in {
-        "": f"{ICEBERG}.SparkCatalog",
-        ".type": "jdbc",
-        ".uri": f"jdbc:sqlite:{path}",
-        ".jdbc.schema-version": "V1",
-        ".warehouse": f"file://{path}.warehouse",
-        ".cache-enabled": "false",
-    }.items():
+    kind = {".type": "rest", ".uri": place}
+    if not place.startswith("http"):
+        kind = {
+            ".type": "jdbc",
+            ".uri": f"jdbc:sqlite:{place}",
+            ".jdbc.schema-version": "V1",
+            ".warehouse": f"file://{place}.warehouse",
+        }
+    for key, value in {"": f"{ICEBERG}.SparkCatalog", **kind, ".cache-enabled": "false"}.items():
         own.conf.set(f"spark.sql.catalog.{name}{key}", value)
     return own
 

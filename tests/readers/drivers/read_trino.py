@@ -96,6 +96,9 @@ def opened(request: Request) -> str:
         )
         return f"{catalog('hive', settings)}.{request.name}"
     name, identifier = request.name.split(".", 1)
+    if request.has_rest_catalog:
+        kind = (("iceberg.catalog.type", "rest"), ("iceberg.rest-catalog.uri", request.catalog))
+        return f"{catalog('iceberg', (*kind, ('fs.hadoop.enabled', 'true')))}.{identifier}"
     settings = (
         ("iceberg.catalog.type", "jdbc"),
         ("fs.hadoop.enabled", "true"),

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from urllib.request import urlopen
 
 import pyarrow as pa
 
@@ -46,15 +47,26 @@ class Request:
         return f"SELECT {columns} FROM {source}"
 
     def iceberg_metadata(self) -> str:
-        """The address of the metadata file that the SQL catalog names, for readers that do not know this catalog."""
+        """The path of the metadata file that the catalog names, for readers that do not know this catalog."""
         catalog, namespace, table = self.name.split(".")
+        if self.has_rest_catalog:
+            with urlopen(f"{self.catalog}/v1/namespaces/{namespace}/tables/{table}") as answer:
+                return path_of(json.load(answer)["metadata-location"])
         with closing(sqlite3.connect(self.catalog)) as connection:
             (found,) = connection.execute(
                 "SELECT metadata_location FROM iceberg_tables"
                 " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?",
                 (catalog, namespace, table),
             ).fetchone()
-        return "/" + found.removeprefix("file:").lstrip("/")
+        return path_of(found)
+
+    @property
+    def has_rest_catalog(self) -> bool:
+        return self.catalog.startswith("http")
+
+
+def path_of(address: str) -> str:
+    return "/" + address.removeprefix("file:").lstrip("/")
 
 
 def serve(read: Callable[[Request], pa.Table], write: Callable[[Request], None] | None = None) -> None:

@@ -1,0 +1,92 @@
+"""What the publisher of Iceberg says if objects are damaged, or are of an earlier lakeupsert."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from lakeupsert.errors import ConfigurationError, DamagedTableError
+from lakeupsert.publishers.iceberg import FOLDER
+from lakeupsert.testing.lake import Lake, iceberg_settings, iceberg_table, row
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    """Two nights; the second one supersedes rows."""
+    root = tmp_path / "lake"
+    lake = Lake(root, publishers=("iceberg",), iceberg=iceberg_settings(root), strategy="delta")
+    for number in range(2):
+        lake.land(f"{number}.jsonl", [row(f"k{i}", day, number, i) for day in range(2) for i in range(number, 9)])
+        lake.run()
+    return lake
+
+
+def damages() -> dict[str, Callable[[bytes], bytes]]:
+    return {
+        "cut": lambda data: data[: len(data) // 2],
+        "empty": lambda data: b"",
+        "no text": lambda data: b"\xff\xfe" + data,
+        "other JSON": lambda data: b'{"format-version": 2}',
+    }
+
+
+@pytest.mark.parametrize("damage", damages())
+def test_damaged_metadata_is_named(lake: Lake, damage: str) -> None:
+    table = iceberg_table(iceberg_settings(lake.root))
+    assert table is not None
+    path = Path(table.metadata_location.removeprefix("file://"))
+    path.write_bytes(damages()[damage](path.read_bytes()))
+    with pytest.raises(DamagedTableError) as raised:
+        lake.table.publish(to="iceberg")
+    assert raised.value.code == "damaged-object"
+    assert path.name in raised.value.message
+    assert "publish --to iceberg --reset" in raised.value.next
+    problem = lake.table.status().publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "damaged-object"
+    lake.land("2.jsonl", [row("k0", 0, 5)])
+    assert lake.table.run(host="local").publish.snapshot == 2, "the night is published"
+    lake.table.publish(to="iceberg", reset=True)
+    lake.check()
+
+
+@pytest.mark.parametrize("kind", ["snap-", "manifest-"])
+def test_damaged_manifests_are_named(lake: Lake, kind: str) -> None:
+    for path in (lake.root / "processed" / FOLDER / "metadata").glob(f"{kind}*"):
+        path.write_bytes(path.read_bytes()[:-20])
+    lake.land("2.jsonl", [row("k0", day, 5) for day in range(2)])
+    problem = lake.table.run(host="local").publish.publishers["iceberg"].problem
+    assert problem is not None
+    assert problem.code == "damaged-object"
+    assert f"/metadata/{kind}" in problem.message
+    assert "publish --to iceberg --reset" in problem.next
+    lake.table.publish(to="iceberg", reset=True)
+    lake.check()
+
+
+@pytest.fixture(scope="module")
+def make_tables(load_script: Callable[[Path], ModuleType]) -> ModuleType:
+    return load_script(GOLDEN / "make_tables.py")
+
+
+def test_files_of_mode_columns_without_field_ids_wait_for_a_reprocess(make_tables: ModuleType, tmp_path: Path) -> None:
+    """An earlier lakeupsert wrote these, and pyiceberg refuses them."""
+    shutil.unpack_archive(GOLDEN / "tables" / "columns.tar.gz", tmp_path, filter="data")
+    lake = Lake(tmp_path / "lake", **make_tables.CASES["columns"].settings)
+    lake.mend(lambda row: False, publishers=("iceberg",), iceberg=iceberg_settings(lake.root))
+    with pytest.raises(ConfigurationError) as raised:
+        lake.table.publish(to="iceberg")
+    assert raised.value.code == "unfit-for-iceberg"
+    assert "lakeupsert reprocess" in raised.value.next
+    assert iceberg_table(iceberg_settings(lake.root)) is None
+    lake.table.reprocess()
+    lake.table.publish(to="iceberg")
+    table = iceberg_table(iceberg_settings(lake.root))
+    assert table is not None
+    ours = lake.table.to_arrow().read_all()
+    found = table.scan().to_arrow().select(ours.column_names)
+    assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, ours.to_pylist()))
