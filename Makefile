@@ -109,6 +109,7 @@ lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/mypy --strict --config-file= --follow-imports silent --cache-dir .mypy_cache/caller tests/caller.py
 	@$(BIN)/lint-imports
 
 # Not part of `lint`: installing takes a minute and a half. cfn-lint alone runs in `make test` too. CKV2_K8S_6 asks for a network

@@ -7,7 +7,7 @@ workers write the next one.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
-from functools import reduce
+from functools import cached_property, reduce
 from operator import and_, index
 from urllib.parse import unquote, urlsplit
 
@@ -61,6 +61,30 @@ class ViewFile:
 
 
 @dataclass(frozen=True)
+class SnapshotFigures:
+    """A snapshot in figures. No manifest and no data file is read for them.
+
+    Attributes:
+        batch: the newest batch that readers see.
+        partitions: those that have rows.
+        rows: rows that readers see.
+        bytes: of all files that the partitions need, those for merges included.
+    """
+
+    number: int
+    published_at: datetime
+    batch: int
+    partitions: int
+    rows: int
+    bytes: int
+
+    @classmethod
+    def of(cls, link: Link[Snapshot]) -> "SnapshotFigures":
+        body, published_at = link.body, datetime.fromisoformat(link.written_at)
+        return cls(link.number, published_at, body.batch, body.partitions_with_rows, body.rows, body.bytes)
+
+
+@dataclass(frozen=True)
 class View:
     """The table as of one snapshot.
 
@@ -83,7 +107,11 @@ class View:
     @classmethod
     def open(cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | date = "published") -> "View":
         """See `choose`."""
-        link = choose(objects, snapshot)
+        return cls.of(objects, newest_spec, choose(objects, snapshot))
+
+    @classmethod
+    def of(cls, objects: TableObjects, newest_spec: TableSpec, link: Link[Snapshot] | None) -> "View":
+        """The view of a snapshot; None: nothing was published yet."""
         if link is None:
             return cls(objects, newest_spec, Snapshot(batch=0, spec_version=0), None)
         spec = objects.specs.get(link.body.spec_version)
@@ -113,10 +141,20 @@ class View:
     def retyped(self) -> bool:
         """Whether a column of the table, or a field of one, has had another type, which old files then have."""
         types = {field_id(field): field.type for field in self.spec.schema}
-        earlier = (link.body for n in range(self.snapshot.spec_version) if (link := self.objects.specs.get(n)))
         return not all(
-            field.type.equals(types.get(field_id(field), field.type)) for old in earlier for field in old.schema
+            field.type.equals(types.get(field_id(field), field.type))
+            for old in self._earlier_specs
+            for field in old.schema
         )
+
+    def has_new_columns(self) -> bool:
+        """Whether the table once had fewer columns, so that old files may lack some."""
+        ids = {field_id(field) for field in self.spec.schema}
+        return any(ids - {field_id(field) for field in old.schema} for old in self._earlier_specs)
+
+    @cached_property
+    def _earlier_specs(self) -> list[TableSpec]:
+        return [link.body for n in range(self.snapshot.spec_version) if (link := self.objects.specs.get(n))]
 
     def history(self, partition: str) -> Iterator[ViewFile]:
         """The partition's history files."""
