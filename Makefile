@@ -83,19 +83,27 @@ build/spark/%/.installed: | $(STAMP)
 	@touch $@
 
 # venv-pack2 rewrites the paths of an environment, so that it runs wherever it is unpacked. It needs the same Python there.
+# The same commit gives the same bytes: times are the commit's, and bytecode is compiled apart, without times and seeds in it.
 VENV_PACK_VERSION := 0.9.2
+TWINE_VERSION := 7.0.0
 DIST_EXTRAS := aws,azure,gcs,reconcile
-dist: setup ## dist/ with a wheel, and an environment for Spark's executors (spark.archives); without pyspark, which clusters have
-	@rm -rf dist build/dist && mkdir -p dist build/dist
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+dist: export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2> /dev/null),1577836800)
+dist: setup ## dist/ with wheel, source and an environment for Spark's executors (spark.archives), without pyspark, which clusters have
+	@rm -rf dist build/dist && mkdir -p dist build/dist/unpacked
+	@$(BIN)/python -m hatchling build --directory dist --target sdist --target wheel
+	@$(BIN)/python -m venv build/dist/tools && build/dist/tools/bin/python -m pip install --quiet --disable-pip-version-check \
+	    venv-pack2==$(VENV_PACK_VERSION) twine==$(TWINE_VERSION)
+	@build/dist/tools/bin/twine check --strict dist/*
 	@$(BIN)/python -m venv --copies build/dist/environment
 	@$(BIN)/python -m pip freeze --exclude-editable > build/dist/constraints.txt
-	@build/dist/environment/bin/python -m pip install --quiet --disable-pip-version-check \
+	@build/dist/environment/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    --constraint build/dist/constraints.txt "$$(echo dist/*.whl)[$(DIST_EXTRAS)]"
-	@$(BIN)/python -m venv build/dist/pack && build/dist/pack/bin/python -m pip install --quiet --disable-pip-version-check \
-	    venv-pack2==$(VENV_PACK_VERSION)
-	@build/dist/pack/bin/venv-pack --quiet --prefix build/dist/environment --output dist/environment.tar.gz
-	@chmod +r dist/environment.tar.gz
+	@build/dist/tools/bin/venv-pack --quiet --prefix build/dist/environment --output build/dist/environment.tar
+	@tar --extract --file build/dist/environment.tar --directory build/dist/unpacked --exclude __pycache__
+	@PYTHONHASHSEED=0 $(BIN)/python -m compileall -q --invalidation-mode unchecked-hash -s build/dist/unpacked \
+	    build/dist/unpacked/lib || test $$? = 1  # some packages ship templates that are no Python
+	@tar --create --directory build/dist/unpacked --sort=name --mtime=@$$SOURCE_DATE_EPOCH --owner=0 --group=0 --numeric-owner . \
+	    | gzip --no-name > dist/environment.tar.gz
 
 # An older pyarrow than lakeupsert takes.
 build/old-pyarrow: | $(STAMP)
@@ -114,14 +122,15 @@ lint: setup ## style, types, and the direction of imports
 
 # Not part of `lint`: installing takes a minute and a half. cfn-lint alone runs in `make test` too. CKV2_K8S_6 asks for a network
 # policy, which is the cluster's: workers need the cloud's endpoints and nobody needs them.
-lint-infra: build/infra/.installed ## templates, Terraform modules and Kubernetes objects by cfn-lint and checkov, in an environment of their own
+lint-infra: build/infra/.installed ## templates, Terraform modules, Kubernetes objects, image and workflow by cfn-lint, checkov and their schemas
 	@build/infra/bin/cfn-lint infra/aws/*.yaml infra/aws/examples/*.yaml
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework cloudformation --directory infra/aws
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework bicep --directory infra/azure
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework terraform --directory infra/aws
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework terraform --directory infra/azure
-	@build/infra/bin/checkov --quiet --compact --skip-download --framework kubernetes dockerfile --skip-check CKV2_K8S_6 \
-	    --directory infra/kubernetes
+	@build/infra/bin/checkov --quiet --compact --skip-download --framework kubernetes --skip-check CKV2_K8S_6 --directory infra/kubernetes
+	@build/infra/bin/checkov --quiet --compact --skip-download --framework dockerfile --directory infra/container
+	@build/infra/bin/check-jsonschema --builtin-schema vendor.github-workflows infra/github/*.yaml
 	@if command -v terraform > /dev/null; then terraform fmt -check -recursive infra; \
 	    else echo "terraform is not installed: the modules' format is not checked" >&2; fi
 
