@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -139,6 +139,15 @@ build/infra/.installed: infra/requirements.txt
 	@build/infra/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r infra/requirements.txt
 	@touch $@
 
+docs: build/docs/.installed ## the documentation as a site, in build/site; fails for a link that leads nowhere, and for a page that loads from elsewhere
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --config-file site/mkdocs.yml
+	@! grep --recursive --include '*.html' --extended-regexp '<(script|link|img)[^>]* (src|href)="https?:' build/site
+
+build/docs/.installed: site/requirements.txt
+	@python3 -m venv --clear build/docs
+	@build/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r site/requirements.txt
+	@touch $@
+
 test-crash: setup ## kills real processes at every step; many minutes
 	@$(BIN)/pytest -m crash
 
@@ -187,13 +196,14 @@ COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-
 
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
 # hatchling asks for as soon as an install is editable.
-lock: ## resolve requirements.lock, what of it the functions' image needs, and infra/requirements.txt anew, with uv
+lock: ## resolve requirements.lock, what of it the functions' image needs, and infra/requirements.txt and site/requirements.txt anew, with uv
 	@python3 -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@build/lock/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")' \
 	    | $(COMPILE) --all-extras --output-file requirements.lock pyproject.toml -
 	@$(COMPILE) --output-file infra/requirements.txt infra/requirements.in
+	@$(COMPILE) --output-file site/requirements.txt site/requirements.in
 	@$(COMPILE) --extra lambda --constraint requirements.lock --output-file lambdas/requirements.lock pyproject.toml
 	@$(COMPILE) --extra functions --constraint requirements.lock --output-file infra/azure/functions/requirements.txt pyproject.toml
 
