@@ -5,9 +5,12 @@ workers write the next one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
 from functools import cached_property, reduce
+from itertools import islice
 from operator import and_, index
 from urllib.parse import unquote, urlsplit
 
@@ -25,6 +28,9 @@ from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec, field_id
+
+MANIFESTS_AHEAD = 32
+"""Requests at the same time for the manifests of a table on a remote store. A reader of one partition sends one."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,9 @@ class View:
         Left out are files whose statistics rule out that a row passes.
         """
         may_pass = file_test(self.spec, where)
-        for partition in self.partitions(where) if only is None else [only]:
+        for partition, buckets in self._buckets_of(self.partitions(where) if only is None else iter([only])):
             values = partition_scalars(self.spec, partition) if where else {}
-            for bucket in self._buckets(partition):
+            for bucket in buckets:
                 yield from self._files(partition, (file for file in bucket.data if may_pass(file, values)))
 
     def retyped(self) -> bool:
@@ -163,6 +169,17 @@ class View:
 
     def _files(self, partition: str, files: Iterable[DataFile]) -> Iterator[ViewFile]:
         return (ViewFile(partition, self.objects.store.uri(file.name), file) for file in files)
+
+    def _buckets_of(self, partitions: Iterator[str]) -> Iterator[tuple[str, Sequence[BucketEntry]]]:
+        """Each partition with its buckets. From a remote store, `MANIFESTS_AHEAD` manifests are read at a time."""
+        if self.objects.store.uri().startswith("file:"):
+            yield from ((partition, self._buckets(partition)) for partition in partitions)
+            return
+        with ThreadPoolExecutor(MANIFESTS_AHEAD) as pool:
+            while some := [*islice(partitions, MANIFESTS_AHEAD)]:
+                contexts = [copy_context() for _ in some]  # spans of what the threads do are below the caller's
+                found = pool.map(lambda context, partition: context.run(self._buckets, partition), contexts, some)
+                yield from zip(some, found, strict=True)
 
     def _buckets(self, partition: str) -> Sequence[BucketEntry]:
         if partition in self.pinned:

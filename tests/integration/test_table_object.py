@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,6 +16,9 @@ import pytest
 
 from lakeupsert import ConfigurationError, DamagedTableError, Table
 from lakeupsert.config import TableSettings
+from lakeupsert.read.view import View
+from lakeupsert.storage import LocalStore
+from lakeupsert.table.layout import TableObjects
 from lakeupsert.testing.spark import collect
 
 DAYS = [date(2020, 1, 1) + timedelta(days=n) for n in range(20)]
@@ -161,3 +165,25 @@ def test_columns_that_are_not_there_are_refused_at_once(reader: str, columns: An
         getattr(table, f"to_{reader}")(columns=columns)
     assert refused.value.code == "unknown-column"
     assert repr(columns if columns == "k" else "nope") in refused.value.message
+
+
+class Far(LocalStore):
+    """A folder as a remote store that answers for a manifest only when it is asked for four of them at once."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.four = Barrier(4, timeout=60)
+
+    def uri(self, name: str = "") -> str:
+        return f"far://{super().uri(name)}"
+
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        if "/partitions/" in name:
+            self.four.wait()
+        return super().get(name, part)
+
+
+def test_manifests_of_a_remote_table_are_read_side_by_side(table: Table) -> None:
+    far = TableObjects(Far(table.settings.processed))
+    listed = [file.name for file in View.open(far, table.objects.spec()).files()]
+    assert listed == [file.name for file in table.files()]
