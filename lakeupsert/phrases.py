@@ -1,11 +1,15 @@
 """Parts of messages that several rooms need."""
 
+import re
 import shlex
 import sys
 from importlib import metadata
 from json import loads
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+_FILE_URL = re.compile(r"file://(/[\w.~%/-]*[\w~%/-])")
+"""As `Path.as_uri` writes them: whatever is no letter or digit and not one of these is encoded."""
 
 
 def count(n: int, noun: str, ending: str = "s") -> str:
@@ -16,6 +20,11 @@ def count(n: int, noun: str, ending: str = "s") -> str:
 def no_folder(path: Path) -> str:
     """What is wrong with a path that should be a folder and is none."""
     return "is not a folder" if path.exists() else "does not exist"
+
+
+def shell_paths(text: str) -> str:
+    """A text for people with its `file:` URLs as paths that a shell takes."""
+    return _FILE_URL.sub(lambda url: shlex.quote(unquote(url[1])), text)
 
 
 def install(requirement: str) -> str:

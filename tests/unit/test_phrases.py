@@ -44,3 +44,12 @@ def test_a_file_is_told_from_a_folder_that_is_not_there(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     assert phrases.no_folder(file) != phrases.no_folder(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", ["plain.parquet", "day=2020-01-01/it's a file.json", "ü%41/x", "a:b"])
+def test_address_of_a_file_becomes_a_path_that_a_shell_takes(name: str) -> None:
+    path = Path("/lake") / name
+    shown = phrases.shell_paths(f"Data file {path.as_uri()} is missing, as is s3://lake/x%3D1.")
+    assert shlex.split(shown)[2] == str(path)
+    assert "file:" not in shown
+    assert "s3://lake/x%3D1." in shown
