@@ -4,9 +4,9 @@ Reads     nothing; makes a table of 600 partitions, which one night wrote
 Writes    build/bench/readers, and benchmarks/results/readers.md
 Repeat    safe: begins anew
 
-All sides read in turns, so a busy machine slows them all, and every figure is a share of what DuckDB takes for `read_parquet` of
-the same files. Ours open the table anew each time, as a new process would, and planning counts. The sum of the column has to be
-the same for all; otherwise exit code 1.
+All sides read in turns, so a busy machine slows them all, and each is compared with what DuckDB takes for `read_parquet` of the
+same files in the same round. Ours open the table anew each time, as a new process would, and planning counts. The sum of the
+column has to be the same for all; otherwise exit code 1.
 """
 
 import argparse
@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
+from typing import NamedTuple
 
 import duckdb
 import polars as pl
@@ -30,6 +31,13 @@ RESULTS = Path(__file__).parent / "results"
 COLUMN = "amount"
 ENGINE = "DuckDB, list of files"
 Read = Callable[[], pa.Table]
+
+
+class Taken(NamedTuple):
+    """Seconds by the clock, and of all processors."""
+
+    clock: float
+    processors: float
 
 
 def main() -> int:
@@ -82,25 +90,26 @@ def sides(table: Table) -> Mapping[str, Read]:
     }
 
 
-def measure(sides: Mapping[str, Read], rounds: int) -> tuple[dict[str, Sequence[float]], bool]:
-    """The seconds of each round, and whether all sides saw the same."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
+def measure(sides: Mapping[str, Read], rounds: int) -> tuple[dict[str, Sequence[Taken]], bool]:
+    """What each round took, and whether all sides saw the same."""
+    taken: dict[str, list[Taken]] = {name: [] for name in sides}
     sums = {}
     for _ in range(rounds):
         for name, read in sides.items():
-            begun = perf_counter()
+            begun = Taken(perf_counter(), process_time())
             rows = read()
-            taken[name].append(perf_counter() - begun)
+            taken[name].append(Taken(perf_counter() - begun.clock, process_time() - begun.processors))
             sums[name] = pc.sum(rows[COLUMN]).as_py()
     seen = {total for name, total in sums.items() if "files`" not in name}
     return {name: seconds[1:] for name, seconds in taken.items()}, len(seen) == 1
 
 
-def report(taken: Mapping[str, Sequence[float]], files: int, given: argparse.Namespace) -> None:
-    ratios = {
-        name: median(own / engine for own, engine in zip(seconds, taken[ENGINE], strict=True))
-        for name, seconds in taken.items()
-    }
+def report(taken: Mapping[str, Sequence[Taken]], files: int, given: argparse.Namespace) -> None:
+    rows = []
+    for name, rounds in taken.items():
+        times = [median(own[i] / engine[i] for own, engine in zip(rounds, taken[ENGINE], strict=True)) for i in (0, 1)]
+        spent = [median(own[i] for own in rounds) * 1000 for i in (0, 1)]
+        rows.append(f"| {name} | {spent[0]:.0f} | {times[0]:.2f} | {spent[1]:.0f} | {times[1]:.2f} |")
     lines = [
         "# One column of many files",
         "",
@@ -108,9 +117,9 @@ def report(taken: Mapping[str, Sequence[float]], files: int, given: argparse.Nam
         f"commit {commit()}, {datetime.now(UTC):%Y-%m-%d}. `python -m benchmarks.readers`: {files} files of {given.rows:,} rows, "
         f"medians of {given.rounds - 1}.",
         "",
-        "| side | ms | times DuckDB |",
-        "|---|---:|---:|",
-        *(f"| {name} | {median(seconds) * 1000:.0f} | {ratios[name]:.2f} |" for name, seconds in taken.items()),
+        "| side | ms | times DuckDB | processor ms | times DuckDB |",
+        "|---|---:|---:|---:|---:|",
+        *rows,
         "",
     ]
     RESULTS.mkdir(exist_ok=True)
