@@ -132,7 +132,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     spec = expected.spec
     notes = [*warnings, *expected.notes, *without_operations(table, ground.entries)]
     if spec is None and files:
-        notes.append(f"none of the {count(len(files), 'landing file')} can be read, and `run` would refuse them")
+        notes.append(f"0 of {count(len(files), 'landing file')} can be read, and `run` would refuse them")
     previews = _previews(table, files, spec) if spec else []
     batches = last_batches(table, head.number) if head else []
     nights = last_nights(table)

@@ -209,7 +209,7 @@ def _plan(
         path, reason = next(iter(unreadable.items()))
         raise RefusedError(
             "no-readable-file",
-            f"Table {table.name!r} can't be created: none of its {count(len(unreadable), 'landing file')} can be read. "
+            f"Table {table.name!r} can't be created: 0 of its {count(len(unreadable), 'landing file')} can be read. "
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
