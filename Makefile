@@ -1,7 +1,7 @@
 # What a clone needs: `make demo` and `make test`. Both run `make setup` first, which does nothing where nothing changed.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
+.PHONY: help setup demo demo-s3 demo-azure test test-spark test-aws test-azure test-integration test-others test-spark-versions test-spark-cluster dist docs lint lint-infra servers test-crash test-chaos test-soak test-damage test-random test-big test-readers readers bench bench-peers peers bench-latency \
     bench-kernels bench-columns bench-scale month lock
 
 BIN := .venv/bin
@@ -83,19 +83,27 @@ build/spark/%/.installed: | $(STAMP)
 	@touch $@
 
 # venv-pack2 rewrites the paths of an environment, so that it runs wherever it is unpacked. It needs the same Python there.
+# The same commit gives the same bytes: times are the commit's, and bytecode is compiled apart, without times and seeds in it.
 VENV_PACK_VERSION := 0.9.2
+TWINE_VERSION := 7.0.0
 DIST_EXTRAS := aws,azure,gcs,reconcile
-dist: setup ## dist/ with a wheel, and an environment for Spark's executors (spark.archives); without pyspark, which clusters have
-	@rm -rf dist build/dist && mkdir -p dist build/dist
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+dist: export SOURCE_DATE_EPOCH := $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2> /dev/null),1577836800)
+dist: setup ## dist/ with wheel, source and an environment for Spark's executors (spark.archives), without pyspark, which clusters have
+	@rm -rf dist build/dist && mkdir -p dist build/dist/unpacked
+	@$(BIN)/python -m hatchling build --directory dist --target sdist --target wheel
+	@$(BIN)/python -m venv build/dist/tools && build/dist/tools/bin/python -m pip install --quiet --disable-pip-version-check \
+	    venv-pack2==$(VENV_PACK_VERSION) twine==$(TWINE_VERSION)
+	@build/dist/tools/bin/twine check --strict dist/*
 	@$(BIN)/python -m venv --copies build/dist/environment
 	@$(BIN)/python -m pip freeze --exclude-editable > build/dist/constraints.txt
-	@build/dist/environment/bin/python -m pip install --quiet --disable-pip-version-check \
+	@build/dist/environment/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	    --constraint build/dist/constraints.txt "$$(echo dist/*.whl)[$(DIST_EXTRAS)]"
-	@$(BIN)/python -m venv build/dist/pack && build/dist/pack/bin/python -m pip install --quiet --disable-pip-version-check \
-	    venv-pack2==$(VENV_PACK_VERSION)
-	@build/dist/pack/bin/venv-pack --quiet --prefix build/dist/environment --output dist/environment.tar.gz
-	@chmod +r dist/environment.tar.gz
+	@build/dist/tools/bin/venv-pack --quiet --prefix build/dist/environment --output build/dist/environment.tar
+	@tar --extract --file build/dist/environment.tar --directory build/dist/unpacked --exclude __pycache__
+	@PYTHONHASHSEED=0 $(BIN)/python -m compileall -q --invalidation-mode unchecked-hash -s build/dist/unpacked \
+	    build/dist/unpacked/lib || test $$? = 1  # some packages ship templates that are no Python
+	@tar --create --directory build/dist/unpacked --sort=name --mtime=@$$SOURCE_DATE_EPOCH --owner=0 --group=0 --numeric-owner . \
+	    | gzip --no-name > dist/environment.tar.gz
 
 # An older pyarrow than lakeupsert takes.
 build/old-pyarrow: | $(STAMP)
@@ -109,24 +117,35 @@ lint: setup ## style, types, and the direction of imports
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+	@$(BIN)/mypy --strict --config-file= --follow-imports silent --cache-dir .mypy_cache/caller tests/caller.py
 	@$(BIN)/lint-imports
 
 # Not part of `lint`: installing takes a minute and a half. cfn-lint alone runs in `make test` too. CKV2_K8S_6 asks for a network
 # policy, which is the cluster's: workers need the cloud's endpoints and nobody needs them.
-lint-infra: build/infra/.installed ## templates, Terraform modules and Kubernetes objects by cfn-lint and checkov, in an environment of their own
+lint-infra: build/infra/.installed ## templates, Terraform modules, Kubernetes objects, image and workflow by cfn-lint, checkov and their schemas
 	@build/infra/bin/cfn-lint infra/aws/*.yaml infra/aws/examples/*.yaml
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework cloudformation --directory infra/aws
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework bicep --directory infra/azure
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework terraform --directory infra/aws
 	@build/infra/bin/checkov --quiet --compact --skip-download --framework terraform --directory infra/azure
-	@build/infra/bin/checkov --quiet --compact --skip-download --framework kubernetes dockerfile --skip-check CKV2_K8S_6 \
-	    --directory infra/kubernetes
+	@build/infra/bin/checkov --quiet --compact --skip-download --framework kubernetes --skip-check CKV2_K8S_6 --directory infra/kubernetes
+	@build/infra/bin/checkov --quiet --compact --skip-download --framework dockerfile --directory infra/container
+	@build/infra/bin/check-jsonschema --builtin-schema vendor.github-workflows infra/github/*.yaml
 	@if command -v terraform > /dev/null; then terraform fmt -check -recursive infra; \
 	    else echo "terraform is not installed: the modules' format is not checked" >&2; fi
 
 build/infra/.installed: infra/requirements.txt
 	@python3 -m venv --clear build/infra
 	@build/infra/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r infra/requirements.txt
+	@touch $@
+
+docs: build/docs/.installed ## the documentation as a site, in build/site; fails for a link that leads nowhere, and for a page that loads from elsewhere
+	@NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --config-file site/mkdocs.yml
+	@! grep --recursive --include '*.html' --extended-regexp '<(script|link|img)[^>]* (src|href)="https?:' build/site
+
+build/docs/.installed: site/requirements.txt
+	@python3 -m venv --clear build/docs
+	@build/docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r site/requirements.txt
 	@touch $@
 
 test-crash: setup ## kills real processes at every step; many minutes
@@ -177,13 +196,14 @@ COMPILE := build/lock/bin/uv pip compile --quiet --upgrade --universal --python-
 
 # `setup` builds lakeupsert without isolation, with what the lock names: the build's own requirements, and editables, which
 # hatchling asks for as soon as an install is editable.
-lock: ## resolve requirements.lock, what of it the functions' image needs, and infra/requirements.txt anew, with uv
+lock: ## resolve requirements.lock, what of it the functions' image needs, and infra/requirements.txt and site/requirements.txt anew, with uv
 	@python3 -m venv build/lock
 	@build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@build/lock/bin/python -c 'import tomllib; \
 	    print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], "editables", sep="\n")' \
 	    | $(COMPILE) --all-extras --output-file requirements.lock pyproject.toml -
 	@$(COMPILE) --output-file infra/requirements.txt infra/requirements.in
+	@$(COMPILE) --output-file site/requirements.txt site/requirements.in
 	@$(COMPILE) --extra lambda --constraint requirements.lock --output-file lambdas/requirements.lock pyproject.toml
 	@$(COMPILE) --extra functions --constraint requirements.lock --output-file infra/azure/functions/requirements.txt pyproject.toml
 

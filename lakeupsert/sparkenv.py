@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install_extra
 
 OLDEST_SPARK = (3, 5)
 _JAVAS = (((4, 2), 17, 25), ((4, 0), 17, 21), (OLDEST_SPARK, 8, 17))
@@ -59,7 +60,7 @@ def require_pyspark() -> str | None:
         raise ConfigurationError(
             "no-spark",
             f"pyspark is not installed for {sys.executable}.",
-            next="pip install 'lakeupsert[spark]', or use `--host local` and engine arrow, which do not need Spark",
+            next=f"{install_extra('spark')}, or use `--host local` and engine arrow, which do not need Spark",
         )
     try:
         return metadata.version("pyspark")

@@ -1,5 +1,6 @@
 """`lakeupsert adopt`: make a table of an existing folder."""
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -41,7 +42,7 @@ def adopt(call: Call, path: str | None, host: "HostName") -> Answer:
             raise ConfigurationError(
                 "no-table-there",
                 f"No table in {config.path} has `processed` = {path}.",
-                next=f"write a configuration with `lakeupsert init {path}`, or correct `processed`",
+                next=f"write a configuration with `lakeupsert init {shlex.quote(path)}`, or correct `processed`",
             )
         call.table = names[0]
     with call.open_table() as table, call.progress(table.name) as progress:

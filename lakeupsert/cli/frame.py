@@ -30,6 +30,7 @@ from lakeupsert.cli.log import JsonLog, wants_json
 from lakeupsert.config import Config, load
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.events import CommandError, Notice, Sink
+from lakeupsert.phrases import shell_paths
 from lakeupsert.pipeline.stop import Stop
 
 if TYPE_CHECKING:
@@ -420,12 +421,12 @@ def _print_problems(answer: Answer) -> None:
 
     console = Console(stderr=True, soft_wrap=True)
     for warning in answer.warnings:
-        console.print(Text.assemble(("Warning: ", "yellow"), warning))
+        console.print(Text.assemble(("Warning: ", "yellow"), shell_paths(warning)))
     if answer.error is not None:
         error = answer.error
-        console.print(Text.assemble(("Error: ", "bold red"), error.message))
+        console.print(Text.assemble(("Error: ", "bold red"), shell_paths(error.message)))
         console.print(Text(str(error.standing or "Committed: no batch")))
-        console.print(Text(f"Next: {error.next}"))
+        console.print(Text(f"Next: {shell_paths(error.next)}"))
 
 
 def _log_problems(log: Sink, call: Call, answer: Answer) -> None:

@@ -8,6 +8,7 @@ from lakeupsert import clock
 from lakeupsert.cli.frame import Answer, Call, common
 from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import no_folder
 from lakeupsert.report.numbers import size
 
 
@@ -44,7 +45,7 @@ def report(call: Call, output: str, nights: int) -> Answer:
     if not target.parent.is_dir():
         raise ConfigurationError(
             "no-folder",
-            f"{target.parent} {'is not a folder' if target.parent.exists() else 'does not exist'}.",
+            f"{target.parent} {no_folder(target.parent)}.",
             next="create it, or correct --output",
         )
     with call.open_table() as table, call.progress(table.name) as progress:

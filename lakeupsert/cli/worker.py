@@ -11,6 +11,7 @@ from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import engine_option, log_option, prepare_spark, workers_option
 from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install_extra
 from lakeupsert.pipeline.stop import GRACE_SECONDS
 
 if TYPE_CHECKING:
@@ -108,6 +109,6 @@ def _metrics_into(path: Path) -> "WorkerMetrics":
         raise ConfigurationError(
             "extra-missing",
             f"--metrics-file needs {e.name or e}, which is not installed. Nothing was done.",
-            next="pip install 'lakeupsert[prometheus]'",
+            next=install_extra("prometheus"),
         ) from e
     return WorkerMetrics(path)

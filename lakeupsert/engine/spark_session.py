@@ -19,6 +19,7 @@ from lakeupsert import clock, sparkenv
 from lakeupsert.engine.spark_tasks import UNFIT, TaskMemory, passed_error
 from lakeupsert.engine.spark_versions import cancel_jobs, connect_session, retry_lost_calls, thread_of
 from lakeupsert.errors import ConfigurationError, ExecutorError, LakeupsertError, TryAgainError
+from lakeupsert.phrases import install_extra
 
 SPARK_ERRORS = (
     "Py4JError",
@@ -76,7 +77,7 @@ def _connect() -> SparkSession:
         spark = connect_session(os.environ["SPARK_REMOTE"])
     except ImportError as e:
         raise ConfigurationError(
-            "extra-missing", f"Spark Connect needs more packages: {e}", next="pip install 'lakeupsert[connect]'"
+            "extra-missing", f"Spark Connect needs more packages: {e}", next=install_extra("connect")
         ) from e
     retry_lost_calls(spark, LOST_RETRIES)  # before the first call
     spark.conf.set("spark.sql.session.timeZone", "UTC")

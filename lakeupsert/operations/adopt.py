@@ -24,6 +24,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedErro
 from lakeupsert.landing.adopted import FileFooter, null_key_error, read_footer
 from lakeupsert.landing.formats.blocks import UnreadableFileError
 from lakeupsert.landing.formats.inference import infer_type, unify, without_nulls
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.key_places import adopted_index
 from lakeupsert.pipeline.opened import OpenTable
@@ -78,7 +79,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
             next="land the rows instead, or remove `groups`",
         )
     listing = _list_files(table)
-    progress(f"reading the footers of {sum(map(len, listing.folders.values()))} files")
+    progress(f"reading the footers of {count(sum(map(len, listing.folders.values())), 'file')}")
     footings = _footings(table, host, [info for files in listing.folders.values() for info in files])
     spec, warnings = _plan_spec(table, footings, list(listing.folders))
     _refuse_null_keys(table, footings)
@@ -89,7 +90,7 @@ def adopt(table: OpenTable, host: Host, progress: Callable[[str], None] = lambda
         progress("building the key index")
         index = adopted_index(table, host, spec, touched)
     _commit_spec(table, spec)
-    progress(f"writing the manifests of {len(touched)} partitions")
+    progress(f"writing the manifests of {count(len(touched), 'partition')}")
     statistics = _statistics(spec, touched, footings)
     _write_manifests(table, touched, touched, statistics, is_winner=False)
     entry = LedgerEntry(

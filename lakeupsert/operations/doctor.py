@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from lakeupsert import clock, sparkenv
 from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.phrases import count, install_extra, no_folder
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.landing_dates import fitting, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
@@ -93,7 +94,7 @@ def _zone(table: str, zone: str, root: Path, rights: int) -> Finding:
     place = _nearest(root)
     if not place.is_dir() or (zone == "landing" and place != root):
         advice = f"create it, or correct `{zone}` in [tables.{table}]"
-        return Finding("permissions", "problem", f"{zone}: {root} is not a folder", advice)
+        return Finding("permissions", "problem", f"{zone}: {root} {no_folder(root)}", advice)
     # In the processed zone, only our own folders: lost+found of a disk, for example, can't be read.
     tops = [root] if zone == "landing" else [root / HOME, *root.glob("*=*")]
     needed = chain([(place, rights)], *(_needed(top, rights) for top in tops if top.exists()))
@@ -242,7 +243,9 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
     waiting = table.unpublished(snapshot.body if snapshot else None, ledger.number) if ledger else {}
     if isinstance(queue, SqliteQueue) and not Path(queue.path).exists():  # opening would create it
         if waiting:
-            found = f"{queue.path} is missing, and {len(waiting)} partitions have batches that are not published"
+            found = (
+                f"{queue.path} is missing, and {count(len(waiting), 'partition')} with batches that are not published"
+            )
             yield Finding("queue", "warning", found, "`lakeupsert run` creates it and sends their messages again")
         else:
             yield Finding("queue", "ok", f"{queue.path} does not exist yet, and there is nothing to send")
@@ -251,7 +254,7 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
     yield Finding(
         "queue",
         "ok",
-        f"{stats.visible} messages wait, {stats.leased} are leased; a message without an answer is delivered again after "
+        f"{count(stats.visible, 'message')} waiting, {stats.leased} leased; a message without an answer is delivered again after "
         f"{LEASE_SECONDS:g} s, and becomes a dead letter after {queue.max_receives} receives",
     )
     for letter in queue.dead_letters(1):
@@ -304,7 +307,7 @@ def _spark(table: OpenTable) -> Iterator[Finding]:
     versions = f"pyspark {spark or 'of unknown version'}, pyarrow {pa.__version__}, Python {platform.python_version()}"
     if not sparkenv.is_supported(spark):
         found = f"{versions}; pyspark {'.'.join(map(str, sparkenv.OLDEST_SPARK))} or later is expected"
-        yield Finding("spark", level, found, f"pip install 'lakeupsert[spark]'{local}")
+        yield Finding("spark", level, found, f"{install_extra('spark')}{local}")
     else:
         yield Finding("spark", "ok", versions)
     if server := sparkenv.connect_server():
@@ -337,7 +340,9 @@ def _landing(table: OpenTable) -> Iterator[Finding]:
     paths = [found.name for found in table.landing.list("") if is_landing_file(found.name)]
     others = [path for path in paths if received_on(path, pattern) is None]
     if not others:
-        yield Finding("landing", "ok", f"the folders of all {len(paths)} landing files are dates by {pattern!r}")
+        yield Finding(
+            "landing", "ok", f"{count(len(paths), 'landing file')}, all in folders that are dates by {pattern!r}"
+        )
         return
     dated = [path for path in paths if not is_stray(path, pattern, table.settings.format)]
     usual = fitting({path.rpartition("/")[0] for path in dated})

@@ -40,6 +40,7 @@ from lakeupsert.operations.habits import (
 )
 from lakeupsert.operations.plan_merges import Arrival, PlannedPartition, plan_merges
 from lakeupsert.operations.prices import Prices, load_prices
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import discover
 from lakeupsert.pipeline.next_spec import plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
@@ -131,7 +132,7 @@ def plan(table: OpenTable, selected: Callable[[str], bool], prices: str | Path |
     spec = expected.spec
     notes = [*warnings, *expected.notes, *without_operations(table, ground.entries)]
     if spec is None and files:
-        notes.append(f"none of the {len(files)} landing files can be read, and `run` would refuse them")
+        notes.append(f"0 of {count(len(files), 'landing file')} can be read, and `run` would refuse them")
     previews = _previews(table, files, spec) if spec else []
     batches = last_batches(table, head.number) if head else []
     nights = last_nights(table)
@@ -275,7 +276,7 @@ def _unreadable(previews: Sequence[Preview]) -> list[str]:
     unreadable = [f"{one.path!r}: {one.unreadable}" for one in previews if one.unreadable is not None]
     if not unreadable:
         return []
-    return [f"{len(unreadable)} landing files can't be read and would be set aside; {unreadable[0]}"]
+    return [f"{count(len(unreadable), 'landing file')} can't be read and would be set aside; {unreadable[0]}"]
 
 
 def _rows_by_partition(previews: Iterable[Preview]) -> Counter[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install_extra
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.table.spec import Ordering, TableSpec
 
@@ -62,7 +63,7 @@ def import_duckdb() -> ModuleType:
         raise ConfigurationError(
             "extra-missing",
             "`reconcile --deep` recomputes rows with DuckDB, which is not installed. Nothing was done.",
-            next="pip install 'lakeupsert[reconcile]'",
+            next=install_extra("reconcile"),
         ) from e
     return cast(ModuleType, duckdb)
 

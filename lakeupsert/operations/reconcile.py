@@ -26,6 +26,7 @@ from lakeupsert.errors import DamagedTableError
 from lakeupsert.operations.recompute import Comparison, Recomputation, recompute
 from lakeupsert.operations.recompute_sql import import_duckdb
 from lakeupsert.operations.redrive import is_ours
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
@@ -179,7 +180,7 @@ def prove(
     for at in range(0, len(partitions), PARTITIONS_TOGETHER):
         together = partitions[at : at + PARTITIONS_TOGETHER]
         # Executors count all of these before the first one is told below.
-        progress(f"counting the rows of {len(partitions):,} partitions, {at:,} are done")
+        progress(f"counting the rows of {count(len(partitions), 'partition')}, {at:,} done")
         manifests = table.map_concurrently(read, together)
         counts = _count(table, snapshot, host, [m for m in manifests if isinstance(m, Manifest)])
         for number, (partition, manifest) in enumerate(zip(together, manifests, strict=True), at + 1):

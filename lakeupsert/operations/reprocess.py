@@ -26,6 +26,7 @@ from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import content_hash, format_of
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
 from lakeupsert.operations.replay import renames_of
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.dedupe import PartitionResult
 from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
 from lakeupsert.pipeline.opened import OpenTable
@@ -169,7 +170,7 @@ def reprocess(
         return plan if dry or not heads else _send_work(table, plan, snapshot, {}, start=None)
     needed = _batches(table, {p: head.body.merged for p, head in heads.items()})
     adopted = [f for p in heads for f in _adopted(table, p)]
-    progress(f"checking the landing files of {len(needed)} batches")
+    progress(f"checking the landing files of {count(len(needed), 'batch', 'es')}")
     inputs = _check_sources(table, needed, adopted)
     taken = [i for of_batch in inputs.values() for i in of_batch]
     size = sum(f.bytes for f in adopted) + sum(i.size for i in taken)
@@ -182,7 +183,7 @@ def reprocess(
     below_floor = read_refused_keys(table.store, [head.body for head in heads.values()], table.existing_spec())
     try:
         for number, partitions in needed.items():
-            progress(f"reading batch {number} again, {len(inputs[number])} landing files")
+            progress(f"reading batch {number} again, {count(len(inputs[number]), 'landing file')}")
             job = _job(table, host, number, inputs[number], partitions, start, below_floor)
             replayed = table.entries(number - 1, number)[0].body.replayed
             renames = renames_of(table, job.spec, number) if replayed else None
@@ -212,7 +213,7 @@ def reprocess_and_publish(
         workers=options.workers or 1,
         engine=options.engine,
         stop=options.stop,
-        progress=lambda count: progress(f"{count} partitions to write"),
+        progress=lambda left: progress(f"{count(left, 'partition')} to write"),
     )
     results: list[PartitionResult] = []
     while True:
@@ -278,10 +279,10 @@ def _batches(table: OpenTable, merged: Mapping[str, int]) -> dict[int, frozenset
     """The batches, in order, that count in some of these partitions at its `merged`, each with these partitions."""
     entries = table.entries(-1, max(merged.values(), default=-1))
     counted = [(link.number, link.body) for link in entries]
-    count = {number: active_batches(counted[: number + 1]) for number in set(merged.values())}
+    counting = {number: active_batches(counted[: number + 1]) for number in set(merged.values())}
     partitions: dict[int, set[str]] = defaultdict(set)
     for partition, at in merged.items():
-        for number in count[at]:
+        for number in counting[at]:
             if partition in entries[number].body.touched:
                 partitions[number].add(partition)
     return {number: frozenset(partitions[number]) for number in sorted(partitions)}

@@ -17,6 +17,7 @@ from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertE
 from lakeupsert.operations.plan import Plan, plan, refuse_above
 from lakeupsert.operations.plan_merges import Prediction, predict_merges
 from lakeupsert.operations.vacuum import vacuum
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult
@@ -114,7 +115,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
                 workers=options.workers or 1,
                 engine=options.engine,
                 stop=options.stop,
-                progress=lambda left: progress(f"{left} partitions to merge"),
+                progress=lambda left: progress(f"{count(left, 'partition')} to merge"),
             ),
             merged.append,
         )

@@ -24,6 +24,7 @@ from lakeupsert.errors import RefusedError
 from lakeupsert.landing.accept import RowRules
 from lakeupsert.landing.files import Survey, format_of
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.commit import AppendResult, commit_batch, examples_of, send_messages
 from lakeupsert.pipeline.discover import Ground, Request, discover, refuse_all_skipped
 from lakeupsert.pipeline.full_extract import (
@@ -151,7 +152,7 @@ def _attempt(
     plan = _plan(table, host, request, ground, notes, progress)
     if isinstance(plan, Lost):
         return plan
-    progress(f"reading, splitting and writing the rows of {len(plan.job.inputs)} landing files")
+    progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
     reports = [*host.run(plan.job), *quarantine_unreadable(plan.job, plan.unreadable)]
     written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
     files = written | {r.file.name for r in reports if isinstance(r, Refused)}
@@ -208,7 +209,7 @@ def _plan(
         path, reason = next(iter(unreadable.items()))
         raise RefusedError(
             "no-readable-file",
-            f"Table {table.name!r} can't be created: none of its {len(unreadable)} landing files can be read. "
+            f"Table {table.name!r} can't be created: 0 of its {count(len(unreadable), 'landing file')} can be read. "
             f"The first is {table.landing.uri(path)}: {reason}",
             next="correct or remove these files, then run `lakeupsert run` again",
         )
@@ -246,7 +247,7 @@ def _survey(
     surveyed = [
         i for i in inputs if ground.spec is None or i.path in wider or format_of(i.path, reading.format) != "jsonl"
     ]
-    progress(f"surveying {len(surveyed)} landing files")
+    progress(f"surveying {count(len(surveyed), 'landing file')}")
     schema = ground.spec.schema if ground.spec else None
     return host.survey(table.landing, surveyed, reading, schema, table.declaration.text_columns)
 
@@ -313,7 +314,7 @@ def _refuse_above_limit(table: OpenTable, ground: Ground, entry: LedgerEntry, ex
     files = ", ".join(map(table.store.uri, names))
     raise RefusedError(
         "quarantine-limit",
-        f"Batch of {len(entry.files)} files for table {table.name!r}: {refused} of {rows} rows would be quarantined "
+        f"Batch of {count(len(entry.files), 'file')} for table {table.name!r}: {refused} of {rows} rows would be quarantined "
         f"({reasons}), for example {examples[usual]} `quarantine_limit` allows {allowed}. Nothing was committed. The refused "
         f"rows are in {files} (Parquet).",
         next=f"look at them (`lakeupsert quarantine {' '.join(names)}`), then correct the landing files, or raise "

@@ -17,6 +17,7 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
+from lakeupsert.phrases import no_folder
 from lakeupsert.pipeline.landing_dates import Skipped, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore, ObjectInfo, open_store
@@ -256,7 +257,7 @@ def _list_landing(
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
         raise ConfigurationError(
             "no-landing",
-            f"The landing zone {landing.root} of table {table.name!r} is not a folder.",
+            f"The landing zone {landing.root} of table {table.name!r} {no_folder(Path(landing.root))}.",
             next=f"create it, or correct `landing` in [tables.{table.name}]",
         )
     pattern, format_ = table.settings.landing_dates, table.settings.format

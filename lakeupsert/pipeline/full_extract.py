@@ -13,6 +13,7 @@ import msgspec
 
 from lakeupsert.engine.reports import Report, Written
 from lakeupsert.errors import ConfigurationError, RefusedError
+from lakeupsert.phrases import count
 from lakeupsert.pipeline.discover import Ground, Request
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.floor import greatest_floor
@@ -105,7 +106,8 @@ def _refuse_quarantined(table: OpenTable, entry: LedgerEntry) -> None:
     if not entry.rows_appended:
         raise RefusedError(
             "empty-full-extract",
-            f"Full extract for table {table.name!r}: its {len(entry.files)} files hold no row. Nothing was committed.",
+            f"Full extract for table {table.name!r}: there is no row in its {count(len(entry.files), 'file')}. Nothing was "
+            "committed.",
             next="find out why the files are empty; remove them from the landing zone, or append them without --full",
         )
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError
+from lakeupsert.phrases import install_extra
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.publishers import UNFINISHED, Publisher
 from lakeupsert.storage import ObjectInfo
@@ -124,7 +125,7 @@ def _extra_missing(name: str, extra: str, e: ImportError) -> ConfigurationError:
     return ConfigurationError(
         "extra-missing",
         f"The publisher {name!r} needs {e.name or e}, which is not installed. Nothing was done.",
-        next=f"pip install 'lakeupsert[{extra}]'",
+        next=install_extra(extra),
     )
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+from lakeupsert.phrases import install_extra
 from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
 from lakeupsert.storage import azureaccount
 
@@ -329,7 +330,7 @@ def _client(process: int, environment: azureaccount.Environment, account: str, n
         raise ConfigurationError(
             "extra-missing",
             f"The queue {name!r} is in Azure, but {e.name} is not installed. {NOTHING_DONE}",
-            next="pip install 'lakeupsert[azure]'",
+            next=install_extra("azure"),
         ) from e
     options: dict[str, object] = {
         "transport": azureaccount.transport(),

@@ -9,6 +9,7 @@ identify the process: pids are reused, machines restart, and containers that sha
 """
 
 import os
+import shlex
 import socket
 import sqlite3
 import threading
@@ -260,7 +261,7 @@ class SqliteQueue:
                 "queue-busy",
                 f"Another process has locked the queue {self.path} for over {BUSY_SECONDS:g} s; a few milliseconds are "
                 f"expected: {e}. {NOTHING_DONE}",
-                next=f"find that process (`fuser {self.path}`), then run the same command again",
+                next=f"find that process (`fuser {shlex.quote(str(self.path))}`), then run the same command again",
             )
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
             return TryAgainError(

@@ -21,6 +21,7 @@ import msgspec
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
+from lakeupsert.phrases import install_extra
 from lakeupsert.queue.base import ALONE_FROM, NOTHING_DONE, DeadLetter, Lease, Message, MessageError, QueueStats
 
 if TYPE_CHECKING:
@@ -381,7 +382,7 @@ class SqsQueue:
                 raise ConfigurationError(
                     "extra-missing",
                     f"The queue {self.name!r} is in SQS, but boto3 is not installed. {NOTHING_DONE}",
-                    next="pip install 'lakeupsert[aws]'",
+                    next=install_extra("aws"),
                 ) from e
             config = Config(
                 connect_timeout=5,

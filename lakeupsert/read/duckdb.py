@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from lakeupsert.read.arrow import reader_schema, to_arrow
+from lakeupsert.read.arrow import reader_schema, refuse_unknown, to_arrow
 from lakeupsert.read.native import DUCKDB_PLACE, files_to_scan, missing, superseded_rows
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.table.spec import FILE, PLACE
@@ -18,34 +18,41 @@ if TYPE_CHECKING:
 class _Rows:
     """The rows of a view, which can be read more than once."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, columns: Sequence[str] | None) -> None:
         self._view = view
+        self._columns = columns
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return to_arrow(self._view).__arrow_c_stream__(requested_schema)
+        return to_arrow(self._view, columns=self._columns).__arrow_c_stream__(requested_schema)
 
 
-def to_duckdb(view: View, connection: "DuckDBPyConnection | None" = None) -> "DuckDBPyRelation":
-    """A relation of the view's rows: the columns of the spec in its order, rows in no particular order.
+def to_duckdb(
+    view: View, connection: "DuckDBPyConnection | None" = None, columns: Sequence[str] | None = None
+) -> "DuckDBPyRelation":
+    """A relation of the view's rows, in no particular order.
 
     Args:
         connection: default: the one that `duckdb.sql` uses.
+        columns: of the spec, in this order; default: all.
 
     Raises:
-        ConfigurationError: DuckDB is not installed.
+        ConfigurationError: DuckDB is not installed, or there is no such column.
     """
     try:
         import duckdb
     except ModuleNotFoundError as e:
         raise missing("duckdb") from e
+    schema = reader_schema(view.spec)
+    refuse_unknown(schema, columns)
     connection = connection or duckdb.default_connection()
     files = files_to_scan(view, "DuckDB")
     if files is None:
-        return connection.from_arrow(_Rows(view))
-    empty = connection.from_arrow(reader_schema(view.spec).empty_table())
+        return connection.from_arrow(_Rows(view, columns))
+    empty = connection.from_arrow(schema.empty_table())
     types = dict(zip(view.spec.schema.names, map(str, empty.types), strict=True))
     scans = [_scan(connection, view, types, renames, some) for renames, some in files.items()]
-    return reduce(lambda one, other: one.union(other), scans)
+    found = reduce(lambda one, other: one.union(other), scans)
+    return found if columns is None else found.project(", ".join(map(_quote, columns)))
 
 
 def _scan(
@@ -57,7 +64,9 @@ def _scan(
     columns = ", ".join(f"CAST(NULL AS {type_}) AS {_quote(own[name])}" for name, type_ in types.items())
     hive = ", ".join(f"{_quote(own[name])}: {types[name]}" for name in view.spec.partition_by)
     listed = ", ".join("'" + file.path.replace("'", "''") + "'" for file in files)
-    options = f"hive_partitioning = true, hive_types = {{{hive}}}, union_by_name = true"
+    options = f"hive_partitioning = true, hive_types = {{{hive}}}"
+    if view.has_new_columns():
+        options += ", union_by_name = true"  # for which DuckDB opens every file before it reads the first
     shown = ", ".join(f"CAST({_quote(own[name])} AS {type_}) AS {_quote(name)}" for name, type_ in types.items())
     dead = [
         pa.table(

@@ -1,6 +1,7 @@
 """Write a view's rows to one file or a Hive folder for other programs: the table's columns, and none of ours."""
 
 import itertools
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +17,7 @@ from lakeupsert import clock
 from lakeupsert.engine.attempts import all_or_raise
 from lakeupsert.engine.hosts import Host, LocalHost
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import no_folder
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.history import history_to_arrow
 from lakeupsert.read.view import View
@@ -76,14 +78,20 @@ def _target(output: str, *, overwrite: bool, folders: bool) -> Path:
     """The path to write to. Raises ConfigurationError if it can't be written, or with ``folders`` false ends in `/`."""
     folder, target, suffixes = output.endswith("/"), Path(output).expanduser().resolve(), ", ".join(_WRITERS)
     if (folder and not folders) or (not folder and target.suffix not in _WRITERS):
+        found = f"has the extension {target.suffix}" if target.suffix else "has no extension"
+        found = "ends in /" if folder else found
         raise ConfigurationError(
             "unknown-format",
-            f"--output {output!r} ends in {'/' if folder else target.suffix or 'nothing'!r}.",
+            f"--output {output!r} {found}. Nothing was written.",
             next=f"end it in {suffixes}" + (", or in / for a Hive folder" if folders else ""),
         )
     if not target.parent.is_dir():
         raise ConfigurationError(
-            "no-folder", f"{target.parent} is not a folder on this machine.", next="create it, or correct --output"
+            "no-folder",
+            f"--output: {target.parent} {no_folder(target.parent)} on this machine. Nothing was written.",
+            next="correct --output"
+            if target.parent.exists()
+            else f"mkdir -p {shlex.quote(str(target.parent))}, or correct --output",
         )
     if target.exists():
         _check_replaceable(target, folder=folder, overwrite=overwrite)

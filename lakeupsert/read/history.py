@@ -6,14 +6,14 @@ store ends, since a late record would change the end of another version; readers
 rows (ADR 0023).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.read.arrow import Scan, batches, reader_schema, scans
+from lakeupsert.read.arrow import Scan, batches, reader_schema, refuse_unknown, scans
 from lakeupsert.read.view import View
 from lakeupsert.read.where import ArrowTerms, all_of, parse_where
 from lakeupsert.rows.arrays import Rows
@@ -54,23 +54,27 @@ def shared_columns(spec: TableSpec) -> set[str]:
     return {*spec.key, *spec.partition_by}
 
 
-def history_to_arrow(view: View, where: str | None = None, partition: str | None = None) -> pa.RecordBatchReader:
+def history_to_arrow(
+    view: View, where: str | None = None, partition: str | None = None, columns: Sequence[str] | None = None
+) -> pa.RecordBatchReader:
     """Read all versions: the columns of the spec, `FROM` and `UNTIL`, ordered by partition and key, newest version first.
 
-    ``where`` may name `FROM` and `UNTIL`; with ``partition``, only that partition is read. Memory: the superseded versions of a
-    partition, or of the keys in it that the filter selects, and a row group and a few batches of each of its files. Raises as
-    `to_arrow` does.
+    ``where`` and ``columns`` may name `FROM` and `UNTIL`; with ``partition``, only that partition is read. Memory: the superseded
+    versions of a partition, or of the keys in it that the filter selects, and a row group and a few batches of each of its
+    files. Raises as `to_arrow` does.
     """
     schema = history_schema(view.spec)
+    refuse_unknown(schema, columns)
+    shown = schema.names if columns is None else list(columns)
     condition = all_of(parse_where(where, schema, ArrowTerms()))
     partitions = list(view.partitions(where, schema)) if partition is None else [partition]
 
     def read() -> Iterator[pa.RecordBatch]:
         for name in partitions:
             for rows in _versions(view, where, schema, name):
-                yield from (rows if condition is None else rows.filter(condition)).to_batches()
+                yield from (rows if condition is None else rows.filter(condition)).select(shown).to_batches()
 
-    return pa.RecordBatchReader.from_batches(schema, read())
+    return pa.RecordBatchReader.from_batches(pa.schema([schema.field(name) for name in shown]), read())
 
 
 def _versions(view: View, where: str | None, schema: pa.Schema, partition: str) -> Iterator[Rows]:

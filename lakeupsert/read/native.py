@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install
 from lakeupsert.read.arrow import reader_schema
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.rows.vectors import deleted_positions
@@ -113,5 +114,5 @@ def missing(package: str) -> ConfigurationError:
     return ConfigurationError(
         "extra-missing",
         f"The table is to be read with {package}, which is not installed. Nothing was read.",
-        next=f"pip install {package}, or read the table with to_arrow",
+        next=f"{install(package)}, or read the table with to_arrow",
     )

@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from lakeupsert.engine.runs import runs
-from lakeupsert.read.arrow import reader_schema, to_arrow
+from lakeupsert.read.arrow import reader_schema, refuse_unknown, to_arrow
 from lakeupsert.read.native import files_to_scan, missing, superseded_rows
 from lakeupsert.read.view import View, ViewFile
 from lakeupsert.table.spec import PLACE
@@ -17,23 +17,35 @@ MOST_ROWS = 2**32 - 1
 """In one scan. Polars counts them with 32 bits, unless it is the build for more."""
 
 
-def to_polars(view: View) -> "pl.LazyFrame":
-    """A LazyFrame of the view's rows, with the columns of the spec in its order. No row is read before `collect`.
+def to_polars(view: View, columns: Sequence[str] | None = None) -> "pl.LazyFrame":
+    """A LazyFrame of the view's rows. No row is read before `collect`.
+
+    Args:
+        columns: of the spec, in this order; default: all.
 
     Raises:
-        ConfigurationError: Polars is not installed.
+        ConfigurationError: Polars is not installed, or there is no such column.
     """
     try:
         import polars as pl
     except ModuleNotFoundError as e:
         raise missing("polars") from e
-    empty = pl.from_arrow(reader_schema(view.spec).empty_table())
+    schema = reader_schema(view.spec)
+    refuse_unknown(schema, columns)
+    empty = pl.from_arrow(schema.empty_table())
     assert isinstance(empty, pl.DataFrame)
+    frame = _whole(view, empty.schema)
+    return frame if columns is None else frame.select(columns)
+
+
+def _whole(view: View, schema: "pl.Schema") -> "pl.LazyFrame":
+    import polars as pl
+
     files = files_to_scan(view, "Polars")
     if files is None:
-        return _through_arrow(view, empty.schema)
+        return _through_arrow(view, schema)
     scans = [
-        _scan(view, empty.schema, renames, some)
+        _scan(view, schema, renames, some)
         for renames, of_one_time in files.items()
         for some in runs(of_one_time, lambda file: file.file.rows, MOST_ROWS)
     ]

@@ -26,6 +26,7 @@ from pyspark.sql import types as s
 from lakeupsert.engine.spark_versions import frame_of, hadoop_version, reads_wider, s3a_settings_of, scans_one_root
 from lakeupsert.engine.spark_window import window_order
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.read.arrow import refuse_unknown
 from lakeupsert.read.history import FROM, LIVES, UNTIL, history_schema, shared_columns
 from lakeupsert.read.view import View, ViewFile, plain_path
 from lakeupsert.read.where import Conjunct, parse_where
@@ -53,19 +54,29 @@ _VIEWS: WeakKeyDictionary[SparkSession, list[View]] = WeakKeyDictionary()
 """Views with temporary files, kept for the life of the session: there is no way to know which DataFrames still need them."""
 
 
-def to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataFrame:
-    """A DataFrame of the view's rows, with the columns of the spec in its order.
+def to_spark(
+    spark: SparkSession, view: View, where: str | None = None, columns: Sequence[str] | None = None
+) -> DataFrame:
+    """A DataFrame of the view's rows, with these columns of the spec; default: all, in its order.
 
-    Raises ConfigurationError if Spark has no type for a column, or if the filter can't be used.
+    Raises ConfigurationError if Spark has no type for a column, if there is no such column, or if the filter can't be used.
     """
+    refuse_unknown(view.spec.schema, columns)
     types = {field.name: spark_type(field.type, field.name) for field in view.spec.schema}
     frame = _frame(spark, view, types, view.files(where))
-    return _where(frame, parse_where(where, view.spec.schema, SparkTerms()))
+    return _select(_where(frame, parse_where(where, view.spec.schema, SparkTerms())), columns)
 
 
-def history_to_spark(spark: SparkSession, view: View, where: str | None = None) -> DataFrame:
+def _select(frame: DataFrame, columns: Sequence[str] | None) -> DataFrame:
+    return frame if columns is None else frame.select([_quote(name) for name in columns])
+
+
+def history_to_spark(
+    spark: SparkSession, view: View, where: str | None = None, columns: Sequence[str] | None = None
+) -> DataFrame:
     """A DataFrame of all versions, as of `history_to_arrow`, in no particular order. Raises as `to_spark` does."""
     spec, schema = view.spec, history_schema(view.spec)
+    refuse_unknown(schema, columns)
     types = {field.name: spark_type(field.type, field.name) for field in spec.schema}
     conjuncts = parse_where(where, schema, SparkTerms())
     partitions = list(view.partitions(where, schema))
@@ -74,19 +85,20 @@ def history_to_spark(spark: SparkSession, view: View, where: str | None = None) 
     types |= {DELETE_FLAG: s.BooleanType(), BATCH: s.LongType()}
     past = _frame(spark, view, types, (file for name in partitions for file in view.history(name)))
     rows = _where(alive.union(past), [c for c in conjuncts if c.columns <= shared_columns(spec)])
-    columns = {name: f.col(_quote(name)) for name in types}
-    lives = columns[BATCH] == LIVES
-    newest_first = [*(window_order(columns[o.column], o) for o in spec.ordering), lives.desc()]
+    value = {name: f.col(_quote(name)) for name in types}
+    lives = value[BATCH] == LIVES
+    newest_first = [*(window_order(value[o.column], o) for o in spec.ordering), lives.desc()]
     ties = [*([DELETE_FLAG, *spec.content] if spec.ties == "content" else []), BATCH, DELETE_FLAG]
-    key = [columns[name] for name in dict.fromkeys((*spec.partition_by, *spec.key))]
-    of_key = Window.partitionBy(key).orderBy(*newest_first, *(columns[name].desc_nulls_last() for name in ties))
-    orders = f.struct(*[columns[name].alias(f"o{i}") for i, name in enumerate(spec.order_by)])
+    key = [value[name] for name in dict.fromkeys((*spec.partition_by, *spec.key))]
+    of_key = Window.partitionBy(key).orderBy(*newest_first, *(value[name].desc_nulls_last() for name in ties))
+    orders = f.struct(*[value[name].alias(f"o{i}") for i, name in enumerate(spec.order_by)])
     # Among rows with one ordering value only the first was ever a version.
     is_version = ~f.coalesce(f.lag(orders).over(of_key).eqNullSafe(orders), f.lit(False))
     # A full extract's row lives, even below a delete that the table has forgotten.
-    until = f.when(~lives, f.lag(columns[spec.order_by[0]]).over(of_key))
-    found = rows.withColumns({FROM: columns[spec.order_by[0]], UNTIL: until, DEAD: ~is_version | columns[DELETE_FLAG]})
-    return _where(found.where(~f.col(DEAD)).select([_quote(name) for name in schema.names]), conjuncts)
+    until = f.when(~lives, f.lag(value[spec.order_by[0]]).over(of_key))
+    found = rows.withColumns({FROM: value[spec.order_by[0]], UNTIL: until, DEAD: ~is_version | value[DELETE_FLAG]})
+    versions = found.where(~f.col(DEAD)).select([_quote(name) for name in schema.names])
+    return _select(_where(versions, conjuncts), columns)
 
 
 def _where(frame: DataFrame, conjuncts: Sequence[Conjunct]) -> DataFrame:

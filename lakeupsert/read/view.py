@@ -5,9 +5,12 @@ workers write the next one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time
-from functools import reduce
+from functools import cached_property, reduce
+from itertools import islice
 from operator import and_, index
 from urllib.parse import unquote, urlsplit
 
@@ -27,6 +30,9 @@ from lakeupsert.table.layout import TableObjects, partition_scalars
 from lakeupsert.table.manifest import BucketEntry, DataFile
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.spec import TableSpec, field_id
+
+MANIFESTS_AHEAD = 32
+"""Requests at the same time for the manifests of a table on a remote store. A reader of one partition sends one."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,30 @@ class ViewFile:
 
 
 @dataclass(frozen=True)
+class SnapshotFigures:
+    """A snapshot in figures. No manifest and no data file is read for them.
+
+    Attributes:
+        batch: the newest batch that readers see.
+        partitions: those that have rows.
+        rows: rows that readers see.
+        bytes: of all files that the partitions need, those for merges included.
+    """
+
+    number: int
+    published_at: datetime
+    batch: int
+    partitions: int
+    rows: int
+    bytes: int
+
+    @classmethod
+    def of(cls, link: Link[Snapshot]) -> "SnapshotFigures":
+        body, published_at = link.body, datetime.fromisoformat(link.written_at)
+        return cls(link.number, published_at, body.batch, body.partitions_with_rows, body.rows, body.bytes)
+
+
+@dataclass(frozen=True)
 class View:
     """The table as of one snapshot.
 
@@ -90,7 +120,11 @@ class View:
     @classmethod
     def open(cls, objects: TableObjects, newest_spec: TableSpec, snapshot: str | int | date = "published") -> "View":
         """See `choose`."""
-        link = choose(objects, snapshot)
+        return cls.of(objects, newest_spec, choose(objects, snapshot))
+
+    @classmethod
+    def of(cls, objects: TableObjects, newest_spec: TableSpec, link: Link[Snapshot] | None) -> "View":
+        """The view of a snapshot; None: nothing was published yet."""
         if link is None:
             return cls(objects, newest_spec, Snapshot(batch=0, spec_version=0), None)
         spec = objects.specs.get(link.body.spec_version)
@@ -112,18 +146,28 @@ class View:
         Left out are files whose statistics rule out that a row passes.
         """
         may_pass = file_test(self.spec, where)
-        for partition in self.partitions(where) if only is None else [only]:
+        for partition, buckets in self._buckets_of(self.partitions(where) if only is None else iter([only])):
             values = partition_scalars(self.spec, partition) if where else {}
-            for bucket in self._buckets(partition):
+            for bucket in buckets:
                 yield from self._files(partition, (file for file in bucket.data if may_pass(file, values)))
 
     def retyped(self) -> bool:
         """Whether a column of the table, or a field of one, has had another type, which old files then have."""
         types = {field_id(field): field.type for field in self.spec.schema}
-        earlier = (link.body for n in range(self.snapshot.spec_version) if (link := self.objects.specs.get(n)))
         return not all(
-            field.type.equals(types.get(field_id(field), field.type)) for old in earlier for field in old.schema
+            field.type.equals(types.get(field_id(field), field.type))
+            for old in self._earlier_specs
+            for field in old.schema
         )
+
+    def has_new_columns(self) -> bool:
+        """Whether the table once had fewer columns, so that old files may lack some."""
+        ids = {field_id(field) for field in self.spec.schema}
+        return any(ids - {field_id(field) for field in old.schema} for old in self._earlier_specs)
+
+    @cached_property
+    def _earlier_specs(self) -> list[TableSpec]:
+        return [link.body for n in range(self.snapshot.spec_version) if (link := self.objects.specs.get(n))]
 
     def history(self, partition: str) -> Iterator[ViewFile]:
         """The partition's history files."""
@@ -132,6 +176,17 @@ class View:
 
     def _files(self, partition: str, files: Iterable[DataFile]) -> Iterator[ViewFile]:
         return (ViewFile(partition, self.objects.store.uri(file.name), file) for file in files)
+
+    def _buckets_of(self, partitions: Iterator[str]) -> Iterator[tuple[str, Sequence[BucketEntry]]]:
+        """Each partition with its buckets. From a remote store, `MANIFESTS_AHEAD` manifests are read at a time."""
+        if self.objects.store.uri().startswith("file:"):
+            yield from ((partition, self._buckets(partition)) for partition in partitions)
+            return
+        with ThreadPoolExecutor(MANIFESTS_AHEAD) as pool:
+            while some := [*islice(partitions, MANIFESTS_AHEAD)]:
+                contexts = [copy_context() for _ in some]  # spans of what the threads do are below the caller's
+                found = pool.map(lambda context, partition: context.run(self._buckets, partition), contexts, some)
+                yield from zip(some, found, strict=True)
 
     def _buckets(self, partition: str) -> Sequence[BucketEntry]:
         if partition in self.pinned:

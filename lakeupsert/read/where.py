@@ -294,14 +294,22 @@ class _Translator:
         elif isinstance(number, exp.Literal) and not number.is_string:
             text, fits = sign + number.this, t.is_integer(type_) or t.is_floating(type_) or t.is_decimal(type_)
         else:
-            raise _unfit_filter(self._where, f"{node.sql()!r} is not a literal")
+            raise self._no_literal(node, field)
         if not fits:
             raise self._unfit_literal(text, field)
         return text
 
+    def _no_literal(self, node: _Node, field: pa.Field) -> ConfigurationError:
+        text = node.sql()
+        date = text.replace(" ", "")
+        if pa.types.is_temporal(field.type) and re.fullmatch(r"\d{4}-\d{1,2}-\d{1,2}", date):
+            return _unfit_filter(self._where, f"{field.name!r} is {field.type}, and dates need quotes: '{date}'")
+        return _unfit_filter(self._where, f"{text!r} is not a literal")
+
     def _unfit_literal(self, text: str, field: pa.Field) -> ConfigurationError:
         is_text = pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
         hint = "; write text in quotes" if is_text else ""
+        hint = "; write dates in quotes, for example '2024-03-01'" if pa.types.is_temporal(field.type) else hint
         return _unfit_filter(self._where, f"{text!r} is not a valid {field.type}, the type of {field.name!r}{hint}")
 
     def _unsupported(self, node: _Node) -> ConfigurationError:

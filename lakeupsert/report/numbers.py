@@ -3,12 +3,10 @@
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from lakeupsert.phrases import count as count
+
 if TYPE_CHECKING:
     from lakeupsert.queue import QueueStats
-
-
-def count(n: int, noun: str, ending: str = "s") -> str:
-    return f"{n:,} {noun}{'' if n == 1 else ending}"
 
 
 def size(n: float) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import install_extra
 from lakeupsert.storage.base import (
     NotFoundError,
     ObjectInfo,
@@ -57,6 +58,6 @@ def open_store(address: str) -> ObjectStore:
         raise ConfigurationError(
             "extra-missing",
             f"{address} needs {e.name or e}, which is not installed. Nothing was done.",
-            next=f"pip install 'lakeupsert[{extra}]'",
+            next=install_extra(extra),
         ) from e
     return store

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
+from urllib.parse import quote_from_bytes
 
 import pyarrow as pa
 
@@ -46,7 +46,7 @@ class LocalStore:
         return f"LocalStore({self.root!r})"
 
     def uri(self, name: str = "") -> str:
-        return Path(self._path(name)).as_uri()
+        return "file://" + quote_from_bytes(os.fsencode(self._path(name)))  # a third of the time of `Path.as_uri`
 
     def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
         self.requests.count("get")

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import click
 import pytest
@@ -910,3 +912,15 @@ def test_demo_passes_its_arguments_on_and_its_code_back(monkeypatch: pytest.Monk
     assert given == [["--nights", "3", "--check"], ["--nights", "3"]]
     monkeypatch.undo()
     assert answer("demo", "--nonsense", code=2)["error"]["code"] == "usage"
+
+
+def test_file_of_an_error_can_be_copied_into_a_shell(lake: Path) -> None:
+    land(night(1))
+    done("run", "--host", "local")
+    [damaged, *_] = done("files").splitlines()
+    Path(damaged).unlink()
+    told = call("export", "--output", "x.csv")
+    assert told.exit_code == 1
+    assert shlex.quote(damaged) in told.stderr
+    assert "file:" not in told.stderr
+    assert damaged in unquote(answer("export", "--output", "x.csv", code=1)["error"]["message"])

@@ -414,7 +414,7 @@ def test_other_python_that_can_do_the_work_is_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pattern", "folders", "level", "told"),
     [
-        ("%Y-%m-%d", ["2020-01-31"], "ok", "all 2 landing files"),
+        ("%Y-%m-%d", ["2020-01-31"], "ok", "2 landing files"),
         ("%Y-%m-%d", ["other"], "warning", "1 of 2 landing files"),
         ("%m/%d/%Y", [], "problem", "2020-01-01/a.jsonl"),
     ],

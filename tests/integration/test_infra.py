@@ -719,8 +719,8 @@ def test_worker_ends_before_kubernetes_kills_it_and_is_probed_by_the_file_that_i
     assert float(options["--grace-seconds"]) + 20 <= pod["terminationGracePeriodSeconds"]
     assert options["--health-file"] in container["livenessProbe"]["exec"]["command"][-1]
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == {"/tmp"}
-    dockerfile = (ROOT / "infra" / "kubernetes" / "Dockerfile").read_text()
-    [command] = re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.MULTILINE)
+    dockerfile = (ROOT / "infra" / "container" / "Dockerfile").read_text()
+    *_, command = re.findall(r"^ENTRYPOINT (.+)$", dockerfile, re.MULTILINE)
     assert json.loads(command) == ["lakeupsert", "worker"]
     known = {option for parameter in main.commands["worker"].params for option in parameter.opts}
     assert options.keys() <= known

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from lakeupsert import Table
+from lakeupsert import Table, phrases
 from lakeupsert.cli import main
 from lakeupsert.config import DeleteSettings
 from lakeupsert.pipeline.worker import UNANSWERED, mark_failed
@@ -546,7 +546,7 @@ def test_deep_without_duckdb_does_nothing_and_tells_what_to_install(
     monkeypatch.setitem(sys.modules, "duckdb", None)
     error = call(lake, "reconcile", "--deep", code=2)["error"]
     assert error["code"] == "extra-missing"
-    assert error["next"].startswith("pip install")
+    assert error["next"] == phrases.install_extra("reconcile")
     assert call(lake, "reconcile")["ok"]
 
 

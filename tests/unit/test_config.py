@@ -150,6 +150,20 @@ def test_unknown_key_is_refused_with_a_suggestion(file: Path, text: str, suggest
 
 
 @pytest.mark.parametrize(
+    ("text", "must"),
+    [
+        ('order_by = "updated_at"', 'order_by must be a list: order_by = ["updated_at"].'),
+        ("history = 1", "history must be true or false, and is 1."),
+        ("landing_dates = 3", "landing_dates must be text in quotes, and is 3."),
+        ('[tables.sales.delete]\ncolumn = "op"\nkeep = "yes"', "delete.keep must be true or false."),
+    ],
+)
+def test_a_setting_of_another_type_is_named_with_what_it_must_be(file: Path, text: str, must: str) -> None:
+    error = refused(file, REQUIRED + text)
+    assert (error.code, error.message) == ("bad-setting", f"{file}: [tables.sales]: {must}")
+
+
+@pytest.mark.parametrize(
     ("variable", "text", "code"),
     [
         ("BUCKET", "12", "bad-setting"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lakeupsert import sparkenv
+from lakeupsert import phrases, sparkenv
 from lakeupsert.errors import ConfigurationError
 
 
@@ -152,4 +152,4 @@ def test_no_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError) as raised:
         sparkenv.prepare()
     assert raised.value.code == "no-spark"
-    assert "pip install 'lakeupsert[spark]'" in raised.value.next
+    assert phrases.install_extra("spark") in raised.value.next

@@ -1,0 +1,46 @@
+"""Parts of messages that several rooms need."""
+
+import re
+import shlex
+import sys
+from importlib import metadata
+from json import loads
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+_FILE_URL = re.compile(r"file://(/[\w.~%/-]*[\w~%/-])")
+"""As `Path.as_uri` writes them: whatever is no letter or digit and not one of these is encoded."""
+
+
+def count(n: int, noun: str, ending: str = "s") -> str:
+    """A number of things: ``1 file``, ``2,000 files``. ``ending``: what more than one of them end in."""
+    return f"{n:,} {noun}{'' if n == 1 else ending}"
+
+
+def no_folder(path: Path) -> str:
+    """What is wrong with a path that should be a folder and is none."""
+    return "is not a folder" if path.exists() else "does not exist"
+
+
+def shell_paths(text: str) -> str:
+    """A text for people with its `file:` URLs as paths that a shell takes."""
+    return _FILE_URL.sub(lambda url: shlex.quote(unquote(url[1])), text)
+
+
+def install(requirement: str) -> str:
+    """The command that installs a package for the Python that runs now, whichever `pip` comes first in the shell."""
+    return f"{shlex.quote(sys.executable)} -m pip install {shlex.quote(requirement)}"
+
+
+def install_extra(extra: str) -> str:
+    """The command that adds an extra of lakeupsert, from where this lakeupsert was installed: a folder, a wheel or an index."""
+    return install(f"{_installed_from()}[{extra}]")
+
+
+def _installed_from() -> str:
+    try:
+        origin = metadata.distribution("lakeupsert").read_text("direct_url.json")
+    except metadata.PackageNotFoundError:  # a folder on the path, as in an image of functions
+        origin = None
+    address = urlsplit(loads(origin)["url"]) if origin else None
+    return unquote(address.path) if address and address.scheme == "file" else "lakeupsert"

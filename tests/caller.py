@@ -1,0 +1,16 @@
+"""A caller of the library under mypy's strict rules: `make lint` checks what it is told about types. Nothing runs this."""
+
+from typing import assert_type
+
+import duckdb
+import polars as pl
+
+from lakeupsert import Table
+from lakeupsert.read.view import SnapshotFigures
+
+with Table.open("lakeupsert.toml") as table:
+    assert_type(table, Table)
+    assert_type(table.to_polars(columns=["item"]), pl.LazyFrame)
+    assert_type(table.to_duckdb(columns=["item"]), duckdb.DuckDBPyRelation)
+    assert_type(table.snapshot, SnapshotFigures | None)
+    assert_type(table.files()[0].rows, int)

@@ -1,0 +1,189 @@
+"""`Table` as an object: what it shows of itself, its schema and snapshot, `with`, and `columns=` of every reader."""
+
+import re
+import shutil
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+from xml.etree import ElementTree
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lakeupsert import ConfigurationError, DamagedTableError, Table
+from lakeupsert.config import TableSettings
+from lakeupsert.read.view import View
+from lakeupsert.storage import LocalStore
+from lakeupsert.table.layout import TableObjects
+from lakeupsert.testing.spark import collect
+
+DAYS = [date(2020, 1, 1) + timedelta(days=n) for n in range(20)]
+NAME = '<b>&na"me'
+
+
+def rows(ts: int, days: Sequence[date] = DAYS) -> pa.Table:
+    number = len(days)
+    return pa.table(
+        {"k": range(number), "day": days, NAME: [ts] * number, "v": pa.nulls(number, pa.string()), "ts": [ts] * number}
+    )
+
+
+def opened(folder: Path, **settings: Any) -> Table:
+    given: dict[str, Any] = {"key": ("k",), "partition_by": ("day",), "order_by": ("ts",), "history": True}
+    zones = {"landing": str(folder / "landing"), "processed": str(folder / "processed")}
+    return Table("sales", TableSettings(**{**zones, **given, **settings}))
+
+
+def land(folder: Path, table: pa.Table, name: str) -> None:
+    (folder / "landing").mkdir(exist_ok=True)
+    pq.write_table(table, folder / "landing" / name)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """Two nights."""
+    table = opened(tmp_path)
+    for ts, days in ((1, DAYS), (2, DAYS[:5])):
+        land(tmp_path, rows(ts, days), f"{ts}.parquet")
+        table.run(host="local", workers=1)
+    return table
+
+
+def test_snapshot_is_in_figures(table: Table, tmp_path: Path) -> None:
+    shown = table.snapshot
+    assert shown is not None
+    assert (shown.number, shown.rows, shown.partitions) == (1, 20, 20)
+    assert shown.batch == table.status().batch
+    assert timedelta(0) < datetime.now(UTC) - shown.published_at < timedelta(minutes=5)
+    assert opened(tmp_path / "other").snapshot is None
+
+
+def test_schema_is_what_readers_see(table: Table, tmp_path: Path) -> None:
+    assert table.schema == table.to_arrow().schema
+    land(tmp_path, rows(3).append_column("more", pa.array(["x"] * 20)), "3.parquet")
+    table.append(host="local")
+    assert "more" not in table.schema.names
+    table.run(host="local", workers=1)
+    assert "more" in table.schema.names
+    with pytest.raises(ConfigurationError) as missing:
+        _ = opened(tmp_path / "other").schema
+    assert missing.value.code == "no-table-yet"
+
+
+def test_table_shows_figures_and_columns_and_reads_no_manifest_for_it(table: Table, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "processed/_lakeupsert/partitions")
+    for folder in (tmp_path / "processed").glob("day=*"):
+        shutil.rmtree(folder)
+    before = table.requests
+    text, page = repr(table), table._repr_html_()
+    after = table.requests
+    assert sum(after.values()) - sum(before.values()) < 20
+    assert ElementTree.fromstring(page.replace("<br>", "<br/>")).tag == "div"
+    seen = "".join(ElementTree.fromstring(page.replace("<br>", "<br/>")).itertext())
+    for shown in (text, seen):
+        assert all(
+            part in shown for part in ("sales", str(tmp_path / "processed"), "snapshot 1", "20 rows", "20 partitions")
+        )
+        assert all(part in shown for part in (NAME, "date32[day]", "partition", "key", "order"))
+    assert re.search(rf"(?m)^  {re.escape(NAME)} +int64$", text)
+
+
+def test_what_can_not_be_read_is_shown_and_not_raised(table: Table, tmp_path: Path) -> None:
+    assert "no-table-yet" in repr(opened(tmp_path / "other"))
+    shutil.rmtree(tmp_path / "processed/_lakeupsert/spec")
+    with pytest.raises(DamagedTableError) as damaged:
+        _ = table.schema
+    for shown in (repr(table), table._repr_html_()):
+        assert damaged.value.code in shown
+
+
+def test_before_the_first_publish_the_columns_are_those_of_the_batch(tmp_path: Path) -> None:
+    land(tmp_path, rows(1), "1.parquet")
+    table = opened(tmp_path)
+    table.append(host="local")
+    assert table.snapshot is None
+    assert table.schema.names == [*rows(1).column_names]
+    assert "date32" in repr(table)
+
+
+def test_with_closes_the_queue(table: Table, tmp_path: Path) -> None:
+    def open_queues() -> list[str]:
+        paths = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists()]
+        return [path for path in paths if path.startswith(f"{tmp_path}/processed/_lakeupsert/queue.sqlite")]
+
+    table.close()
+    assert not open_queues()
+    with opened(tmp_path) as again:
+        again.dedupe()
+        assert open_queues()
+    assert not open_queues()
+
+
+def values(found: Any) -> list[tuple[object, ...]]:
+    return sorted(map(tuple, (row.values() for row in found.to_pylist())), key=repr)
+
+
+@pytest.mark.parametrize("strategy", ["rewrite", "delta"])
+@pytest.mark.parametrize("columns", [["ts"], ["v", "day"], ["day"], ["ts", NAME, "k"]], ids=str)
+def test_columns_of_every_reader(strategy: str, columns: list[str], tmp_path: Path) -> None:
+    table = opened(tmp_path, strategy=strategy)
+    for ts in (1, 2):
+        land(tmp_path, rows(ts, [DAYS[0], *DAYS[: 20 - ts * 9]]), f"{ts}.parquet")
+        table.run(host="local", workers=1)
+    expected = table.to_arrow().read_all().select(columns)
+    assert table.to_arrow(columns=columns).read_all() == expected, "in the order of a key that is not shown"
+    assert table.to_pandas(columns=columns).equals(expected.to_pandas())
+    assert values(table.to_polars(columns=columns).collect().to_arrow()) == values(expected)
+    relation = table.to_duckdb(duckdb.connect(), columns=columns)
+    assert relation.columns == columns
+    assert values(relation.to_arrow_table()) == values(expected)
+    filtered = table.to_arrow(where="ts = 2", columns=columns).read_all()
+    assert filtered == table.to_arrow(where="ts = 2").read_all().select(columns)
+
+
+def test_columns_of_a_history(table: Table) -> None:
+    whole = table.to_arrow(history=True).read_all()
+    chosen = table.to_arrow(history=True, columns=["valid_to", "k"], where="valid_from = 1").read_all()
+    assert chosen == table.to_arrow(history=True, where="valid_from = 1").read_all().select(["valid_to", "k"])
+    assert 0 < chosen.num_rows < whole.num_rows
+
+
+def test_columns_in_spark(table: Table, spark: Any) -> None:
+    frame = table.to_spark(spark, where="ts = 2", columns=["v", "k"])
+    assert values(collect(frame)) == values(table.to_arrow(where="ts = 2", columns=["v", "k"]).read_all())
+    assert table.to_spark(spark, history=True, columns=["valid_to", "k"]).columns == ["valid_to", "k"]
+
+
+@pytest.mark.parametrize("reader", ["arrow", "duckdb", "polars", "pandas"])
+@pytest.mark.parametrize("columns", [["k", "nope"], "k"])
+def test_columns_that_are_not_there_are_refused_at_once(reader: str, columns: Any, table: Table) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        getattr(table, f"to_{reader}")(columns=columns)
+    assert refused.value.code == "unknown-column"
+    assert repr(columns if columns == "k" else "nope") in refused.value.message
+
+
+class Far(LocalStore):
+    """A folder as a remote store that answers for a manifest only when it is asked for four of them at once."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.four = Barrier(4, timeout=60)
+
+    def uri(self, name: str = "") -> str:
+        return f"far://{super().uri(name)}"
+
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        if "/partitions/" in name:
+            self.four.wait()
+        return super().get(name, part)
+
+
+def test_manifests_of_a_remote_table_are_read_side_by_side(table: Table) -> None:
+    far = TableObjects(Far(table.settings.processed))
+    listed = [file.name for file in View.open(far, table.objects.spec()).files()]
+    assert listed == [file.name for file in table.files()]
