@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, ge
 import pyarrow as pa
 
 from lakeupsert.config import PublisherName, TableSettings, load, refuse_in_zones
-from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
+from lakeupsert.engine.by_name import EngineName, HostChoice, HostName, host_by_name
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.events import Sink
 from lakeupsert.landing.formats.blocks import LandingInput
@@ -180,9 +180,12 @@ class Table:
         return StoredObjects(self._table)
 
     @classmethod
-    def open(cls, config: str | Path, name: str | None = None) -> "Table":
-        """Open the table ``name`` of a `lakeupsert.toml`; without a name, the only table in it."""
-        loaded = load(str(config))
+    def open(cls, config: str | Path, name: str | None = None, *, profile: str | None = None) -> "Table":
+        """Open the table ``name`` of a `lakeupsert.toml`; without a name, the only table in it.
+
+        ``profile``: of ``[profiles.NAME]``, whose settings override the others; by default that of LAKEUPSERT_PROFILE.
+        """
+        loaded = load(str(config), profile=profile)
         name, settings = loaded.table(name)
         return cls(name, settings, origins=loaded.origins[name])
 
@@ -218,7 +221,7 @@ class Table:
     def append(
         self,
         *,
-        host: HostName = "spark",
+        host: HostChoice = "auto",
         batch_id: str | None = None,
         received: tuple[date | None, date | None] = (None, None),
         again: bool = False,
@@ -231,6 +234,7 @@ class Table:
         """Phase one: commit all new landing files as one batch. Returns None if there are none.
 
         Args:
+            host: where landing files are read; ``auto``: in this process, or in Spark if they have many bytes.
             received: first and last date (inclusive) of the landing folders to take.
             again: take landing files again whose batches were all withdrawn by a restore.
             full: the batch is a full extract: it deletes the keys that it lacks, in the table or in the partitions of its rows.
@@ -248,7 +252,7 @@ class Table:
             return replay(self._table, batch_id=batch_id, progress=progress, warn=warn)
         return append(
             self._table,
-            host_by_name(host),
+            host,
             batch_id=batch_id,
             received=received,
             again=again,
@@ -340,8 +344,10 @@ class Table:
     def run(
         self,
         *,
-        host: HostName = "spark",
+        host: HostChoice = "auto",
         workers: int | None = None,
+        local_workers: int = 1,
+        calls_at_once: int = 1,
         engine: EngineName | None = None,
         batch_id: str | None = None,
         full: Scope | None = None,
@@ -355,12 +361,16 @@ class Table:
     ) -> RunResult:
         """A night: send missing messages, append, dedupe, publish. Safe to repeat: after a crash, the next run finishes it.
 
-        ``workers`` processes of this machine merge; None: the ``host`` does. Raises RefusedError before anything is written if
-        its `plan` is above ``max_bytes`` or ``max_cost``.
+        ``workers`` processes of this machine merge. Without ``workers``, Spark merges if the night runs there, and otherwise
+        ``local_workers`` processes do. If ``calls_at_once`` calls run in threads of this process, each takes its share of the
+        memory. With ``host`` auto, the landing bytes decide where it runs; the result says where, and
+        why. Raises RefusedError before anything is written if its `plan` is above ``max_bytes`` or ``max_cost``.
         """
         options = RunOptions(
             host=host,
             workers=workers,
+            local_workers=local_workers,
+            calls_at_once=calls_at_once,
             engine=engine,
             batch_id=batch_id,
             full=full,
@@ -389,7 +399,7 @@ class Table:
         selected: Callable[[str], bool] = lambda partition: True,
         *,
         source: Source = "stored",
-        host: HostName | None = None,
+        host: HostChoice = "auto",
         workers: int | None = None,
         engine: EngineName | None = None,
         dry: bool = False,
@@ -398,7 +408,8 @@ class Table:
     ) -> ReprocessResult:
         """Rewrite the selected partitions, each at its batch, and publish them. No row changes.
 
-        Rows come from what is ``stored``, or from the ``landing`` files of all batches; ``dry`` only plans the rewrite. The
+        Rows come from what is ``stored``, or from the ``landing`` files of all batches; ``dry`` only plans the rewrite. With
+        ``host`` auto, the bytes of landing files decide where they are read, and this machine merges. The
         work goes through the queue, and the call waits for partitions that other workers have taken. With 0 ``workers`` other
         workers do everything, and the call waits for them until ``stop``.
         """

@@ -1,4 +1,4 @@
-"""`lakeupsert.toml`, parsed once into frozen types. Flag > environment > file > default.
+"""`lakeupsert.toml`, parsed once into frozen types. Flag > environment > profile > file > default.
 
 Unknown keys are refused with a suggestion, because a typo must not become a default. Credentials are never read here.
 """
@@ -15,16 +15,16 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn, get_args, get_type_hints
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.variables import expand, references, without_references
 
-FILE = "file"
-"""The origin of a setting that no environment variable sets."""
 FILE_NAME = "lakeupsert.toml"
 ENVIRONMENT_PREFIX = "LAKEUPSERT__TABLES__"
+PROFILE_VARIABLE = "LAKEUPSERT_PROFILE"
 
 _TYPES = {
     "array": "a list",
@@ -188,9 +188,13 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[tables.NAME]``: four settings are required, the others have defaults that suit most tables."""
 
     landing: str
+    """The folder or address where files arrive."""
     processed: str
+    """The folder or address of the table."""
     key: Names
+    """The columns that identify a row. Of all rows of a partition with the same key, the newest stays."""
     partition_by: Names
+    """The partition columns: columns of the files, or for example ``date(created_at) as day``."""
     order_by: Names = ("record_timestamp",)
     """As in a window's ORDER BY, by default ``desc nulls last``. If landing files lack the column, it is stamped on receipt."""
     order_in_name: str | None = None
@@ -208,20 +212,27 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     history: bool = False
     """Keep superseded versions of rows. Readers of the history see when each version was valid."""
     format: Format = "auto"
+    """Of the landing files. ``auto``: as each file's name says."""
     read: ReadSettings = ReadSettings()
     landing_dates: str = ""
     """strftime pattern of the first folders below landing, for example ``%m/%d/%Y``. Empty: all files below it."""
     queue: str = "auto"
+    """A file for SQLite, ``sqs://QUEUE`` or ``azqueue://ACCOUNT/QUEUE``. ``auto``: a file beside the table."""
     engine: Literal["arrow", "spark"] = "arrow"
+    """What merges."""
     strategy: Literal["auto", "rewrite", "delta"] = "auto"
+    """What a merge writes: the whole partition, or a delta beside it. ``auto`` chooses for each partition."""
     bucket: str | int = "256MiB"
     """Compressed bytes of base files above which a partition is split into buckets. Each bucket is merged separately, so memory
     use follows this size."""
     on_failed_partition: Literal["hold", "skip"] = "hold"
     """``hold`` publishes nothing newer while a partition fails; ``skip`` publishes, and lists the partition as lagging."""
     quarantine_limit: str | int = "1%"
+    """Refused rows, as a number or a share, above which a batch is refused as a whole."""
     keep_snapshots: Annotated[int, msgspec.Meta(ge=1)] = 7
+    """How many snapshots ``vacuum`` keeps, beside those with a tag."""
     superseded_retention: str = "24h"
+    """How long ``vacuum`` keeps files that no kept snapshot needs, for example ``24h`` or ``7d``."""
     tombstone_retention: str | None = None
     """How long deleted keys are known. A row that arrives even later goes to quarantine (`below_floor`). Not set: for ever."""
     publishers: tuple[PublisherName, ...] = ()
@@ -232,6 +243,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How readers of Delta see times without a zone: as they are, or as instants, which Fabric and BigQuery need."""
     iceberg: IcebergSettings | None = None
     schema: dict[str, str] = {}
+    """Types of columns, by Spark's or Arrow's names. Other columns get theirs from the first batch."""
     delete: DeleteSettings | None = None
     large: LargeSettings | None = None
     hive: HiveSettings | None = None
@@ -344,13 +356,31 @@ def _duration(text: str) -> timedelta:
     return timedelta(**{units[text[-1]]: int(text[:-1])})
 
 
+Hook = str | Names
+"""The address of a webhook, or a command with its arguments."""
+
+
+class Hooks(msgspec.Struct, frozen=True, kw_only=True):
+    """What `lakeupsert run` calls at its end, with the object of `--json` as body or on standard input.
+
+    The values are as they are written: `${VAR}` is replaced when a hook is called, so that nobody prints a secret.
+    """
+
+    on_success: Hook | None = None
+    """Called after a run with exit code 0: an https or http address, or a command as a list of arguments."""
+    on_failure: Hook | None = None
+    """Called after a run with any other exit code: an https or http address, or a command as a list of arguments."""
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration file, with the environment's settings, and with absolute local paths."""
+    """A configuration file, with its chosen profile and the environment's settings, and with absolute local paths."""
 
     path: str
+    profile: str | None
+    hooks: Hooks
     tables: dict[str, TableSettings]
     origins: dict[str, dict[str, str]]
-    """By table and setting: ``file``, or environment variables. A setting that is not listed has its default."""
+    """By table and setting: ``file``, a profile, or environment variables. A setting that is not listed has its default."""
 
     def table(self, name: str | None) -> tuple[str, TableSettings]:
         """A table by name; None: the only table."""
@@ -372,52 +402,174 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return name, self.tables[name]
 
 
-def load(path: str | None, environment: Mapping[str, str] = os.environ) -> Config:
+def load(path: str | None, environment: Mapping[str, str] = os.environ, *, profile: str | None = None) -> Config:
     """Read ``path``, which may be a URL like `s3://lake/lakeupsert.toml`. By default, search `lakeupsert.toml` from the working
-    directory upwards."""
+    directory upwards. ``profile``: by default that of the environment variable LAKEUPSERT_PROFILE, if it is set."""
     if path and "://" in path:
         where, content = path, _remote(path)
     else:
         file = Path(path).expanduser().absolute() if path else _search()
         where, content = str(file), _local(file)
-    return parse(where, content, environment)
+    return parse(where, content, environment, profile=profile)
 
 
-def parse(path: str, content: bytes, environment: Mapping[str, str] = os.environ) -> Config:
-    """Parse the ``content`` of a configuration file; ``path`` is its path or URL."""
+def names_in(path: str | None) -> dict[str, list[str]]:
+    """The names of the ``tables`` and ``profiles`` in a local configuration file, which is not checked further."""
+    document = tomllib.loads(_local(Path(path).expanduser() if path else _search()).decode())
+    return {kind: list(document.get(kind, {})) for kind in ("tables", "profiles")}
+
+
+def parse(
+    path: str, content: bytes, environment: Mapping[str, str] = os.environ, *, profile: str | None = None
+) -> Config:
+    """Parse the ``content`` of a configuration file; ``path`` is its path or URL. ``profile`` as in `load`."""
     try:
         document = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise ConfigurationError(
             "unreadable-configuration", f"{path} is not TOML: {e}.", next="correct that line"
         ) from e
+    known = {"tables", "profiles", *_HOOKS}
     for key in document:
-        if key != "tables":
-            raise _unknown(path, "", key, {"tables"})
+        if key not in known:
+            raise _unknown(path, "", key, known)
+    listed = _tables_of(path, document, "tables")
+    chosen = _profile(path, document, profile or environment.get(PROFILE_VARIABLE) or None, listed)
     tables: dict[str, TableSettings] = {}
     origins: dict[str, dict[str, str]] = {}
-    listed = document.get("tables", {})
-    if not isinstance(listed, dict):
-        raise ConfigurationError(
-            "bad-setting", f"{path}: `tables` is {listed!r}; expected a table of tables.", next="write [tables.NAME]"
-        )
-    for name, raw in listed.items():
-        if not isinstance(raw, dict):
-            raise ConfigurationError(
-                "bad-setting", f"{path}: [tables] contains {name!r}, which is not a table.", next="write [tables.NAME]"
-            )
+    for name, written in listed.items():
+        written = _merge(written, chosen.settings_of(name))
+        raw = {key: expand(value, f"{path}: [tables.{name}]: {key}", environment) for key, value in written.items()}
         try:
             merged, variables = _overlay(path, raw, name, environment)
             tables[name] = _settings(path, name, merged)
         except ConfigurationError as e:
-            raise _with_variables(e, path, name, raw, environment) from e
-        origins[name] = {setting: ", ".join(sorted(variables.get(setting, [FILE]))) for setting in merged}
+            raise chosen.named_in(_with_variables(e, path, name, raw, environment), path) from e
+        origins[name] = {
+            setting: ", ".join(sorted(variables.get(setting, []))) or chosen.origin(name, setting, written)
+            for setting in merged
+        }
     if not tables:
         raise ConfigurationError(
             "no-table", f"{path} has no table.", next="add [tables.NAME] with landing, processed, key and partition_by"
         )
     _refuse_overlaps(path, tables)
-    return Config(path=path, tables=tables, origins=origins)
+    hooks = _hooks(path, {**document, **chosen.hooks}, environment)
+    return Config(path=path, profile=chosen.name, hooks=hooks, tables=tables, origins=origins)
+
+
+_HOOKS = tuple(Hooks.__struct_fields__)
+
+
+def _tables_of(path: str, content: Mapping[str, object], key: str) -> dict[str, dict[str, object]]:
+    """The tables below ``key`` by name; none if it is missing."""
+    listed = content.get(key, {})
+    if not isinstance(listed, dict):
+        raise ConfigurationError(
+            "bad-setting", f"{path}: `{key}` is {listed!r}; expected a table of tables.", next=f"write [{key}.NAME]"
+        )
+    for name, raw in listed.items():
+        if not isinstance(raw, dict):
+            raise ConfigurationError(
+                "bad-setting", f"{path}: [{key}] contains {name!r}, which is not a table.", next=f"write [{key}.NAME]"
+            )
+    return listed
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """What ``[profiles.NAME]`` says: settings of all tables, of single tables, and hooks. Without a name, nothing."""
+
+    name: str | None
+    settings: Mapping[str, object]
+    tables: Mapping[str, Mapping[str, object]]
+    hooks: Mapping[str, object]
+
+    def named_in(self, error: ConfigurationError, path: str) -> ConfigurationError:
+        """The error of a table's settings, which may come from this profile."""
+        if self.name is None:
+            return error
+        message = error.message.replace(path, f"{path} with profile {self.name}", 1)
+        return ConfigurationError(error.code, message, next=error.next)
+
+    def settings_of(self, table: str) -> dict[str, object]:
+        return _merge(self.settings, self.tables.get(table, {}))
+
+    def origin(self, table: str, setting: str, written: Mapping[str, object]) -> str:
+        """Where a setting comes from, and the variables that are in it."""
+        source = f"profile {self.name}" if setting in self.settings_of(table) else "file"
+        names = "".join(f" with ${{{name}}}" for name in references(written[setting]))
+        return f"{source}{names}"
+
+
+def _profile(path: str, document: Mapping[str, object], name: str | None, tables: Mapping[str, object]) -> _Profile:
+    """The profile of this name. Keys of all profiles are checked, so that a slip shows before its profile is needed."""
+    profiles = _tables_of(path, document, "profiles")
+    settings = {f.name for f in msgspec.structs.fields(TableSettings)}
+    for profile, content in profiles.items():
+        for key in content:
+            if key not in (known := settings | {"tables", *_HOOKS}):
+                raise _unknown(path, f"[profiles.{profile}]", key, known)
+        for table in _tables_of(f"{path}: [profiles.{profile}]", content, "tables"):
+            if table not in tables:
+                raise ConfigurationError(
+                    "unknown-table",
+                    f"{path}: [profiles.{profile}.tables.{table}] is for a table that the file does not have."
+                    f"{_did_you_mean(table, tables)}",
+                    next=f"correct the name, or add [tables.{toml_key(table)}]",
+                )
+    if name is None:
+        return _Profile(None, {}, {}, {})
+    if name not in profiles:
+        raise ConfigurationError(
+            "unknown-profile",
+            f"{path} has no [profiles.{toml_key(name)}].{_did_you_mean(name, profiles)} It has "
+            f"{', '.join(profiles) or 'no profile'}.",
+            next=f"give one of these with --profile or {PROFILE_VARIABLE}, or none",
+        )
+    content = profiles[name]
+    own = {key: value for key, value in content.items() if key in settings}
+    hooks = {key: value for key, value in content.items() if key in _HOOKS}
+    return _Profile(name, own, _tables_of(path, content, "tables"), hooks)
+
+
+def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """``base`` with the settings of ``over``. Tables are merged; everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        before = base.get(key)
+        merged[key] = _merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _hooks(path: str, content: Mapping[str, object], environment: Mapping[str, str]) -> Hooks:
+    """The hooks as they are written. No message quotes a value, which may have a secret in it."""
+    written = {name: content[name] for name in _HOOKS if name in content}
+    for name, value in written.items():
+        _refuse_secret(path, name, value)
+        value = expand(value, f"{path}: {name}", environment, secrets=True)
+        is_address = isinstance(value, str) and urlsplit(value).scheme in ("https", "http") and urlsplit(value).netloc
+        is_command = isinstance(value, list) and value and all(isinstance(part, str) and part for part in value)
+        if not is_address and not is_command:
+            raise ConfigurationError(
+                "bad-setting",
+                f"{path}: {name} is neither an https or http address nor a command as a list of texts.",
+                next=f'write for example {name} = ["/usr/local/bin/page", "lake"], or {name} = "${{HOOK_URL}}"',
+            )
+    return msgspec.convert(written, Hooks)
+
+
+def _refuse_secret(path: str, name: str, written: object) -> None:
+    """Refuse an address with a credential in it that is not a variable."""
+    if not isinstance(written, str):
+        return
+    parts = urlsplit(without_references(written))
+    if parts.password or any(_SECRET.match(f"{key}=") for key, _ in parse_qsl(parts.query)):
+        raise ConfigurationError(
+            "credential-in-configuration",
+            f"{path}: {name} contains a credential, which the file may not.",
+            next=f"put it into an environment variable and write ${{VARIABLE}} in {name}",
+        )
 
 
 def _with_variables(

@@ -22,7 +22,7 @@ import click
 from lakeupsert import clock, sparkenv
 from lakeupsert.api import Table
 from lakeupsert.config import FILE_NAME, is_remote
-from lakeupsert.engine.by_name import EngineName, HostName
+from lakeupsert.engine.by_name import EngineName, HostChoice
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.operations.run import RunResult
 from lakeupsert.receipts import AGAIN_NIGHT, Comparison, compare_with_duckdb, connect, derive, land
@@ -55,7 +55,7 @@ def main(args: Sequence[str]) -> int:
     "--nights", type=click.IntRange(min=1), default=DEFAULT_NIGHTS, show_default=True, help="Number of nights."
 )
 @click.option("--all", "nights", flag_value=NIGHTS_OF_THE_YEAR, type=int, help="Run the whole year.")
-@click.option("--host", type=click.Choice(["spark", "local"]), default="spark", help="Where phase one runs.")
+@click.option("--host", type=click.Choice(["auto", "spark", "local"]), default="auto", help="Where phase one runs.")
 @click.option("--engine", type=click.Choice(["arrow", "spark"]), default="arrow", help="What merges in phase two.")
 @click.option("--output", type=Path, default="build/demo", show_default=True, metavar="DIR", help="Folder to write to.")
 @click.option("--lake", metavar="ADDRESS", help="Put table and landing zone here, for example s3://BUCKET/FOLDER.")
@@ -66,7 +66,7 @@ def main(args: Sequence[str]) -> int:
 )
 @click.option("--check", is_flag=True, help="Only repeat the comparison, on what an earlier demo left.")
 def _command(
-    nights: int, host: HostName, engine: EngineName, output: Path, lake: str | None, queue: str | None, *, check: bool
+    nights: int, host: HostChoice, engine: EngineName, output: Path, lake: str | None, queue: str | None, *, check: bool
 ) -> int:
     if not check:
         _prepare(output, lake, queue)
@@ -89,7 +89,7 @@ def compare(folder: Path) -> Comparison:
 # ---------------------------------------------------------------- the nights
 
 
-def _run_nights(folder: Path, nights: int, host: HostName, engine: EngineName, lake: str | None) -> None:
+def _run_nights(folder: Path, nights: int, host: HostChoice, engine: EngineName, lake: str | None) -> None:
     begun = clock.elapsed()
     with connect(folder / _SCRATCH) as db:
         _say("deriving when each receipt arrives")

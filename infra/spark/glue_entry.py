@@ -1,4 +1,4 @@
-"""The same for a job of AWS Glue, which passes named arguments only: `--command "run --config s3://…"` are the command's."""
+"""The same for a job of AWS Glue, which passes named arguments only: `--command "run --host spark …"` are the command's."""
 
 import runpy
 import shlex

@@ -55,6 +55,8 @@ def plan_alias(config: Config, table: str, old: str, new: str) -> AliasEdit:
         (v for v in variables if v.startswith(ENVIRONMENT_PREFIX) and v.upper().endswith(("__READ", "__ALIASES"))), None
     ):
         raise _not_editable(f"the environment variable {by} sets `read` and overrides {config.path}", table, old, new)
+    if variables[0].startswith("profile "):
+        raise _not_editable(f"{variables[0]} sets `read` in {config.path}", table, old, new)
     path = Path(config.path)
     if not os.access(path, os.W_OK) or not os.access(path.resolve().parent, os.W_OK):
         raise _not_editable(f"this user has no permission to write {path}", table, old, new)
@@ -68,7 +70,7 @@ def plan_alias(config: Config, table: str, old: str, new: str) -> AliasEdit:
         try:
             if tomllib.loads(edited) != wanted:
                 continue
-            parse(config.path, edited.encode())
+            parse(config.path, edited.encode(), profile=config.profile)
         except tomllib.TOMLDecodeError:
             continue
         except ConfigurationError as e:

@@ -20,14 +20,24 @@ from lakeupsert.cli.program import main
 from lakeupsert.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lakeupsert.engine.by_name import HostName
+    from lakeupsert.engine.by_name import HostChoice
     from lakeupsert.table.ledger import Scope
 
 
 @main.command()
 @host_option
-@click.option("--received-from", type=click.DateTime(["%Y-%m-%d"]), help="First date of the landing folders to append.")
-@click.option("--received-to", type=click.DateTime(["%Y-%m-%d"]), help="Last date of the landing folders to append.")
+@click.option(
+    "--received-from",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
+    help="First date of the landing folders to append, for example 2020-01-31.",
+)
+@click.option(
+    "--received-to",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
+    help="Last date of the landing folders to append.",
+)
 @batch_id_option
 @full_extract_options
 @click.option(
@@ -45,7 +55,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def append(
     call: Call,
-    host: "HostName",
+    host: "HostChoice",
     received_from: datetime | None,
     received_to: datetime | None,
     batch_id: str | None,
@@ -62,9 +72,11 @@ def append(
 
     \b
     Example:
-      lakeupsert append --host local --received-from 2020-01-01 --received-to 2020-01-31
+      lakeupsert append --received-from 2020-01-01 --received-to 2020-01-31
     """
     check_full(full, may_shrink=may_shrink)
+    if replay_quarantine and host != "auto":
+        raise click.UsageError("--replay-quarantine always works in this process: leave out --host.")
     received = (
         received_from.date() if received_from else None,
         received_to.date() if received_to else None,
@@ -93,6 +105,8 @@ def append(
                 warn=early_warnings.append,
             )
         facts = output.append_facts(appended, table.settings)
+        if appended is not None:
+            facts += output.host_facts(appended.entry.host)
         if replay_quarantine and appended is None:
             facts = [("replayed", "nothing: no quarantined row is valid now")]
         text = output.block(f"Table {table.name}", facts)

@@ -1,5 +1,7 @@
 """`lakeupsert config`: print the effective settings."""
 
+import json
+
 import click
 
 from lakeupsert.cli import output
@@ -10,9 +12,10 @@ from lakeupsert.cli.program import main
 
 @main.command()
 @click.option("--example", is_flag=True, help="Print a commented example configuration instead.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of the configuration file instead, for editors.")
 @common
 @click.pass_obj
-def config(call: Call, example: bool) -> Answer:
+def config(call: Call, example: bool, schema: bool) -> Answer:
     """Print the effective settings and where each comes from.
 
     Prints all tables of the configuration unless you give --table.
@@ -20,9 +23,17 @@ def config(call: Call, example: bool) -> Answer:
     \b
     Example:
       lakeupsert config --example > lakeupsert.toml
+      lakeupsert config --schema > lakeupsert.schema.json
     """
+    if example and schema:
+        raise click.UsageError("Give either --example or --schema.")
     if example:
         return Answer({"example": EXAMPLE}, EXAMPLE.rstrip("\n"))
+    if schema:
+        from lakeupsert.cli.settings_schema import settings_schema  # no other call needs it
+
+        found_schema = settings_schema()
+        return Answer({"schema": found_schema}, json.dumps(found_schema, indent=2))
     found = call.config()
     if call.table is not None or len(found.tables) == 1:
         call.table, _ = found.table(call.table)

@@ -15,10 +15,12 @@ from lakeupsert.cli.options import (
     prepare_spark,
     processes_if_local,
     processes_option,
+    refuse_workers_of_spark,
     selection,
 )
 from lakeupsert.cli.problems import merge_error, publish_warnings
 from lakeupsert.cli.program import main
+from lakeupsert.progress import Countdown
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
@@ -53,6 +55,7 @@ def dedupe(
     """
     local_processes = processes_if_local(host, workers)
     with call.open_table() as table:
+        refuse_workers_of_spark(table, workers, engine)
         prepare_spark(table, host=host, engine=engine, large=True)
         if partitions or first or last:
             table.send_missing(selection(table, first, last, partitions))
@@ -86,7 +89,7 @@ def merge_answer(
             max_seconds=max_seconds,
             stop=stop,
             alive=alive,
-            progress=lambda left: progress(f"{output.count(left, 'partition')} to merge"),
+            progress=Countdown("merging partitions", progress),
             collect=None if until_empty else totals.add,
         )
         published = None if stop.is_set() else table.publish()

@@ -1,10 +1,17 @@
 """What `lakeupsert config --example` prints: a configuration to start from. A test loads it."""
 
 EXAMPLE = """\
+#:schema ./lakeupsert.schema.json
+# For editors with taplo: `lakeupsert config --schema > lakeupsert.schema.json` writes the schema that the first line names.
+
 # lakeupsert.toml: searched in the working directory and above, or given with --config.
 # Paths are relative to this file. An environment variable overrides a setting:
 #   LAKEUPSERT__TABLES__SALES__ENGINE=spark
+# In texts, ${VAR} is the value of an environment variable; $${ is a literal ${.
 # Never put credentials here. They come from the default chains of boto3 and DefaultAzureCredential.
+
+# on_success = ["/usr/local/bin/notify", "lake"]  # called after `run`, with its JSON on standard input
+# on_failure = "${PAGER_URL}"                      # or an address, which gets the JSON by POST
 
 [tables.sales]
 # Four settings are required.
@@ -81,4 +88,10 @@ partition_by = ["transaction_date"]    # one or several; also "date(created_at) 
 # database = "lake"
 # table    = "sales"
 # region   = "eu-west-1"           # by default that of boto3
+
+# [profiles.test]                  # with --profile test or LAKEUPSERT_PROFILE=test: overrides settings of all tables,
+# keep_snapshots = 2
+# [profiles.test.tables.sales]     # and of single ones
+# landing   = "test/landing/sales"
+# processed = "test/processed/sales"
 """

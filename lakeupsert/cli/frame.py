@@ -21,19 +21,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
 from lakeupsert import clock
-from lakeupsert.cli.log import JsonLog, wants_json
-from lakeupsert.config import Config, load
+from lakeupsert.cli.log import JsonLog, TextLog, is_verbose, wants_json
+from lakeupsert.config import Config, load, names_in
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.events import CommandError, Notice, Sink
 from lakeupsert.phrases import shell_paths
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.progress import Share
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from lakeupsert.api import Table
 
 SCHEMA_VERSION = 1
@@ -80,7 +83,10 @@ class Call:
         self.as_json = as_json
         self.log = log
         """With `--log json`, takes what is otherwise text on standard error, and every event."""
+        self.verbose: Sink | None = None
+        """With `--verbose`, takes every event."""
         self.config_path: str | None = None
+        self.profile: str | None = None
         self.table: str | None = None
         self.command: str | None = None
         self.changed = False
@@ -89,10 +95,29 @@ class Call:
         """The tables that the command opened."""
         self.stop = Stop(abandon=_send_sigterm)
         self.terminated = False
+        self.hooked = False
+        """Whether `on_success` or `on_failure` is called at the end."""
         self._stoppable = False
+        self._config: Config | None = None
 
     def config(self) -> Config:
-        return load(self.config_path)
+        if self._config is None:
+            self._config = load(self.config_path, profile=self.profile)
+        return self._config
+
+    def call_hook(self, answer: Answer, document: str) -> Answer:
+        """Give ``document`` to the hook for this answer, if there is one. What fails there is a warning more."""
+        if not self.hooked or self._config is None:
+            return answer
+        name = "on_failure" if answer.error else "on_success"
+        hook = getattr(self._config.hooks, name)
+        if hook is None:
+            return answer
+        from lakeupsert.cli.hooks import call_hook  # few configurations have hooks
+
+        folder = None if "://" in self._config.path else Path(self._config.path).parent
+        warning = call_hook(name, hook, document, folder)
+        return replace(answer, warnings=(*answer.warnings, warning)) if warning else answer
 
     @contextmanager
     def open_table(self) -> "Iterator[Table]":
@@ -127,8 +152,9 @@ class Call:
     def _opened(self, tables: "list[Table]") -> None:
         self.tables = tables
         for table in tables:
-            if self.log is not None:
-                table.listen(self.log)
+            for sink in (self.log, self.verbose):
+                if sink is not None:
+                    table.listen(sink)
 
     def account(self, error: LakeupsertError, table: "Table | None" = None) -> None:
         """Add to the error what this call committed to the table (default: the only open one)."""
@@ -154,16 +180,15 @@ class Call:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show progress on a terminal. Does nothing if standard error is not one or is a log in JSON, or in a thread beside
-        others."""
+        """Show progress on a terminal, with the share that is done and the time left if they are known. Does nothing if standard
+        error is not a terminal or is a log in JSON, or in a thread beside others."""
         if self.log is not None or not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
             yield lambda text: None
             return
-        from rich.console import Console  # slow to import, and most calls have no terminal
-        from rich.text import Text
+        from lakeupsert.cli.bar import bar  # slow to import, and most calls have no terminal
 
-        with Console(stderr=True).status(Text(what)) as status:
-            yield lambda text: status.update(Text(f"{what}: {text}"))
+        with bar(what) as show:
+            yield show
 
 
 def _send_sigterm() -> None:
@@ -173,6 +198,11 @@ def _send_sigterm() -> None:
 
 class Program(click.Group):
     """The group of all commands. Running it prints the answer and ends the process with one of the documented exit codes."""
+
+    def __init__(self, *, groups: Mapping[str, Sequence[str]], **options: Any) -> None:
+        """``groups``: the names of the commands by the heading under which the help lists them. ``options``: those of click."""
+        super().__init__(**options)
+        self.groups = groups
 
     def main(
         self,
@@ -189,12 +219,17 @@ class Program(click.Group):
         _open_streams()
         args = list(sys.argv[1:] if args is None else args) or ["--help"]
         call = Call(as_json="--json" in args, log=JsonLog() if wants_json(args) else None)
+        if call.log is None and is_verbose(args):
+            call.verbose = TextLog()
         if instruction := os.environ.get(COMPLETION):
             from click.shell_completion import shell_complete  # no other call needs it
 
             sys.exit(shell_complete(self, {"obj": call}, "lakeupsert", COMPLETION, instruction))
         started_at, begun = clock.now().isoformat(), clock.elapsed()
-        with _signal_handler(signal.SIGTERM, call.on_sigterm), _log_to_stderr(call.log):
+        with (
+            _signal_handler(signal.SIGTERM, call.on_sigterm),
+            _log_to_stderr(call.log, verbose=call.verbose is not None),
+        ):
             try:
                 answer = self._run_command(args, call)
             except click.exceptions.Exit as e:
@@ -209,15 +244,26 @@ class Program(click.Group):
                 if _debugging():
                     traceback.print_exc()
                 answer = Answer(None, error=as_lakeupsert_error(e, call))
-            # Only printing is left: a late signal must not cut the JSON object in two.
-            with _signal_handler(signal.SIGTERM, signal.SIG_IGN), _signal_handler(signal.SIGINT, signal.SIG_IGN):
+            with _no_signals():
                 if answer.error is not None:
                     call.account(answer.error)
-                answer = _print_answer(call, answer, started_at, clock.elapsed() - begun)
+            seconds = clock.elapsed() - begun
+            answer = call.call_hook(answer, json.dumps(_json_object(call, answer, started_at, seconds)))
+            with _no_signals():  # a late signal must not cut the JSON object in two
+                answer = _print_answer(call, answer, started_at, seconds)
         sys.exit(answer.error.exit_code if answer.error else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)  # in the order of use, not the alphabet
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by group, with the whole first sentence of each."""
+        width = max(map(len, self.commands))
+        for heading, names in self.groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [(name.ljust(width), self.commands[name].get_short_help_str(limit=1000)) for name in names]
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -227,11 +273,26 @@ class Program(click.Group):
         return name, command, rest
 
     def _run_command(self, args: list[str], call: Call) -> Answer:
+        if call.log is not None and is_verbose(args):
+            raise click.UsageError("--log json writes every event already: leave out --verbose.")
         with self.make_context("lakeupsert", args, obj=call) as context:
             answer: Answer = self.invoke(context)
         if call.terminated:
             return replace(answer, error=as_lakeupsert_error(Terminated(), call))
         return answer
+
+
+def _complete_names(kind: str) -> "Callable[[click.Context, click.Parameter, str], list[CompletionItem]]":
+    """A completion of the names of tables or profiles in the configuration; none if it can't be read."""
+
+    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> "list[CompletionItem]":
+        from click.shell_completion import CompletionItem
+
+        with suppress(Exception):
+            return [CompletionItem(name) for name in names_in(context.obj.config_path)[kind] if name.startswith(begun)]
+        return []
+
+    return complete
 
 
 json_option = click.option("--json", is_flag=True, expose_value=False, help="Print one JSON object on standard output.")
@@ -246,18 +307,35 @@ def common(command: Function) -> Function:
             setattr(context.obj, str(parameter.name), value)
 
     for option in (
+        click.option(
+            "-v",
+            "--verbose",
+            is_flag=True,
+            expose_value=False,
+            help="Also print each batch, merge and publish on standard error, as it happens, and what the log says.",
+        ),
         json_option,
         click.option(
             "--table",
             metavar="NAME",
             expose_value=False,
             callback=store,
+            shell_complete=_complete_names("tables"),
             help="Table name. Optional if the configuration has one table.",
+        ),
+        click.option(
+            "--profile",
+            metavar="NAME",
+            expose_value=False,
+            callback=store,
+            shell_complete=_complete_names("profiles"),
+            help="Let the settings of [profiles.NAME] override the others.",
         ),
         click.option(
             "--config",
             "config_path",
             metavar="FILE",
+            type=click.Path(readable=False),  # `load` says why it can't be read
             expose_value=False,
             callback=store,
             help="Configuration file. Default: the nearest lakeupsert.toml in this folder or above.",
@@ -462,11 +540,17 @@ def _signal_handler(
         signal.signal(number, before)
 
 
+@contextmanager
+def _no_signals() -> Iterator[None]:
+    with _signal_handler(signal.SIGTERM, signal.SIG_IGN), _signal_handler(signal.SIGINT, signal.SIG_IGN):
+        yield
+
+
 class _StderrLog(logging.Handler):
     """Prints a line for each warning of the libraries, to what standard error is at that time; or gives it to ``log``."""
 
-    def __init__(self, log: Sink | None) -> None:
-        super().__init__(logging.WARNING)
+    def __init__(self, log: Sink | None, level: int) -> None:
+        super().__init__(level)
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -483,12 +567,18 @@ class _StderrLog(logging.Handler):
 
 
 @contextmanager
-def _log_to_stderr(log: Sink | None) -> Iterator[None]:
-    handler = _StderrLog(log)
+def _log_to_stderr(log: Sink | None, *, verbose: bool) -> Iterator[None]:
+    """Print warnings. If ``verbose``, print everything that lakeupsert itself logs."""
+    own = logging.getLogger("lakeupsert")
+    level = own.level
+    handler = _StderrLog(log, logging.DEBUG if verbose else logging.WARNING)
     logging.getLogger().addHandler(handler)
+    if verbose:
+        own.setLevel(logging.DEBUG)
     try:
         yield
     finally:
+        own.setLevel(level)
         logging.getLogger().removeHandler(handler)
 
 
@@ -530,11 +620,13 @@ def _redirect_to_null(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def for_each_table(call: Call, run: "Callable[[Table], Answer]", *, concurrently: bool = False) -> Answer:
-    """Run the command for each table, in the order of the configuration or concurrently.
+def for_each_table(
+    call: Call, run: "Callable[[Table], Answer]", *, parallel: int = 1, concurrently: bool = False
+) -> Answer:
+    """Run the command for each table, ``parallel`` of them at once, begun in the order of the configuration.
 
-    A table that fails does not stop the others. The first failure is the error of the call. With ``concurrently``, for calls
-    that go on until they are stopped, the first failure stops all.
+    A table that fails does not stop the others. The first failure in that order is the error of the call. With ``concurrently``,
+    for calls that go on until they are stopped, all run at once, and the first failure stops all.
     """
     with call.open_tables() as tables:
         if len(tables) == 1:
@@ -560,6 +652,8 @@ def for_each_table(call: Call, run: "Callable[[Table], Answer]", *, concurrently
                 finally:
                     stop.set()
             answers = {name: future.result() for future, name in futures.items()}
+        elif parallel > 1:
+            answers = _run_in_threads(call, tables, run_guarded, parallel)
         else:
             for table in tables:
                 if not call.stop.is_set():
@@ -577,3 +671,25 @@ def for_each_table(call: Call, run: "Callable[[Table], Answer]", *, concurrently
         tuple(f"{name}: {w}" for name, a in answers.items() for w in a.json_warnings),
         failed[0][1] if failed else None,
     )
+
+
+def _run_in_threads(
+    call: Call, tables: "Sequence[Table]", run: "Callable[[Table], Answer]", parallel: int
+) -> dict[str, Answer]:
+    """The answers by table. After a signal, tables that have not begun are left out."""
+
+    def run_unless_stopped(table: "Table") -> Answer | None:
+        return None if stop.is_set() else run(table)
+
+    done = 0
+    with call.progress("tables") as progress, ThreadPoolExecutor(parallel) as pool, call.stoppable() as stop:
+        futures = {table.name: pool.submit(run_unless_stopped, table) for table in tables}
+        try:
+            for future in as_completed(futures.values()):
+                future.result()
+                done += 1
+                progress(Share(f"{done:,} of {len(tables):,} are done", done, len(tables)))
+        finally:
+            if done < len(tables):
+                stop.set()
+    return {name: answer for name, future in futures.items() if (answer := future.result()) is not None}

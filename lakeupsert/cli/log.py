@@ -1,4 +1,4 @@
-"""`--log json`: one line of JSON on standard error for each event, warning and error of a command."""
+"""`--log json` and `--verbose`: a line on standard error for each event of a command, of JSON or for people."""
 
 import sys
 import threading
@@ -23,9 +23,26 @@ class JsonLog:
             sys.stderr.flush()
 
 
+class TextLog:
+    """Writes the figures of each event, as it happens."""
+
+    hidden = frozenset({"event", "at", "table", "entry", "earlier", "requests"})
+    """Fields that only programs need, and those with a place of their own in the line."""
+
+    def __call__(self, event: Event) -> None:
+        fields = msgspec.to_builtins(event)
+        figures = [f"{name}={value}" for name, value in fields.items() if name not in self.hidden and value is not None]
+        with suppress(OSError):  # as above
+            print(event.at[11:19], event.table or "-", fields["event"], *figures, file=sys.stderr, flush=True)
+
+
 def wants_json(args: Sequence[str]) -> bool:
     """Whether a command line asks for a log in JSON, also one that can't be parsed."""
     following = [*args[1:], ""]
     return any(
         arg == "--log=json" or (arg, value) == ("--log", "json") for arg, value in zip(args, following, strict=True)
     )
+
+
+def is_verbose(args: Sequence[str]) -> bool:
+    return not {"-v", "--verbose"}.isdisjoint(args)

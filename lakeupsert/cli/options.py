@@ -14,20 +14,28 @@ from lakeupsert.config import size_of
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.engine.by_name import EngineName, HostName
+    from lakeupsert.engine.by_name import EngineName, HostChoice, HostName
     from lakeupsert.table.ledger import Scope
 
 
-def _cores() -> int:
+def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _host_option(default: str, what: str) -> Callable[[Function], Function]:
-    choice = click.Choice(["spark", "local"])
+    choice = click.Choice([*(["auto"] if default == "auto" else []), "spark", "local"])
     return click.option("--host", type=choice, default=default, show_default=True, help=what)
 
 
-host_option = _host_option("spark", "Where rows are read, split and merged: in Spark tasks, or on this machine.")
+host_option = _host_option(
+    "auto",
+    "Where rows are read and merged: in Spark tasks, on this machine, or in Spark only if many bytes landed (auto).",
+)
+rewrite_host_option = _host_option(
+    "auto",
+    "Where rows are read and merged: in Spark tasks, or on this machine. auto: landing files in Spark only if they have many "
+    "bytes, and partitions on this machine.",
+)
 read_host_option = _host_option("local", "Where data files are read: in Spark tasks, or in this process.")
 merge_host_option = _host_option(
     "local", "Where partitions are merged: in Spark tasks, or in processes of this machine."
@@ -38,13 +46,13 @@ processes_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Merge in N processes of this machine. Default: with --host spark in its tasks, else one process for each core.",
+    help="Merge in N processes of this machine. Default: in Spark's tasks if it runs there, else one process for each core.",
 )
 
 
-def processes(host: "HostName", workers: int | None) -> int | None:
+def processes(host: "HostChoice", workers: int | None) -> int | None:
     """The processes that merge; None: the tasks of ``host`` do."""
-    return workers if workers or host == "spark" else _cores()
+    return workers if workers or host == "spark" else cores()
 
 
 def processes_if_local(host: "HostName", workers: int | None) -> int:
@@ -54,10 +62,18 @@ def processes_if_local(host: "HostName", workers: int | None) -> int:
     return processes(host, workers) or 1
 
 
+def refuse_workers_of_spark(table: "Table", workers: int | None, engine: "EngineName | None") -> None:
+    """Raise UsageError if processes are given for engine spark, which has tasks."""
+    if workers and (engine or table.settings.engine) == "spark":
+        raise click.UsageError(
+            f"--workers counts processes of engine arrow, and engine spark merges table {table.name}."
+        )
+
+
 workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
-    default=_cores,
+    default=cores,
     metavar="N",
     help="Number of processes that merge partitions (engine arrow). Default: the number of cores.",
 )
@@ -232,8 +248,8 @@ def limit_options(command: Function) -> Function:
 
 
 def prepare_spark(
-    table: "Table", *, host: "HostName" = "local", engine: "EngineName | None" = "arrow", large: bool = False
+    table: "Table", *, host: "HostChoice" = "local", engine: "EngineName | None" = "arrow", large: bool = False
 ) -> None:
-    """Set up the environment for Spark if this call will use it. ``large``: the call merges large partitions too."""
+    """Set up the environment for Spark if this call is known to use it. ``large``: the call merges large partitions too."""
     if host == "spark" or (engine or table.settings.engine) == "spark" or (large and table.settings.large):
         sparkenv.prepare()

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -12,6 +13,7 @@ from lakeupsert.report.numbers import count as count  # re-exported for the modu
 from lakeupsert.report.numbers import messages
 from lakeupsert.report.numbers import size as size
 from lakeupsert.report.numbers import when as when
+from lakeupsert.variables import references
 
 if TYPE_CHECKING:
     from lakeupsert.config import Config, TableSettings
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from lakeupsert.report.status import Status
     from lakeupsert.report.totals import MergeTotals
     from lakeupsert.table.chain import Link
+    from lakeupsert.table.ledger import ChosenHost
     from lakeupsert.table.manifest import Changes
     from lakeupsert.table.snapshot import Snapshot
 
@@ -54,9 +57,16 @@ def append_result(appended: "AppendResult | None") -> dict[str, object]:
                 "keys_moved": entry.keys_moved,
                 "bytes_written": sum(t.bytes for t in entry.touched.values()),
                 "touched_partitions": list(entry.touched),
+                "host": host_result(entry.host),
             }
         ]
     }
+
+
+def host_result(host: "ChosenHost | None") -> dict[str, object] | None:
+    if host is None:
+        return None
+    return {"name": host.name, "landing_bytes": host.landing_bytes, "reason": _host_reason(host)}
 
 
 def dedupe_result(results: "Sequence[PartitionResult]") -> dict[str, object]:
@@ -103,6 +113,7 @@ def publishers_result(standings: "Mapping[str, PublisherStanding]") -> dict[str,
 
 def run_result(ran: "RunResult", requests: dict[str, int]) -> dict[str, object]:
     return {
+        "host": host_result(ran.host),
         "append": append_result(ran.append),
         "dedupe": dedupe_result(ran.dedupe),
         "publish": publish_result(ran.publish),
@@ -124,7 +135,7 @@ def status_result(status: "Status") -> dict[str, object]:
     names = [f.name for f in dataclasses.fields(status) if f.name not in omitted]
     fields = {name: getattr(status, name) for name in names}
     fields |= {"lagging": list(status.lagging), "queue": _queue_result(status.queue)}
-    fields |= {"publishers": publishers_result(status.publishers)}
+    fields |= {"publishers": publishers_result(status.publishers), "host": host_result(status.host)}
     if status.large_queue is not None:
         fields["large_queue"] = msgspec.structs.asdict(status.large_queue)
     return fields
@@ -161,6 +172,8 @@ def config_result(config: "Config", names: Sequence[str]) -> dict[str, object]:
     """Every setting of these tables and its origin. A setting without an origin has its default."""
     return {
         "path": config.path,
+        "profile": config.profile,
+        **_hooks(config),
         "tables": {
             name: {"settings": msgspec.to_builtins(config.tables[name]), "origins": config.origins[name]}
             for name in names
@@ -172,6 +185,25 @@ def config_result(config: "Config", names: Sequence[str]) -> dict[str, object]:
 
 Fact = tuple[str, str]
 """A label and its text."""
+
+
+def host_facts(host: "ChosenHost | None") -> list[Fact]:
+    """Where a night ran, and why; nothing if the caller said where."""
+    return [] if host is None or host.landing_bytes is None else [("host", host_text(host))]
+
+
+def host_text(host: "ChosenHost") -> str:
+    return f"{host.name}: {_host_reason(host)}"
+
+
+def _host_reason(host: "ChosenHost") -> str:
+    if host.landing_bytes is None:
+        return "its call named it"
+    from lakeupsert.engine.by_name import SPARK_PAYS_BYTES  # imports Arrow
+
+    limit = f"Spark pays from {size(SPARK_PAYS_BYTES)}"
+    landed = f"{size(host.landing_bytes)} landed, and {limit}"
+    return f"{landed}, but Spark can't run here: {host.missing}" if host.missing else landed
 
 
 def block(heading: str, facts: Sequence[Fact]) -> str:
@@ -317,6 +349,7 @@ def status_facts(status: "Status") -> list[Fact]:
     spark = f"; for Spark {large.visible:,}, {large.leased:,}, {large.dead:,} of these" if large else ""
     return [
         ("snapshot", snapshot),
+        *([("host", f"{host_text(status.host)} (last batch)")] if status.host else []),
         ("rows", f"{status.rows:,} in {count(status.partitions, 'partition')}, {size(status.bytes)}"),
         ("dirty", count(status.dirty, "partition") if status.dirty else "none"),
         ("lagging", short_list(status.lagging) if status.lagging else "none"),
@@ -369,7 +402,9 @@ def _tags_of(tags: dict[str, int], number: int) -> list[str]:
 
 def config_text(config: "Config", names: Sequence[str]) -> str:
     """TOML that loads as the same settings. Comments give the origin of each."""
-    lines = [f"# effective settings; file: {config.path}"]
+    profile = f"; profile: {config.profile}" if config.profile else ""
+    lines = [f"# effective settings; file: {config.path}{profile}"]
+    lines += [f"{name} = {toml_value(hook)}" for name, hook in _hooks(config).items() if hook is not None]
     for name in names:
         settings = msgspec.to_builtins(config.tables[name])
         origins = config.origins[name]
@@ -386,6 +421,18 @@ def config_text(config: "Config", names: Sequence[str]) -> str:
                     f"{toml_key(key)} = {toml_value(value)}" for key, value in values.items() if value is not None
                 ]
     return "\n".join(lines)
+
+
+def _hooks(config: "Config") -> dict[str, object]:
+    """The hooks as they are written: variables keep their names, and addresses without one only show their server."""
+    return {name: _shown(getattr(config.hooks, name)) for name in config.hooks.__struct_fields__}
+
+
+def _shown(hook: object) -> object:
+    if not isinstance(hook, str) or references(hook):
+        return hook
+    parts = urlsplit(hook)
+    return f"{parts.scheme}://{parts.hostname}/..."
 
 
 def short_list(names: Sequence[str]) -> str:

@@ -8,17 +8,18 @@ import click
 from lakeupsert import __version__
 from lakeupsert.cli.frame import Program, common
 
-COMMANDS = (
-    *("init", "adopt", "config", "doctor", "demo"),
-    *("run", "plan", "append", "dedupe", "worker", "publish"),
-    *("status", "history", "report", "quarantine", "diff", "explain", "reconcile", "redrive"),
-    *("head", "query", "files", "export", "ddl"),
-    *("schema", "restore", "reprocess", "compact", "vacuum"),
-)
-"""Each has a module of its name. In the order of `lakeupsert --help`: start, nights, inspect, read, maintain."""
+GROUPS = {
+    "Every night": ("run", "plan", "append", "dedupe", "worker", "publish"),
+    "Look": ("status", "history", "report", "quarantine", "diff", "explain", "reconcile"),
+    "Read": ("head", "query", "files", "export", "ddl"),
+    "Repair": ("redrive", "restore", "reprocess", "compact", "vacuum"),
+    "Set up": ("init", "adopt", "config", "doctor", "schema", "demo"),
+}
+"""The commands as `lakeupsert --help` lists them. Each has a module of its name."""
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 
 
-@click.group(cls=Program)
+@click.group(cls=Program, groups=GROUPS)
 @click.version_option(__version__, message="lakeupsert %(version)s")
 @common
 def main() -> None:

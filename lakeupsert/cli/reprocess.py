@@ -12,6 +12,7 @@ from lakeupsert.cli.options import (
     prepare_spark,
     processes,
     processes_option,
+    rewrite_host_option,
     selection,
 )
 from lakeupsert.cli.problems import failed_partitions_error, failure_reasons, publish_warnings
@@ -20,7 +21,7 @@ from lakeupsert.errors import LakeupsertError, RefusedError
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.engine.by_name import HostName
+    from lakeupsert.engine.by_name import HostChoice
     from lakeupsert.operations.reprocess import ReprocessResult
     from lakeupsert.table.work import Source
 
@@ -34,12 +35,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Rewrite from the stored files, or from the landing files of all batches.",
 )
-@click.option(
-    "--host",
-    type=click.Choice(["spark", "local"]),
-    help="Where rows are read and merged: in Spark tasks, or on this machine. Default: landing files are read in Spark tasks, "
-    "partitions are merged on this machine.",
-)
+@rewrite_host_option
 @processes_option
 @click.option("--dry-run", is_flag=True, help="Show what would be read and written. Writes nothing.")
 @log_option
@@ -51,7 +47,7 @@ def reprocess(
     last: str | None,
     partitions: tuple[str, ...],
     source: "Source",
-    host: "HostName | None",
+    host: "HostChoice",
     workers: int | None,
     dry_run: bool,
 ) -> Answer:
@@ -68,14 +64,13 @@ def reprocess(
         raise click.UsageError("Give either --partition, or --from and --to.")
     with call.open_table() as table:
         if not dry_run:
-            uses_spark = host == "spark" or (host is None and source == "landing")
-            prepare_spark(table, host="spark" if uses_spark else "local", engine=None, large=True)
+            prepare_spark(table, host=host, engine=None, large=True)
         with call.progress(table.name) as progress, call.stoppable() as stop:
             rewrite = table.reprocess(
                 selection(table, first, last, partitions),
                 source=source,
                 host=host,
-                workers=processes(host or "local", workers),
+                workers=processes(host, workers),
                 dry=dry_run,
                 stop=stop,
                 progress=progress,
@@ -92,6 +87,7 @@ def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> An
         "batches": list(plan.batches),
         "files": plan.files,
         "bytes": plan.bytes,
+        "host": output.host_result(plan.host),
         "dedupe": output.dedupe_result(rewrite.dedupe),
         "publish": output.publish_result(published) if published else None,
         "left": list(rewrite.left),
@@ -107,10 +103,11 @@ def rewrite_answer(call: Call, table: "Table", rewrite: "ReprocessResult") -> An
             f"{read} of {len(plan.batches):,} batch{'' if len(plan.batches) == 1 else 'es'}" if plan.batches else read,
         ),
     ]
+    facts += output.host_facts(plan.host)
     if published is None:
         return Answer(result, output.block(f"Table {table.name}", [*facts, ("", "nothing was changed")]))
     facts += [*output.dedupe_facts(rewrite.dedupe), *output.publish_facts(published)]
-    warnings = publish_warnings(published)
+    warnings = (*(plan.host.warnings if plan.host else ()), *publish_warnings(published))
     if published.failed:
         warnings += (
             f"newer batches of {output.count(len(published.failed), 'partition')} "

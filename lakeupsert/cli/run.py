@@ -11,14 +11,15 @@ from lakeupsert.cli.frame import Answer, Call, common, for_each_table
 from lakeupsert.cli.options import (
     batch_id_option,
     check_full,
+    cores,
     engine_option,
     full_extract_options,
     host_option,
     limit_options,
     log_option,
     prepare_spark,
-    processes,
     processes_option,
+    refuse_workers_of_spark,
 )
 from lakeupsert.cli.plan import plan_answer, unknown_time_warning
 from lakeupsert.cli.problems import append_warnings, merge_error, publish_warnings, quarantine_warning
@@ -26,7 +27,7 @@ from lakeupsert.cli.program import main
 
 if TYPE_CHECKING:
     from lakeupsert.api import Table
-    from lakeupsert.engine.by_name import EngineName, HostName
+    from lakeupsert.engine.by_name import EngineName, HostChoice
     from lakeupsert.operations.run import RunResult
     from lakeupsert.table.ledger import Scope
 
@@ -37,6 +38,12 @@ if TYPE_CHECKING:
 @engine_option
 @batch_id_option
 @full_extract_options
+@click.option(
+    "--parallel",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run N tables of the configuration at once. They share the cores and the memory. Default: one after the other.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what it would do, like `lakeupsert plan`. Writes nothing.")
 @limit_options
 @log_option
@@ -44,12 +51,13 @@ if TYPE_CHECKING:
 @click.pass_obj
 def run(
     call: Call,
-    host: "HostName",
+    host: "HostChoice",
     workers: int | None,
     engine: "EngineName | None",
     batch_id: str | None,
     full: "Scope | None",
     may_shrink: bool,
+    parallel: int | None,
     dry_run: bool,
     prices: Path | None,
     max_bytes: int | None,
@@ -58,24 +66,33 @@ def run(
     """Run a night: append new landing files, merge, publish.
 
     Every step looks at the state of the table, so a run also finishes what an earlier run left. Runs all tables of the
-    configuration unless you give --table.
+    configuration unless you give --table; one that fails does not stop the others. At the end it calls `on_success` or
+    `on_failure` of the configuration.
 
     \b
     Example:
-      lakeupsert run --host local --workers 4
+      lakeupsert run
     """
     check_full(full, may_shrink=may_shrink)
+    call.hooked = not dry_run
+    tables = len(call.config().tables)
+    if parallel is not None and (call.table is not None or tables == 1):
+        raise click.UsageError("--parallel is for several tables, and this call runs one. Leave it out.")
+    at_once = min(parallel or 1, tables)
 
     def run_table(table: "Table") -> Answer:
         if dry_run:
             return plan_answer(call, table, prices, max_bytes, max_cost)
+        refuse_workers_of_spark(table, workers, engine)
         prepare_spark(table, host=host, engine=engine, large=True)
         begun = clock.elapsed()
         early_warnings: list[str] = []
         with call.progress(table.name) as progress, call.stoppable() as stop:
             ran = table.run(
                 host=host,
-                workers=processes(host, workers),
+                workers=workers,
+                local_workers=max(1, cores() // at_once),
+                calls_at_once=at_once,
                 engine=engine,
                 batch_id=batch_id,
                 full=full,
@@ -94,7 +111,7 @@ def run(
         )
         return _answer(call, table, ran, warnings, seconds=clock.elapsed() - begun)
 
-    return for_each_table(call, run_table)
+    return for_each_table(call, run_table, parallel=at_once)
 
 
 def _answer(call: Call, table: "Table", ran: "RunResult", warnings: tuple[str, ...], *, seconds: float) -> Answer:
@@ -104,6 +121,7 @@ def _answer(call: Call, table: "Table", ran: "RunResult", warnings: tuple[str, .
         *output.dedupe_facts(ran.dedupe),
         *output.predicted_facts(ran),
         *output.publish_facts(ran.publish),
+        *output.host_facts(ran.host),
         output.took_fact(seconds, requests),
     ]
     return Answer(

@@ -16,10 +16,11 @@ import pyarrow as pa
 from lakeupsert.config import Reading
 from lakeupsert.engine.attempts import Found, Item, attempt
 from lakeupsert.engine.batch import AppendJob, choose_ranges, read_landing
-from lakeupsert.engine.reports import Report
+from lakeupsert.engine.reports import FileRead, Report
 from lakeupsert.engine.settle import RowBuffer, group_by_range, settle_and_write
 from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
+from lakeupsert.progress import Share
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.storage import ObjectStore
 
@@ -46,7 +47,7 @@ class Host(Protocol):
     ) -> list[Survey]:
         """`landing.files.survey` of each file."""
 
-    def run(self, job: AppendJob) -> list[Report]:
+    def run(self, job: AppendJob, progress: Callable[[str], None] = lambda text: None) -> list[Report]:
         """Do phase one's row work of the whole batch, once."""
 
     def map(
@@ -81,15 +82,19 @@ class LocalHost:
     ) -> Iterable[Found | Exception]:
         return (attempt(function, item) for item in items)
 
-    def run(self, job: AppendJob) -> list[Report]:
+    def run(self, job: AppendJob, progress: Callable[[str], None] = lambda text: None) -> list[Report]:
         job = choose_ranges(job)
         reports: list[Report] = []
+        sizes, done = {i.path: i.size for i in job.inputs}, 0
         buffer = RowBuffer(job, HELD_BYTES)
         with ExitStack() as stack:
             spill: _Spill | None = None
             for item in read_landing(job, job.inputs):
                 if not isinstance(item, pa.Table):
                     reports.append(item)
+                    if isinstance(item, FileRead):
+                        done += sizes[item.path]
+                        progress(Share(f"reading {len(sizes):,} landing files", done, sum(sizes.values())))
                 elif buffer.add(item):
                     spill = spill or stack.enter_context(_Spill(job))
                     spill.add(buffer.tables)

@@ -106,7 +106,7 @@ class SparkHost:
             rows = collect(tasks.mapInArrow(ship(run), "place bigint, found binary"))
         return [pickle.loads(row.found) for row in sorted(rows, key=lambda row: row.place)]
 
-    def run(self, job: AppendJob) -> list[Report]:
+    def run(self, job: AppendJob, progress: Callable[[str], None] = lambda text: None) -> list[Report]:
         job = choose_ranges(job)
         tasks = _tasks(job.inputs)
         landed = sum(file.size for file in job.inputs)

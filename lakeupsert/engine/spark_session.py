@@ -50,6 +50,11 @@ _DIED = re.compile(
 """What Spark says if a task's Python needed more memory than it may have, or was killed."""
 
 
+def has_session() -> bool:
+    """Whether this process has a Spark session already, for example in a notebook."""
+    return SparkSession.getActiveSession() is not None
+
+
 def session() -> SparkSession:
     """The active Spark session, or a new one with the machine's own Spark settings.
 

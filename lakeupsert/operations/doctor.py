@@ -296,9 +296,9 @@ def _queue(table: OpenTable) -> Iterator[Finding]:
 
 
 def _spark(table: OpenTable) -> Iterator[Finding]:
-    # `--host local` needs no Spark, and only the engine is a setting
+    # `--host auto` works without Spark, and only the engine is a setting
     level: Level = "problem" if table.settings.engine == "spark" else "warning"
-    local = "; `--host local` and engine arrow do not need it"
+    local = "; without it, `--host auto` takes `local`, and engine arrow works"
     try:
         spark = sparkenv.require_pyspark()
     except ConfigurationError as e:

@@ -25,6 +25,7 @@ from lakeupsert.operations.recompute_sql import (
     winners,
 )
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.progress import Share
 from lakeupsert.read.arrow import to_arrow
 from lakeupsert.read.view import View
 from lakeupsert.rows.floor import read_refused_keys
@@ -102,11 +103,11 @@ def recompute(
             unknown.update(shown)
         compared = sorted({p for touched in batches.values() for p in touched} - unknown)
         landed.create_tables()
-        for number, touched in batches.items():
-            progress(f"reading batch {number:,} of {len(entries) - 1:,} again")
+        for done, (number, touched) in enumerate(batches.items()):
+            progress(Share(f"reading batch {number:,} again", done, len(batches)))
             landed.load(number, entries[number].body, [p for p in touched if p not in unknown])
-        for partition in compared:
-            progress(f"reading {partition} as readers see it")
+        for done, partition in enumerate(compared):
+            progress(Share(f"reading {partition} as readers see it", done, len(compared)))
             db.register("reader", to_arrow(view, partition=partition).cast(compared_schema(view.spec)))
             db.execute("INSERT INTO published SELECT * FROM reader")
         progress("comparing")

@@ -31,6 +31,7 @@ from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.worker import UNANSWERED, is_unanswered, mark_failed
+from lakeupsert.progress import Share
 from lakeupsert.storage import ObjectStore
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import LedgerEntry, active_batches
@@ -180,11 +181,11 @@ def prove(
     for at in range(0, len(partitions), PARTITIONS_TOGETHER):
         together = partitions[at : at + PARTITIONS_TOGETHER]
         # Executors count all of these before the first one is told below.
-        progress(f"counting the rows of {count(len(partitions), 'partition')}, {at:,} done")
+        progress(Share(f"counting the rows of {count(len(partitions), 'partition')}", at, len(partitions)))
         manifests = table.map_concurrently(read, together)
         counts = _count(table, snapshot, host, [m for m in manifests if isinstance(m, Manifest)])
         for number, (partition, manifest) in enumerate(zip(together, manifests, strict=True), at + 1):
-            progress(f"counting the rows of {partition}, {number:,} of {len(partitions):,} partitions")
+            progress(Share(f"counting the rows of {partition}", number - 1, len(partitions)))
             due = batches.get(partition, [])
             if isinstance(manifest, DamagedTableError):
                 appended = sum(link.body.touched[partition].rows for link in due)

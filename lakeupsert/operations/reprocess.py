@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lakeupsert.engine.batch import AppendJob
-from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
+from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host, host_by_name
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.replay import replay_rows
 from lakeupsert.engine.reports import FileFailed, FileRead, Report, touched_by
@@ -32,12 +32,13 @@ from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
+from lakeupsert.progress import Countdown
 from lakeupsert.queue import Message
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.floor import read_refused_keys
 from lakeupsert.table.chain import Link
 from lakeupsert.table.layout import TableObjects
-from lakeupsert.table.ledger import NOTHING, LandingFile, Touched, active_batches
+from lakeupsert.table.ledger import NOTHING, ChosenHost, LandingFile, Touched, active_batches
 from lakeupsert.table.manifest import DataFile, Manifest
 from lakeupsert.table.snapshot import Snapshot
 from lakeupsert.table.work import PartitionRewrite, RewriteOrder, Source, write_order
@@ -60,6 +61,7 @@ class ReprocessPlan:
         heads: the version of each partition that is replaced.
         batches: those whose landing files are read again.
         files, bytes: landing and adopted files with source `landing`, otherwise stored files; bytes as they are stored.
+        host: where landing files are read; None with stored files.
         work: the work object; None if nothing was written.
     """
 
@@ -68,6 +70,7 @@ class ReprocessPlan:
     batches: tuple[int, ...]
     files: int
     bytes: int
+    host: ChosenHost | None = None
     work: str | None = None
 
     def left(self, table: OpenTable) -> list[str]:
@@ -92,7 +95,8 @@ class ReprocessOptions:
 
     Attributes:
         source: from what is ``stored``, or from the ``landing`` files of all their batches.
-        host: where landing files are read, and partitions merged; None: landing files in Spark tasks, partitions here.
+        host: where landing files are read, and partitions merged; ``auto``: landing files where their bytes say, partitions
+            here.
         workers: processes of this machine that merge, None: the host does. With 0 workers other processes do the work, and this
             one waits for them until ``stop``.
         engine: as for `dedupe`.
@@ -100,7 +104,7 @@ class ReprocessOptions:
     """
 
     source: Source = "stored"
-    host: HostName | None = None
+    host: HostChoice = "auto"
     workers: int | None = None
     engine: EngineName | None = None
     dry: bool = False
@@ -141,7 +145,7 @@ class _Unfit:
 
 def reprocess(
     table: OpenTable,
-    host: Host | None,
+    choice: HostChoice | None,
     selected: Callable[[str], bool],
     *,
     dry: bool,
@@ -150,11 +154,11 @@ def reprocess(
     """Send the selected partitions to the workers to be rewritten; with ``dry`` only plan it.
 
     Args:
-        host: where landing files are read; None merges the stored files instead.
+        choice: where landing files are read; None merges the stored files instead.
     Raises:
         RefusedError: a landing or adopted file is gone or changed. Nothing was written then.
     """
-    if host is not None and table.settings.key_scope == "table":
+    if choice is not None and table.settings.key_scope == "table":
         raise RefusedError(
             "keys-of-the-table",
             f'Table {table.name!r} has `key_scope = "table"`: its landing files do not say which keys moved to other '
@@ -162,9 +166,11 @@ def reprocess(
             next=_WITHOUT_LANDING,
         )
     snapshot = table.last_snapshot()
-    newest = {p: table.newest(p, snapshot, from_landing=host is not None) for p in filter(selected, _partitions(table))}
+    newest = {
+        p: table.newest(p, snapshot, from_landing=choice is not None) for p in filter(selected, _partitions(table))
+    }
     heads = {p: head for p, head in newest.items() if head is not None and head.body.buckets}
-    if host is None:
+    if choice is None:
         stored = [head.body for head in heads.values()]
         plan = ReprocessPlan("stored", heads, (), sum(m.files for m in stored), sum(m.bytes for m in stored))
         return plan if dry or not heads else _send_work(table, plan, snapshot, {}, start=None)
@@ -174,9 +180,11 @@ def reprocess(
     inputs = _check_sources(table, needed, adopted)
     taken = [i for of_batch in inputs.values() for i in of_batch]
     size = sum(f.bytes for f in adopted) + sum(i.size for i in taken)
-    plan = ReprocessPlan("landing", heads, tuple(needed), len(adopted) + len(taken), size)
+    chosen = choose_host(choice, sum(i.size for i in taken))
+    plan = ReprocessPlan("landing", heads, tuple(needed), len(adopted) + len(taken), size, chosen)
     if dry or not heads:
         return plan
+    host = host_by_name(chosen.name)
     head = table.ledger_head()
     start = head.number + 1 if head else 0
     rebuilt: dict[str, dict[int, Touched]] = defaultdict(dict)
@@ -204,16 +212,16 @@ def reprocess_and_publish(
     """Rewrite the selected partitions, wait until no worker has one of them any more, and publish them."""
     table.existing_spec()
     progress = options.progress
-    host = host_by_name(options.host or "spark") if options.source == "landing" else None
-    plan = reprocess(table, host, selected, dry=options.dry, progress=progress)
+    choice = options.host if options.source == "landing" else None
+    plan = reprocess(table, choice, selected, dry=options.dry, progress=progress)
     if plan.work is None:
         return ReprocessResult(plan)
     drain_options = DrainOptions(
-        host="local" if options.workers or options.host is None else options.host,
+        host="spark" if options.host == "spark" and not options.workers else "local",
         workers=options.workers or 1,
         engine=options.engine,
         stop=options.stop,
-        progress=lambda left: progress(f"{count(left, 'partition')} to write"),
+        progress=Countdown("writing partitions", progress),
     )
     results: list[PartitionResult] = []
     while True:

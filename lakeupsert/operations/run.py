@@ -12,21 +12,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lakeupsert.engine.by_name import EngineName, HostName, host_by_name
+from lakeupsert.engine.by_name import EngineName, HostChoice, choose_host
 from lakeupsert.errors import ConfigurationError, DamagedTableError, LakeupsertError, RefusedError
 from lakeupsert.operations.plan import Plan, plan, refuse_above
 from lakeupsert.operations.plan_merges import Prediction, predict_merges
 from lakeupsert.operations.vacuum import vacuum
-from lakeupsert.phrases import count
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.commit import AppendResult
 from lakeupsert.pipeline.dedupe import PartitionResult
+from lakeupsert.pipeline.discover import read_heads
 from lakeupsert.pipeline.drain_queues import DrainOptions, drain_queues
 from lakeupsert.pipeline.messages import send_missing
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publish import PublishResult, publish
 from lakeupsert.pipeline.stop import Stop
-from lakeupsert.table.ledger import Scope
+from lakeupsert.progress import Countdown
+from lakeupsert.table.ledger import ChosenHost, Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +35,21 @@ class RunOptions:
     """How a night runs.
 
     Attributes:
-        host, batch_id, full, may_shrink: for `append`.
-        workers, engine, stop: for `dedupe`.
+        host: where the night runs; ``auto`` decides by the landing bytes that it has to merge.
+        batch_id, full, may_shrink: for `append`.
+        workers: processes of this machine that merge; None: Spark's tasks if the night runs there, otherwise
+            ``local_workers`` processes.
+        calls_at_once: how many calls in this process share its memory, with this one.
+        engine, stop: for `dedupe`.
         max_bytes, max_cost: refuse a run whose plan is above these, before it writes anything; None is no limit.
         prices: a file of prices for the plan; None for the shipped ones.
         warn: takes the warnings of an append that commits no batch.
     """
 
-    host: HostName
+    host: HostChoice
     workers: int | None
+    local_workers: int
+    calls_at_once: int
     engine: EngineName | None
     batch_id: str | None
     full: Scope | None
@@ -68,6 +75,7 @@ class RunResult:
     limits.
     """
 
+    host: ChosenHost
     append: AppendResult | None
     dedupe: list[PartitionResult]
     publish: PublishResult
@@ -94,7 +102,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
     try:
         appended = append(
             table,
-            host_by_name(options.host),
+            options.host,
             batch_id=options.batch_id,
             full=options.full,
             may_shrink=options.may_shrink,
@@ -103,6 +111,7 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
         )
     except (ConfigurationError, RefusedError) as e:
         refused = e  # what was committed before is finished all the same
+    host = _merge_host(table, options, appended)
     expected = None
     with suppress(DamagedTableError):  # the merge of that partition fails because of it, and the others go on
         expected = predict_merges(table, appended)
@@ -111,11 +120,12 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
         drain_queues(
             table,
             DrainOptions(
-                host=options.host if options.workers is None else "local",
-                workers=options.workers or 1,
+                host=host.name if options.workers is None else "local",
+                workers=options.workers or options.local_workers,
+                calls_at_once=options.calls_at_once,
                 engine=options.engine,
                 stop=options.stop,
-                progress=lambda left: progress(f"{count(left, 'partition')} to merge"),
+                progress=Countdown("merging partitions", progress),
             ),
             merged.append,
         )
@@ -128,4 +138,14 @@ def run(table: OpenTable, options: RunOptions) -> RunResult:
         vacuum(table, dry=False, progress=progress, standings=published.publishers)  # for readers that list folders
     if refused is not None:
         raise refused
-    return RunResult(appended, merged, published, expected, planned)
+    return RunResult(host, appended, merged, published, expected, planned)
+
+
+def _merge_host(table: OpenTable, options: RunOptions, appended: AppendResult | None) -> ChosenHost:
+    """The host of the batch. Without one, that of batches that an earlier run left to merge."""
+    if appended is not None and appended.entry.host is not None:
+        return appended.entry.host
+    chosen = choose_host(options.host, read_heads(table, None).night_bytes if options.host == "auto" else 0)
+    for warning in chosen.warnings:
+        options.warn(warning)
+    return chosen

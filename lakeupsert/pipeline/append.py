@@ -17,6 +17,7 @@ from datetime import date
 from functools import partial
 
 from lakeupsert.engine.batch import AppendJob, quarantine_unreadable
+from lakeupsert.engine.by_name import HostChoice, choose_host, host_by_name
 from lakeupsert.engine.hosts import Host
 from lakeupsert.engine.reports import FileFailed, FileRead, Refused, Report, Written, touched_by
 from lakeupsert.engine.settle import count_keys_in_several_partitions
@@ -37,7 +38,7 @@ from lakeupsert.pipeline.full_extract import (
 from lakeupsert.pipeline.next_spec import fruitless_files, plan_spec, under_old_names, unfit_files, without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.table.chain import LOST, Lost, until_won
-from lakeupsert.table.ledger import LandingFile, LedgerEntry, QuarantineFile, Scope
+from lakeupsert.table.ledger import ChosenHost, LandingFile, LedgerEntry, QuarantineFile, Scope
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ class _Plan:
 
 def append(  # the options of `Table.append`, one by one
     table: OpenTable,
-    host: Host,
+    host: HostChoice,
     *,
     batch_id: str | None = None,
     received: tuple[date | None, date | None] = (None, None),
@@ -109,6 +110,7 @@ def append(  # the options of `Table.append`, one by one
     """Commit one batch of all new landing files; None if there is none.
 
     Args:
+        host: where landing files are read; ``auto`` decides by their bytes.
         batch_id: the client's name for the batch; with it a repeated call is recognised even before files are compared.
         received: first and last date (inclusive) of the landing folders to take, if `landing_dates` is set.
         again: take only landing files whose batches were all withdrawn by a restore.
@@ -131,7 +133,7 @@ def append(  # the options of `Table.append`, one by one
 
 def _attempt(
     table: OpenTable,
-    host: Host,
+    choice: HostChoice,
     request: Request,
     notes: _FileNotes,
     progress: Callable[[str], None],
@@ -149,18 +151,20 @@ def _attempt(
         refuse_part_of_extract(table, ground, notes.changed)
     elif request.again:
         refuse_extract_again(ground)
+    chosen = choose_host(choice, ground.night_bytes)
+    host = host_by_name(chosen.name)
     plan = _plan(table, host, request, ground, notes, progress)
     if isinstance(plan, Lost):
         return plan
     progress(f"reading, splitting and writing the rows of {count(len(plan.job.inputs), 'landing file')}")
-    reports = [*host.run(plan.job), *quarantine_unreadable(plan.job, plan.unreadable)]
+    reports = [*host.run(plan.job, progress), *quarantine_unreadable(plan.job, plan.unreadable)]
     written = {f.name for r in reports if isinstance(r, Written) for f in r.files}
     files = written | {r.file.name for r in reports if isinstance(r, Refused)}
     if _note_failures(table, ground, plan, reports, notes):
         table.discard(files)
         return LOST
     try:
-        entry = _entry(table, ground, plan, reports)
+        entry = _entry(table, ground, plan, reports, chosen)
         _refuse_above_limit(table, ground, entry, examples_of(reports))
         if request.full:
             entry = full_extract_entry(table, plan.job.spec, ground, request, entry, reports)
@@ -173,6 +177,7 @@ def _attempt(
     unsent = send_messages(table, link)  # not within the try above: an error must not delete files that are committed
     warnings = (
         *unsent,
+        *chosen.warnings,
         *ground.warnings,
         *plan.warnings,
         *without_operations(table, [*table.headers(link.number - 1), link.body]),
@@ -264,7 +269,7 @@ def _note_failures(table: OpenTable, ground: Ground, plan: _Plan, reports: Seque
     return bool(fruitless)
 
 
-def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report]) -> LedgerEntry:
+def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Report], chosen: ChosenHost) -> LedgerEntry:
     job = plan.job
     rows: Counter[str] = Counter()
     hashes: dict[str, str] = {}
@@ -297,6 +302,7 @@ def _entry(table: OpenTable, ground: Ground, plan: _Plan, reports: Sequence[Repo
         quarantine=tuple(quarantine),
         retention=table.settings.tombstones_kept,
         snapshot=ground.snapshot_number,
+        host=chosen,
         operations=operations if rows.total() and job.spec.delete and job.spec.delete.column else None,
     )
 

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from lakeupsert import clock
-from lakeupsert.config import FILE, DeleteSettings, TableSettings
+from lakeupsert.config import ENVIRONMENT_PREFIX, DeleteSettings, TableSettings
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.table.evolution import create, find_typo, nearest_name
 from lakeupsert.table.spec import ColumnGroup, DeleteRule, Ordering, PartitionColumn, TableSpec
@@ -173,8 +173,8 @@ class Declaration:
                 stored_text = "" if tables else json.dumps(stored[setting], ensure_ascii=False)
                 correction = f"correct `{setting}`" if tables else f"set `{setting} = {stored_text}`"
                 source = f"[tables.{self.name}]"
-                variables = self.origins.get(setting, FILE)
-                if variables != FILE:
+                variables = self.origins.get(setting, "")
+                if variables.startswith(ENVIRONMENT_PREFIX):
                     source, correction = f"the environment ({variables})", f"unset {variables} or correct its value"
                 raise ConfigurationError(
                     "another-table",

@@ -108,6 +108,13 @@ class Ground:
         return self.snapshot.body.bits if self.snapshot else {}
 
     @property
+    def night_bytes(self) -> int:
+        """Landing bytes of this batch, and of earlier ones that no snapshot shows yet."""
+        shown = self.snapshot.body.batch if self.snapshot else 0
+        earlier = (file.size for entry in self.entries[shown + 1 :] for file in entry.files)
+        return sum(i.size for i in self.inputs) + sum(earlier)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         return (str(self.skipped),) if self.skipped else ()
 

@@ -37,6 +37,7 @@ class DrainOptions:
 
     Attributes:
         host: where engine arrow runs: in ``workers`` processes of this machine, or in Spark tasks.
+        calls_at_once: how many calls in this process share its memory, with this one.
         engine: None for the one of the settings.
         until_empty: return when the queue is empty; otherwise wait for messages until ``stop`` or ``max_seconds``.
         both_queues: if the table has a queue for large partitions, Spark drains it after the other one.
@@ -46,6 +47,7 @@ class DrainOptions:
 
     host: HostName = "local"
     workers: int = 1
+    calls_at_once: int = 1
     engine: EngineName | None = None
     until_empty: bool = True
     both_queues: bool = True
@@ -84,15 +86,17 @@ def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[Par
     both = options.until_empty and options.both_queues
     large = table.at_large_queue() if table.large_queue is not None else None
     watch = _Watch(collect)
+    memory = limit_bytes() // options.calls_at_once
     if (options.engine or table.settings.engine) == "spark":
-        _drain_by(spark_engine(limit_bytes()), table if both or large is None else large, options, watch)
+        _drain_by(spark_engine(memory), table if both or large is None else large, options, watch)
     elif options.host == "spark":
-        _drain_by(arrow_on_spark(limit_bytes()), table, options, watch)
+        _drain_by(arrow_on_spark(memory), table, options, watch)
     else:
         drain_in_processes(
             table,
             options.workers,
             watch,
+            memory=memory,
             until_empty=options.until_empty,
             stop=options.stop,
             max_seconds=options.max_seconds,
@@ -101,7 +105,7 @@ def drain_queues(table: OpenTable, options: DrainOptions, collect: Callable[[Par
         )
     # Spark takes seconds to start; a queue's server may count what was just sent a minute later.
     if both and large is not None and (watch.left_to_spark or large.queue.stats().visible):
-        _drain_by(spark_engine(limit_bytes()), large, options, collect)
+        _drain_by(spark_engine(memory), large, options, collect)
 
 
 def _drain_by(

@@ -25,7 +25,6 @@ from lakeupsert.engine.arrow import ArrowEngine
 from lakeupsert.errors import TryAgainError
 from lakeupsert.events import Event
 from lakeupsert.pipeline.dedupe import PartitionResult
-from lakeupsert.pipeline.memory_limit import limit_bytes
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.pipeline.worker import drain
@@ -50,13 +49,14 @@ def drain_in_processes(
     workers: int,
     collect: Callable[[PartitionResult], object],
     *,
+    memory: int,
     until_empty: bool,
     stop: Stop,
     max_seconds: float | None = None,
     progress: Callable[[int], None] | None = None,
     alive: Callable[[], object] = lambda: None,
 ) -> None:
-    """`worker.drain` with engine arrow in ``workers`` processes, which share the memory that this process may use.
+    """`worker.drain` with engine arrow in ``workers`` processes, which share so many bytes of ``memory``.
 
     One worker, or few messages, need no other process. A process that dies is replaced. Its messages are free at once, and a
     message that kills its workers ends by the number of its receives. What the process had committed stands; the result of its
@@ -69,7 +69,7 @@ def drain_in_processes(
     if may_work_here and (workers <= 1 or (until_empty and table.queue.stats().visible <= FEW_MESSAGES)):
         drain(
             table,
-            ArrowEngine(limit_bytes() - PROCESS_BYTES),
+            ArrowEngine(memory - PROCESS_BYTES),
             until_empty=until_empty,
             stop=stop,
             collect=collect,
@@ -82,9 +82,7 @@ def drain_in_processes(
             return
     deadline = None if max_seconds is None else begun + max_seconds
     reported = begun
-    with _Processes(
-        table, limit_bytes() // workers - PROCESS_BYTES, stop, deadline, until_empty=until_empty
-    ) as processes:
+    with _Processes(table, memory // workers - PROCESS_BYTES, stop, deadline, until_empty=until_empty) as processes:
         for _ in range(workers):
             processes.start()
         while processes.pending:

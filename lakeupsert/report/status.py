@@ -12,7 +12,7 @@ from lakeupsert.pipeline.next_spec import without_operations
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.pipeline.publishers import PublisherStanding, standings
 from lakeupsert.queue import QueueStats
-from lakeupsert.table.ledger import find_quarantined
+from lakeupsert.table.ledger import ChosenHost, find_quarantined
 from lakeupsert.table.snapshot import Snapshot
 
 NIGHTS = ("batch", "restore")
@@ -36,6 +36,7 @@ class Status:
             then a warning says why.
         quarantined: refused rows of batches that count, without those that a replay has appended.
         publishers: how far each publisher is.
+        host: where the landing files of the newest batch were read; None: it had none, or an earlier lakeupsert read them.
         warnings: problems that stop nothing, for people.
     """
 
@@ -55,6 +56,7 @@ class Status:
     bytes: int
     quarantined: int
     publishers: dict[str, PublisherStanding]
+    host: ChosenHost | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -100,5 +102,6 @@ def status(table: OpenTable) -> Status:
         bytes=body.bytes,
         quarantined=sum(f.rows for f in find_quarantined(headers)),
         publishers=standings(table),
+        host=next((entry.host for entry in reversed(headers) if entry.kind == "batch"), None),
         warnings=(*without_operations(table, headers), *queue_warning),
     )

@@ -99,6 +99,32 @@ class KeyIndex(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[DataFile, ...]
 
 
+HostName = Literal["spark", "local"]
+
+
+class ChosenHost(msgspec.Struct, frozen=True, kw_only=True):
+    """Where landing files are read, and what decided that (ADR 0037).
+
+    Attributes:
+        landing_bytes: what decided, the landing bytes of the night; None: the caller named the host.
+        missing: why Spark could not run here although there are many ``landing_bytes``; None: it could, or was not needed.
+    """
+
+    name: HostName
+    landing_bytes: int | None = None
+    missing: str | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A warning for people about a large night that this machine works on alone; otherwise none."""
+        if self.missing is None or self.landing_bytes is None:
+            return ()
+        return (
+            f"{self.landing_bytes / 1e9:.1f} GB landed, for which Spark would be faster, but this machine works alone: "
+            f"{self.missing} `--host local` does the same without a warning.",
+        )
+
+
 Scope = Literal["table", "partitions"]
 
 
@@ -139,6 +165,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         keys: what the batch changes in the key index, if keys are unique across partitions.
         snapshot: the newest snapshot that the writer saw; None if there was none. If the newest snapshot is older than this one,
             newer ones were lost.
+        host: where the landing files were read. None in entries without landing files, and in those of an earlier lakeupsert.
         index: the key index before the batch, if the batch wrote it again. Otherwise the index is that of the last entry that has
             one, plus the ``keys`` of all entries since. It does not include restores: the next append writes it again.
     """
@@ -163,6 +190,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[DataFile, ...] = ()
     index: KeyIndex | None = None
     snapshot: int | None = None
+    host: ChosenHost | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

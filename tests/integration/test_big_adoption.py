@@ -23,8 +23,8 @@ WORKER = """
 import json, sys
 from pathlib import Path
 from lakeupsert.api import Table
-from lakeupsert.pipeline import worker_pool
-worker_pool.limit_bytes = lambda: 1 << 30
+from lakeupsert.pipeline import drain_queues
+drain_queues.limit_bytes = lambda: 1 << 30
 table = Table.open(sys.argv[1])
 results = table.dedupe(workers=1)
 [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")]

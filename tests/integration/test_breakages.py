@@ -96,12 +96,11 @@ def refused(*args: str, code: str, exits: int, names: tuple[str, ...] = ()) -> s
 
 
 def follow(advice: str) -> list[str]:
-    """Run each command that a message names, in its order, on this host where it takes one; what was named."""
+    """Run each command that a message names, in its order; what was named."""
     commands: list[str] = re.findall(r"`lakeupsert ([^`]+)`", advice)
     assert commands, f"it names no command: {advice}"
     for command in map(shlex.split, commands):
-        takes_host = any(p.name == "host" for p in main.commands[command[0]].params)
-        done(*command, *(ON_HOST if takes_host else ()))
+        done(*command)
     return commands
 
 
@@ -361,7 +360,7 @@ def test_missing_java(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparkenv, "JVM_FOLDERS", lake / "none")
     monkeypatch.setenv("PATH", str(lake))
     monkeypatch.setenv("JAVA_HOME", str(lake / "jdk-that-was-removed"))
-    advice = refused("run", code="no-java", exits=2, names=("Java 17", "JAVA_HOME", "PATH"))
+    advice = refused("run", "--host", "spark", code="no-java", exits=2, names=("Java 17", "JAVA_HOME", "PATH"))
     assert "apt install openjdk-17-jre-headless" in advice
     assert "3.csv" not in done("status")  # nothing was begun
     [option] = re.findall(r"the same command with `([^`]+)`", advice)

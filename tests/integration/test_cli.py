@@ -20,9 +20,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lakeupsert import Table, __version__, api, sparkenv
+from lakeupsert import Table, __version__, sparkenv
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
+from lakeupsert.pipeline import append
 from lakeupsert.testing.processes import wait_until
 
 PROGRAM = [sys.executable, "-c", "from lakeupsert.cli import main; main()"]
@@ -170,7 +171,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
     found = answer("run", "--host", "local", "--batch-id", "first")
     assert (found["command"], found["table"]) == ("run", "sales")
     result = found["result"]
-    assert list(result) == ["append", "dedupe", "publish", "requests", "plan"]
+    assert list(result) == ["host", "append", "dedupe", "publish", "requests", "plan"]
     (batch,) = result["append"]["batches"]
     assert batch.pop("bytes_written") > 0
     assert batch == {
@@ -184,6 +185,7 @@ def test_run_appends_merges_and_publishes(lake: Path) -> None:
         "keys_in_several_partitions": 3,
         "keys_moved": 0,
         "touched_partitions": ["day=2020-01-01", "day=2020-01-02"],
+        "host": result["host"],
     }
     merged = result["dedupe"]["partitions"]
     assert [(p["partition"], p["status"], p["rows_out"]) for p in merged] == [
@@ -270,6 +272,7 @@ def test_steps_one_by_one_come_to_what_run_does(lake: Path) -> None:
     (batch,) = answer("append", "--host", "local")["result"]["batches"]
     assert batch["rows_appended"] == 6
     status = answer("status")["result"]
+    assert status.pop("host")["name"] == "local"
     assert status == {
         "snapshot": None,
         "published_at": None,
@@ -791,7 +794,8 @@ def be_told_to_end() -> Any:
 
 def test_sigterm_while_appending_finishes_the_batch(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     land(night(1))
-    monkeypatch.setattr(api, "host_by_name", lambda name, host=api.host_by_name: be_told_to_end() or host(name))
+    host_by_name = append.host_by_name
+    monkeypatch.setattr(append, "host_by_name", lambda name: be_told_to_end() or host_by_name(name))
     found = answer("append", "--host", "local", code=75)
     assert found["error"]["code"] == "terminated"
     assert found["result"]["batches"][0]["rows_appended"] == 6
@@ -834,11 +838,11 @@ def test_run_without_java_says_which_package_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     land(night(1))
-    error = answer("run", code=2)["error"]
+    error = answer("run", "--host", "spark", code=2)["error"]
     assert error["code"] == "no-java"
     assert "openjdk-17-jre-headless" in error["next"]
     assert answer("dedupe", "--engine", "spark", code=2)["error"]["code"] == "no-java"
-    done("run", "--host", "local")
+    done("run")
 
 
 def test_commands_are_those_that_have_landed() -> None:

@@ -16,7 +16,7 @@ from lakeupsert import LakeupsertError, RefusedError, Table, TryAgainError
 from lakeupsert.cli import main
 from lakeupsert.errors import Standing, split_text
 from lakeupsert.operations import run
-from lakeupsert.pipeline import drain_queues
+from lakeupsert.pipeline import append, drain_queues
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.storage import LocalStore
 from lakeupsert.testing.faults import Fault
@@ -78,7 +78,7 @@ RUN = ("run", "--host", "local", "--workers", "1")
 def test_run_that_ends_amid_says_what_stands(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, end: Callable[..., Any], code: str
 ) -> None:
-    monkeypatch.setattr(run, "host_by_name", end)
+    monkeypatch.setattr(append, "host_by_name", end)
     assert failed(*RUN) == (code, None, 0, False), "nothing is committed yet"
     monkeypatch.undo()
     monkeypatch.chdir(lake.root)

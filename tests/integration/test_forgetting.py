@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from lakeupsert import clock
-from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import LakeupsertError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.dedupe import dedupe_partitions
@@ -56,7 +55,7 @@ def test_late_delete_opens_no_door_for_a_late_row(tmp_path: Path, strategy: Any)
 def test_work_that_was_planned_before_a_merge_refused_a_row_is_outdated(tmp_path: Path) -> None:
     lake = forgetful(tmp_path)
     table = lake.opened
-    work = reprocess(table, LocalHost(), lambda partition: True, dry=False).work
+    work = reprocess(table, "local", lambda partition: True, dry=False).work
     lake.land("10.jsonl", [row("c", 0, 4)])
     lake.table.append(host="local")
     from lakeupsert.engine.arrow import ArrowEngine

@@ -1,6 +1,7 @@
 """Full extracts: what they delete, what they are refused for, and what upkeep makes of them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lakeupsert.engine.batch import AppendJob
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.engine.reports import Report
 from lakeupsert.errors import RefusedError
+from lakeupsert.pipeline import append as append_module
 from lakeupsert.pipeline.append import append
 from lakeupsert.pipeline.worker import mark_failed
 from lakeupsert.testing.lake import Lake, row
@@ -209,13 +211,15 @@ def test_shrinking_is_about_extracts_alone(lake: Lake, monkeypatch: pytest.Monke
     assert "give --full" in done.output
 
 
-def test_extract_is_compared_with_what_was_published_while_its_rows_were_read(lake: Lake) -> None:
+def test_extract_is_compared_with_what_was_published_while_its_rows_were_read(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake.land("2.jsonl", [row(f"k{n}", 0, 2) for n in range(100)])
     lake.table.append(host="local")
 
     class SlowHost(LocalHost):
-        def run(self, job: AppendJob) -> list[Report]:
-            reports = super().run(job)
+        def run(self, job: AppendJob, progress: Callable[[str], None] = lambda text: None) -> list[Report]:
+            reports = super().run(job, progress)
             elsewhere = Table("t", lake.settings)
             elsewhere.dedupe()
             elsewhere.publish()
@@ -223,7 +227,8 @@ def test_extract_is_compared_with_what_was_published_while_its_rows_were_read(la
             return reports
 
     lake.land("3.jsonl", [row(f"k{n}", 0, 3) for n in range(10)])
+    monkeypatch.setattr(append_module, "host_by_name", lambda name: SlowHost())
     with pytest.raises(RefusedError) as refused:
-        append(lake.opened, SlowHost(), full="partitions")
+        append(lake.opened, "local", full="partitions")
     assert refused.value.code == "full-extract-shrinks"
     assert len(lake.rows()) == 112

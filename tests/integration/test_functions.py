@@ -28,6 +28,7 @@ from lakeupsert.pipeline import worker
 from lakeupsert.queue.azure import MAX_RECEIVES, POISON
 from lakeupsert.storage import open_store
 from lakeupsert.storage.azureaccount import EMULATOR
+from lakeupsert.table.ledger import ChosenHost
 from lakeupsert.testing.lake import Lake, row
 from lakeupsert.testing.servers import Server
 
@@ -279,7 +280,7 @@ def test_receipts_through_the_functions_are_exact(
         while trigger(queue, azure, functions) is not None:
             pass
         functions.reconcile(None)
-        return RunResult(append=None, dedupe=[], publish=table.publish())
+        return RunResult(host=ChosenHost(name="local"), append=None, dedupe=[], publish=table.publish())
 
     monkeypatch.setattr(Table, "run", night)
     places = ["--lake", f"{new_place(azure)}/demo", "--queue", f"azqueue://{EMULATOR}/{queue}"]

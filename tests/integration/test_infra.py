@@ -737,7 +737,7 @@ def test_jobs_elsewhere_are_requests_that_aws_understands(path: str, service: st
     report = ParamValidator().validate(given, shape)
     assert not report.has_errors(), report.generate_report()
     text = json.dumps(given)
-    assert "run --config s3://" in text or '"run", "--config", "s3://' in text
+    assert "run --host spark --config s3://" in text or '"run", "--host", "spark", "--config", "s3://' in text
 
 
 def test_jobs_elsewhere_start_the_module_with_the_commands_arguments(

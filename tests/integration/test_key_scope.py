@@ -19,6 +19,7 @@ from lakeupsert.engine import keyindex as engine
 from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import ConfigurationError, DamagedTableError, RefusedError, TaskDiedError
 from lakeupsert.operations import vacuum
+from lakeupsert.pipeline import append as append_module
 from lakeupsert.pipeline import key_places
 from lakeupsert.pipeline.append import append
 from lakeupsert.rows import vectors
@@ -448,13 +449,14 @@ def test_both_hosts_refuse_keys_in_several_partitions(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_small_ranges")
-def test_index_made_by_tasks_is_that_of_one_process(tmp_path: Path) -> None:
+def test_index_made_by_tasks_is_that_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several calls of the host, several packs a task. In one process nothing goes through the store."""
     lake, made, cuts = lake_without_index(tmp_path / "lake"), {}, {}
     for number, host in enumerate((LocalHost(), Tasks())):
         other = lake.copy(tmp_path / str(number))
         other.points.arm(-1, Fault.BEFORE)
-        append(other.opened, host)
+        monkeypatch.setattr(append_module, "host_by_name", lambda name, host=host: host)
+        append(other.opened, "local")
         cuts[number] = [call for call in other.points.seen if "/cut-" in call]
         made[number] = index_of(other)
     assert made[0] == made[1]
@@ -471,8 +473,9 @@ def test_rebuild_that_is_struck_leaves_nothing_that_counts(
     """After an error the packs are deleted; those of a process that died are garbage for `vacuum`."""
     lake = lake_without_index(tmp_path / "lake")
     lake.points.arm(2 if call in ("put", "get") else 0, fault, f"{call} {KEYS}/cut-")
+    monkeypatch.setattr(append_module, "host_by_name", lambda name: Tasks())
     with suppress(Killed, StoreUnavailableError):
-        append(lake.opened, Tasks())
+        append(lake.opened, "local")
     assert lake.points.struck is not None
     lake.points.disarm()
     lake.reopen()

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.engine.arrow import ArrowEngine
-from lakeupsert.engine.hosts import LocalHost
 from lakeupsert.errors import ConfigurationError, DamagedTableError
 from lakeupsert.operations.reprocess import reprocess
 from lakeupsert.pipeline.dedupe import dedupe_partitions
@@ -343,7 +342,7 @@ def test_a_reprocess_that_waits_for_its_workers_keeps_adopted_files_and_later_ba
     lake.table.adopt()
     night(lake, 1)
     table = lake.opened
-    reprocess(table, LocalHost(), lambda p: True, dry=False)
+    reprocess(table, "local", lambda p: True, dry=False)
     lake.land("2.jsonl", [row("b", 0, 2, 2)])
     appended = lake.table.append(host="local")
     assert appended is not None

@@ -489,7 +489,7 @@ def test_example_names_every_setting_with_its_default(file: Path) -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.replace(groups, "").replace(catalogs, "").splitlines()]
     settings = [line for line in lines if line.startswith("[tables") or " = " in line.split("#")[0]]
     file.write_text("\n".join(settings))
-    config = load(str(file), {})
+    config = load(str(file), {"PAGER_URL": "https://pager.example"})
     found, fields = config.tables["sales"], msgspec.structs.fields(TableSettings)
     assert {*config.origins["sales"], "groups", "iceberg", "hive", "glue"} == {f.name for f in fields}
     own = "\n".join(line.removeprefix("# ") for line in catalogs.splitlines())
@@ -623,3 +623,121 @@ def test_credential_of_an_iceberg_catalog_is_refused(file: Path, key: str) -> No
     error = refused(file, f'{REQUIRED}\npublishers = ["iceberg"]\n{catalog}')
     assert error.code == "credential-in-configuration"
     assert "hunter2" not in str(error)
+
+
+# ---------------------------------------------------------------- variables, profiles and hooks
+
+
+def with_lake(text: str) -> str:
+    return REQUIRED.replace('"landing"', text)
+
+
+def test_variables_in_texts_are_replaced_and_origins_name_them(file: Path) -> None:
+    file.write_text(with_lake('"${LAKE}/landing/$${x}"') + '[tables.sales.read]\naliases = { a = "${COLUMN}" }')
+    config = load(str(file), {"LAKE": "/lake", "COLUMN": "b"})
+    assert config.tables["sales"].landing == "/lake/landing/${x}"
+    assert config.tables["sales"].read.aliases == {"a": "b"}
+    assert config.origins["sales"]["landing"] == "file with ${LAKE}"
+    assert config.origins["sales"]["processed"] == "file"
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "code"),
+    [
+        ("${LAKE}/x", {}, "unset-variable"),
+        ("${LAKE}/x", {"LAKE": ""}, "unset-variable"),
+        ("${a b}", {"a b": "c"}, "unset-variable"),
+        ("${}", {}, "unset-variable"),
+        ("${DB_PASSWORD}", {"DB_PASSWORD": "hunter2"}, "credential-in-configuration"),
+        ("${aws_secret_access_key}", {"aws_secret_access_key": "hunter2"}, "credential-in-configuration"),
+        ("https://me:${WORD}@x/y", {"WORD": "hunter2"}, "credential-in-configuration"),
+    ],
+)
+def test_variable_that_can_not_be_used_is_refused_with_its_place(
+    file: Path, text: str, environment: dict[str, str], code: str
+) -> None:
+    error = refused(file, with_lake(f'"{text}"'), **environment)
+    assert error.code == code
+    for part in (str(file), "[tables.sales]", "landing"):
+        assert part in error.message
+    assert "hunter2" not in f"{error}"
+
+
+PROFILES = """
+[profiles.prod]
+keep_snapshots = 30
+on_failure = ["page"]
+read = { null = "N" }
+[profiles.prod.tables.sales]
+landing = "prod/${ZONE}"
+[profiles.test]
+strategy = "rewrite"
+"""
+
+
+def test_profile_overrides_tables_and_single_tables(file: Path, tmp_path: Path) -> None:
+    file.write_text(f'on_failure = ["mail"]\n{REQUIRED}read = {{ quote = "" }}\n{PROFILES}')
+    environment = {"ZONE": "a", "LAKEUPSERT__TABLES__SALES__KEEP_SNAPSHOTS": "31"}
+    config = load(str(file), environment, profile="prod")
+    sales = config.tables["sales"]
+    assert (sales.landing, sales.processed) == (str(tmp_path / "prod/a"), str(tmp_path / "processed"))
+    assert (sales.read.null, sales.read.quote) == ("N", ""), "tables are merged"
+    assert sales.keep_snapshots == 31, "the environment wins"
+    assert config.hooks.on_failure == ("page",)
+    origins = config.origins["sales"]
+    assert (origins["landing"], origins["read"], origins["key"]) == (
+        "profile prod with ${ZONE}",
+        "profile prod",
+        "file",
+    )
+    without = load(str(file), {})  # ZONE is not set, and not needed
+    assert (without.tables["sales"].keep_snapshots, without.hooks.on_failure) == (7, ("mail",))
+    assert load(str(file), {"LAKEUPSERT_PROFILE": "test"}).tables["sales"].strategy == "rewrite"
+
+
+@pytest.mark.parametrize(
+    ("profile", "more", "code", "named"),
+    [
+        ("prd", "", "unknown-profile", "'prod'"),
+        (None, "[profiles.dev]\nkeep_snapshot = 1", "unknown-setting", "[profiles.dev]"),
+        (None, "[profiles.dev.tables.sale]\nkey = ['a']", "unknown-table", "[profiles.dev.tables.sale]"),
+        (None, "[profiles]\ndev = 1", "bad-setting", "[profiles]"),
+        ("dev", "[profiles.dev]\nengine = 'sparc'", "bad-setting", "profile dev"),
+        ("dev", "[profiles.dev]\nbucket = 'none'", "bad-setting", "profile dev"),
+    ],
+)
+def test_wrong_profiles_are_refused(file: Path, profile: str | None, more: str, code: str, named: str) -> None:
+    file.write_text(f"{REQUIRED}{PROFILES}{more}")
+    with pytest.raises(ConfigurationError) as raised:
+        load(str(file), {"ZONE": "a"}, profile=profile)
+    assert raised.value.code == code
+    assert named in raised.value.message
+
+
+def test_hooks_are_kept_as_they_are_written(file: Path) -> None:
+    hooks = 'on_success = ["notify", "--token=${TOKEN}"]\non_failure = "${PAGER}"\n'
+    file.write_text(f"{hooks}{REQUIRED}")
+    found = load(str(file), {"TOKEN": "hunter2", "PAGER": "https://pager.example/hunter2"}).hooks
+    assert found.on_success == ("notify", "--token=${TOKEN}")
+    assert found.on_failure == "${PAGER}"
+
+
+@pytest.mark.parametrize(
+    ("hook", "code"),
+    [
+        ('"notify --now"', "bad-setting"),
+        ("[]", "bad-setting"),
+        ('["notify", 1]', "bad-setting"),
+        ("true", "bad-setting"),
+        ('"ftp://pager.example"', "bad-setting"),
+        ('"${PAGER}"', "bad-setting"),
+        ('["notify", "${NOBODY}"]', "unset-variable"),
+        ('"https://me:hunter2@pager.example"', "credential-in-configuration"),
+        ('"https://pager.example/?token=hunter2"', "credential-in-configuration"),
+    ],
+)
+def test_hooks_that_can_not_be_called_are_refused_without_their_value(file: Path, hook: str, code: str) -> None:
+    error = refused(file, f"on_failure = {hook}\n{REQUIRED}", PAGER="hunter2")
+    assert error.code == code
+    assert "on_failure" in error.message
+    assert "hunter2" not in f"{error}"
