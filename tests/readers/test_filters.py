@@ -84,7 +84,7 @@ def ids(column: str, sign: str, value: Any) -> list[int]:
     return [one["id"] for one in known if COMPARE[sign](comparable(one[column]), comparable(value))]
 
 
-def make(folder: Path, strategy: Literal["delta", "rewrite"]) -> Table:
+def open_table(folder: Path, strategy: Literal["delta", "rewrite"]) -> Table:
     settings = TableSettings(
         landing=str(folder / "landing"),
         processed=str(folder / "processed"),
@@ -96,7 +96,11 @@ def make(folder: Path, strategy: Literal["delta", "rewrite"]) -> Table:
         iceberg=iceberg_settings(folder),
     )
     (folder / "landing").mkdir()
-    table = Table("t", settings)
+    return Table("t", settings)
+
+
+def make(folder: Path, strategy: Literal["delta", "rewrite"]) -> Table:
+    table = open_table(folder, strategy)
     for night, rows in enumerate((ROWS, [{**one, "version": 2} for one in ROWS[::2]])):
         pq.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "landing" / f"{night}.parquet")
         table.run(host="local")
@@ -152,3 +156,29 @@ def test_nulls_and_extremes_are_those_of_the_rows(
         expected = canonical(pa.table({"x": pa.array([values[0], values[-1]], kind)}))["x"].to_pylist()
         assert [found[f"least_{name}"], found[f"greatest_{name}"]] == expected, f"{reader}: {name}"
         assert found[f"count_{name}"] == len(values)
+
+
+@pytest.fixture(scope="module")
+def widened(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """The file of partition a is older than the wider type of its column, and its bounds have four bytes."""
+    table = open_table(tmp_path_factory.mktemp("lake"), "rewrite")
+    for night, (ids, type_) in enumerate((([1, 2, 3, 4], pa.int32()), ([3, 4], pa.int64()))):
+        parts = ["a" if id_ < 3 else "b" for id_ in ids]
+        number = pa.array([-id_ if id_ < 3 else 2**40 * night + id_ for id_ in ids], type_)
+        rows = pa.table({"id": ids, "part": parts, "version": [night] * len(ids), "number": number})
+        pq.write_table(rows, Path(table.settings.landing) / f"{night}.parquet")
+        table.run(host="local")
+    return table
+
+
+@pytest.mark.parametrize(("reader", "format_"), READERS)
+def test_filters_on_a_column_that_was_narrower(readers: Readers, reader: str, format_: Format, widened: Table) -> None:
+    for condition, expected in {
+        "number = -2": [2],
+        "number < 0": [1, 2],
+        f"number > {2**39}": [3, 4],
+        f"number = {2**40 + 3}": [3],
+        f"number < {2**39}": [1, 2],
+    }.items():
+        found = readers[reader].read(place(widened, format_), query=f"SELECT id FROM {{table}} WHERE {condition}")
+        assert sorted(found["id"].to_pylist()) == expected, f"{reader}: {condition}"
