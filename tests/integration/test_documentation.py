@@ -1,7 +1,7 @@
 """Every code block of README.md and docs/ runs, or the parser of its kind reads it, or a comment above it says why not.
 
 A shell block runs in a copy of a lake after two nights. Commands of lakeupsert alone run in this process, all others in bash,
-where `lakeupsert` is this one. Merges and appends run without Spark, which has tests of its own and takes ten seconds to start.
+where `lakeupsert` is this one.
 A page of STORIES is one script from an empty folder.
 """
 
@@ -113,10 +113,9 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shim(path: Path) -> None:
-    """The program of an environment, which runs on this machine by default."""
+    """The program of an environment."""
     path.parent.mkdir(parents=True)
-    code = "from lakeupsert.cli import main\nfor command in main.commands.values():\n for option in command.params:\n"
-    code += "  option.default = 'local' if option.name == 'host' else option.default\nmain(prog_name='lakeupsert')"
+    code = "from lakeupsert.cli import main; main(prog_name='lakeupsert')"
     path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(code)} "$@"\n')
     path.chmod(0o755)
 
@@ -137,9 +136,6 @@ def lake(template: Path, block: Block, tmp_path: Path, monkeypatch: pytest.Monke
             there.mkdir(parents=True)
             pq.write_table(rows, there / "rows.parquet")
     monkeypatch.chdir(folder)
-    for option in (option for command in main.commands.values() for option in command.params):
-        if option.name == "host":
-            monkeypatch.setattr(option, "default", "local")
     return folder
 
 
@@ -201,7 +197,9 @@ def completed(text: str) -> str:
 
 
 @pytest.mark.parametrize("block", of_kind("toml"))
-def test_settings_are_those_of_a_table(block: Block, tmp_path: Path) -> None:
+def test_settings_are_those_of_a_table(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in re.findall(r"\$\{(\w+)\}", block.text):
+        monkeypatch.setenv(name, f"s3://{name.lower()}")
     file = tmp_path / "lakeupsert.toml"
     file.write_text(completed(block.text))
     given = tomllib.loads(file.read_text())["tables"]["sales"]
