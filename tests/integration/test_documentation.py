@@ -40,6 +40,7 @@ ELSEWHERE = {
 """Pages whose examples another test runs, of the kinds that stand below."""
 EXAMPLES = {"test_semantics.py": ("toml", "csv", "jsonl", "sh"), "test_engine_pages.py": ("python",)}
 REQUIRED = {"landing": "/lake/landing", "processed": "/lake/processed", "key": ["id"], "partition_by": ["day"]}
+VARIABLES = {"LAKE": "/lake", "PAGER_URL": "https://pager.example", "HEARTBEAT_URL": "https://heartbeat.example"}
 SETTINGS = """[tables.sales]
 landing = "landing/sales"
 processed = "processed/sales"
@@ -203,7 +204,7 @@ def test_settings_are_those_of_a_table(block: Block, tmp_path: Path, monkeypatch
     file = tmp_path / "lakeupsert.toml"
     file.write_text(completed(block.text))
     given = tomllib.loads(file.read_text())["tables"]["sales"]
-    _, settings = load(str(file)).table("sales")
+    _, settings = load(str(file), VARIABLES).table("sales")
     assert all(getattr(settings, name) is not None for name in given)
 
 
