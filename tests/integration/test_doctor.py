@@ -369,7 +369,7 @@ def test_missing_java_is_a_problem_only_where_spark_merges(
     table = new_table(tmp_path, engine=engine)
     assert "openjdk-17" in str(found(table, "java", level)[0].next)
     monkeypatch.setitem(sys.modules, "pyspark", None)
-    assert "lakeupsert[spark]" in str(found(table, "spark", level)[0].next)
+    assert "[spark]" in str(found(table, "spark", level)[0].next)
 
 
 def test_java_that_spark_is_not_made_for_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

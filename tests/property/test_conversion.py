@@ -458,7 +458,7 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
     writer.writerows([("a", "b", "c"), *rows])
     data = text.getvalue().encode()
     opened = records.open_blocks(
-        Memory(data), LandingInput("f", len(data), "", 0), csvfile.Csv(Reading()), frozenset(["a"])
+        Memory(data), LandingInput("f", len(data), "", 0), Reading(), csvfile.choose_dialect, frozenset(["a"])
     )
     read, places = [], []
     for block in opened.blocks:
@@ -484,7 +484,9 @@ def test_what_csv_writes_is_what_we_read(rows: list[tuple[str, str, str]], style
 def test_any_bytes_give_rows_or_malformed_records_whatever_the_block(data: bytes, size: int) -> None:
     def everything() -> Iterator[Any]:
         file = LandingInput("f", len(data), "", 0)
-        for block in records.open_blocks(Memory(b"a,b\n" + data), file, csvfile.Csv(Reading()), frozenset()).blocks:
+        for block in records.open_blocks(
+            Memory(b"a,b\n" + data), file, Reading(), csvfile.choose_dialect, frozenset()
+        ).blocks:
             yield from zip(
                 block.places.tolist(), *(block.convert(n, pa.string())[0].to_pylist() for n in "ab"), strict=True
             )
