@@ -455,7 +455,7 @@ def test_ambiguous_dates_pass_once_one_format_is_meant(tmp_path: Path) -> None:
     assert run(path)["result"]["append"]["batches"][0]["rows_quarantined"] == 1
     assert [r["id"] for r in rows_of(path)] == ["a"]
     path.write_text(path.read_text().replace(", '%m/%d/%Y'", ""))
-    again = CliRunner().invoke(main, ["append", "--replay-quarantine", "--host", "local", "--config", str(path)])
+    again = CliRunner().invoke(main, ["append", "--replay-quarantine", "--config", str(path)])
     assert again.exit_code == 0, again.output
     run(path)
     table = Table.open(path)
@@ -484,7 +484,7 @@ def test_refused_rows_of_an_earlier_lakeupsert_have_no_line_and_pass_all_the_sam
     pq.write_table(rows.drop_columns(["line"]).replace_schema_metadata(footer), file)
     assert [r["id"] for r in rows_of(path)] == ["a"]
     path.write_text(path.read_text().replace("n = 'int'", "n = 'bigint'"))
-    again = CliRunner().invoke(main, ["append", "--replay-quarantine", "--host", "local", "--config", str(path)])
+    again = CliRunner().invoke(main, ["append", "--replay-quarantine", "--config", str(path)])
     assert again.exit_code == 0, again.output
     run(path)
     table = Table.open(path)

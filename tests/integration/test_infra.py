@@ -790,4 +790,4 @@ def test_every_file_of_infra_parses() -> None:
             json.loads(path.read_text())
         elif path.suffix == ".py":
             ast.parse(path.read_text())
-    assert seen == {".yaml", ".yml", ".json", ".py", ".tf", ".bicep", ".sh", ".in", ".txt", ""}
+    assert seen == {".yaml", ".yml", ".json", ".py", ".tf", ".bicep", ".sh", ".in", ".txt", ".service", ".timer", ""}

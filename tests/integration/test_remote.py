@@ -315,7 +315,9 @@ def test_spark_tasks_append(
     configure(place)
     # A process of its own, since Spark's workers have the environment with which its JVM began.
     program = "from lakeupsert.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program, "run", "--json"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "--host", "spark", "--json"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["result"]["requests"]["put"] >= 3
     lake.check()

@@ -141,7 +141,7 @@ def mortal() -> Iterator[servers.Server]:
 def append(lake: Path, server: servers.Server, before: str = "") -> Iterator[subprocess.Popen[str]]:
     """`lakeupsert append` in a process that runs some lines before."""
     program = lake / "program.py"  # of a process without a file, Spark 4.3 thinks that it runs doctests
-    program.write_text(f"{before}\nfrom lakeupsert.cli import main\nmain(['append', '--json'])\n")
+    program.write_text(f"{before}\nfrom lakeupsert.cli import main\nmain(['append', '--host', 'spark', '--json'])\n")
     env = {**os.environ, **server.env}
     process = subprocess.Popen([sys.executable, program, lake], cwd=lake, env=env, stdout=subprocess.PIPE, text=True)
     try:
@@ -178,7 +178,7 @@ def test_client_without_its_packages_names_the_extra(lake: Path) -> None:
         answer, _ = process.communicate(timeout=PATIENCE_SECONDS)
     error = json.loads(answer)["error"]
     assert (process.returncode, error["code"]) == (2, "extra-missing")
-    assert "lakeupsert[connect]" in error["next"]
+    assert "[connect]" in error["next"]
 
 
 @pytest.mark.crash
