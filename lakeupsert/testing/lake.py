@@ -306,6 +306,15 @@ class Lake:
             shutil.rmtree(folder)
         return len(counted.points.seen)
 
+    def rebuild_newest_version(self, partition: str) -> None:
+        """Lose the newest version of a partition's manifest, and let a reprocess make it again, with equal figures."""
+        chain = self.table.objects.partition(partition)
+        number = chain.newest_number()
+        assert number is not None
+        (self.root / "processed" / chain.name(number)).unlink()
+        self.reopen()
+        self.table.reprocess(lambda one: one == partition, source="landing", host="local")
+
     def finish_and_check(self) -> None:
         """Run once without faults, then check that the table equals the model."""
         self.points.disarm()

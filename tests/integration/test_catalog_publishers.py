@@ -164,10 +164,7 @@ def test_version_that_was_lost_and_rebuilt_with_equal_figures_is_shown(
 ) -> None:
     shown = Shown(tmp_path / "lake", catalog, 2)
     damaged, before = "d=2020-01-02", catalog.partitions(shown.name)
-    chain = shown.lake.table.objects.partition(damaged)
-    (tmp_path / "lake/processed" / chain.name(chain.newest_number())).unlink()
-    shown.lake.reopen()
-    shown.lake.table.reprocess(lambda partition: partition == damaged, source="landing", host="local")
+    shown.lake.rebuild_newest_version(damaged)
     now = catalog.partitions(shown.name)
     assert {values for values in now if now[values] != before[values]} == {("2020-01-02",)}
     manifests = [Path("/" + location.removeprefix("file:").lstrip("/")) / "manifest" for location in now.values()]

@@ -57,6 +57,10 @@ class IcebergLake(Lake):
         root = self.root / "processed" / FOLDER
         return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
+    def data_files(self) -> set[str]:
+        """The names of the data files that its readers open."""
+        return {task.file.file_path.rpartition("processed/")[2] for task in self.published().scan().plan_files()}
+
 
 def same(rows: pa.Table, ours: pa.Table) -> bool:
     names = ours.column_names
@@ -249,11 +253,18 @@ def test_snapshot_that_took_the_number_of_a_lost_one_is_shown(tmp_path: Path) ->
     lake.land("one.jsonl", [row("k000", 0, 9, 9)])
     lake.run()
     lake.check()
-    table = lake.published()
-    named = {task.file.file_path.rpartition("processed/")[2] for task in table.scan().plan_files()}
     head = lake.table.snapshots()[0].body.partitions
     manifests = [lake.opened.version(p, shown.version) for p, shown in head.items()]
-    assert named == {file.name for m in manifests for bucket in m.buckets for file in bucket.data}
+    assert lake.data_files() == {file.name for m in manifests for bucket in m.buckets for file in bucket.data}
+
+
+def test_version_that_was_lost_and_rebuilt_with_equal_figures_is_shown(tmp_path: Path) -> None:
+    lake = nights(tmp_path / "lake", 2, strategy="rewrite")
+    before = lake.data_files()
+    lake.rebuild_newest_version("d=2020-01-01")
+    assert standing(lake)[1] == 0
+    assert lake.data_files() == {file.name for file in lake.table.files()} != before
+    lake.check()
 
 
 def test_metadata_that_was_lost_is_written_anew_by_a_reset(tmp_path: Path) -> None:
