@@ -1130,7 +1130,7 @@ def _refuse_overlaps(path: str, tables: dict[str, TableSettings]) -> None:
                 raise ConfigurationError(
                     "shared-queue",
                     f"{path}: tables {other!r} and {name!r} have the same queue, {queue.rstrip('/')}; the workers of one would "
-                    "bury the messages of the other.",
+                    "move the messages of the other to the dead letters.",
                     next="give each table its own queues, or leave out `queue`",
                 )
 

@@ -22,6 +22,13 @@ def no_folder(path: Path) -> str:
     return "is not a folder" if path.exists() else "does not exist"
 
 
+def describe_place(position: int | None, line: int | None) -> str:
+    """Where a refused row begins in its landing file, after the file's name."""
+    if line is not None:
+        return f", line {line} (byte {position})"
+    return "" if position is None else f", place {position}"
+
+
 def shell_paths(text: str) -> str:
     """A text for people with its `file:` URLs as paths that a shell takes."""
     return _FILE_URL.sub(lambda url: shlex.quote(unquote(url[1])), text)

@@ -17,7 +17,7 @@ from lakeupsert.config import PublisherName
 @click.option(
     "--to", type=click.Choice(get_args(PublisherName)), help="Fail if this publisher can't show the snapshot."
 )
-@click.option("--reset", is_flag=True, help="Let the publisher delete what it has written, and begin anew.")
+@click.option("--reset", is_flag=True, help="Delete what the publisher has written, and start over.")
 @click.option("--untag", metavar="NAME", help="Remove this tag.")
 @log_option
 @common

@@ -1,7 +1,7 @@
 """`lakeupsert quarantine`: show the refused rows."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
@@ -19,6 +19,7 @@ from lakeupsert.cli.rows import (
     table_lines,
     write_rows,
 )
+from lakeupsert.phrases import describe_place
 from lakeupsert.table.ledger import Reason
 
 if TYPE_CHECKING:
@@ -138,13 +139,8 @@ def _lists(seen: _Seen, total: int) -> Iterator[str]:
         yield ""
         label = max(len(one["reason_code"]) for one in seen.rows)
         for one in seen.rows:
-            yield f"{one['reason_code']:<{label}}  {cell_text(one['file'])}{_place(one)}: {cell_text(one['reason'])}"
+            where = cell_text(one["file"]) + describe_place(one["position"], one["line"])
+            yield f"{one['reason_code']:<{label}}  {where}: {cell_text(one['reason'])}"
             if one["raw"] is not None:
                 yield f"{'':<{label}}  {cut_text(cell_text(one['raw']), RAW)}"
         yield from more_text(len(seen.rows), total, "--head N shows more, --output FILE writes all")
-
-
-def _place(row: Mapping[str, Any]) -> str:
-    if row["line"] is not None:
-        return f", line {row['line']}"
-    return "" if row["position"] is None else f", place {row['position']}"

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lakeupsert.engine.reports import Refused
+from lakeupsert.phrases import describe_place
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import DataFileWriter, Footer
 from lakeupsert.storage import ObjectStore
@@ -26,13 +27,6 @@ QUARANTINE_SCHEMA = pa.schema(
         pa.field("batch", pa.string(), nullable=False),
     ]
 )
-
-
-def describe_place(position: int | None, line: int | None) -> str:
-    """Where a refused row begins in its landing file, after the file's name."""
-    if line is not None:
-        return f", line {line} (byte {position})"
-    return "" if position is None else f", place {position}"
 
 
 class QuarantineWriter:

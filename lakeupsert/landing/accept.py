@@ -181,7 +181,7 @@ class _Refusals:
             self.add(code, mask, f"Column {name!r} {what}.")
         elif rows := self._mark_refused(mask):
             for row, value in zip(rows, self._block.originals(name, rows), strict=True):
-                about = f" {hint}" if isinstance(value, str) else ""
+                about = f" {hint}" if hint and isinstance(value, str) else ""
                 self._reasons[row] = code, f"Column {name!r}: {_shorten(value)} {what}.{about}"
 
     def add_meanings(self, name: str, meanings: Mapping[int, str]) -> None:

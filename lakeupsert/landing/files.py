@@ -155,7 +155,7 @@ def kind_of(file: LandingInput, reading: Reading) -> str:
     kind = format_of(file.path, reading.format)
     if kind is None:
         endings = f"{', '.join(_ENDINGS)} (text may be compressed, for example .csv.gz)"
-        raise UnreadableFileError(file.path, f"`format` is auto, and its name ends in none of {endings}.")
+        raise UnreadableFileError(file.path, f"`format` is auto, and its name does not end in one of {endings}.")
     if reading.envelope and kind not in _ENVELOPED[reading.envelope]:
         raise UnreadableFileError(
             file.path, f"`envelope` is {reading.envelope}, which is not supported for {kind} files."

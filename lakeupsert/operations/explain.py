@@ -134,7 +134,9 @@ def explain(table: OpenTable, key: Mapping[str, JsonValue], partition: str | Non
     if chosen is not None and any(chosen[column] != value for column, value in wanted_values.items()):
         named = ", ".join(f"{column}={key[column]}" for column in spec.partition_by if column in key)
         raise ConfigurationError(
-            "two-partitions", f"{named} and --partition {partition} are two partitions.", next="give the partition once"
+            "two-partitions",
+            f"{named} and --partition {partition} name different partitions.",
+            next="give the partition once",
         )
     search = _Search(table, RowSearch(table, spec, values), snapshot, ledger.number if ledger else -1)
     partitions = {p for link in table.entries(-1, search.last) for p in link.body.touched}
@@ -167,7 +169,7 @@ def key_values(name: str, spec: TableSpec, key: Mapping[str, JsonValue]) -> dict
     known = (*spec.key, *spec.partition_by)
     unknown = [column for column in key if column not in known]
     if unknown:
-        wrong = " ".join(f"{column!r} is none of them.{_did_you_mean(column, known)}" for column in unknown)
+        wrong = " ".join(f"{column!r} is not one of them.{_did_you_mean(column, known)}" for column in unknown)
         columns = f"partition column{'' if len(spec.partition_by) == 1 else 's'} {', '.join(spec.partition_by)}"
         raise ConfigurationError(
             "not-the-key",

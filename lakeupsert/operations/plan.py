@@ -189,8 +189,8 @@ def refuse_above(planned: Plan, max_bytes: int | None, max_cost: float | None) -
     if over:
         raise RefusedError(
             "over-limit",
-            f"The run would need {' and '.join(over)}: {planned.files:,} new landing files, {len(planned.partitions):,} "
-            "partitions to merge. Nothing was written.",
+            f"The run would need {' and '.join(over)}: {count(planned.files, 'new landing file')}, "
+            f"{count(len(planned.partitions), 'partition')} to merge. Nothing was written.",
             next="run `lakeupsert plan` to see what is so large; then raise the limit, or remove landing files",
         )
 

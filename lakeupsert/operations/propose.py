@@ -25,6 +25,7 @@ from lakeupsert.landing.sample import Column, Sample
 from lakeupsert.operations.propose_reading import SampleReading, choose_reading
 from lakeupsert.operations.propose_settings import HIVE, SettingChoices, folder_of, folder_values
 from lakeupsert.operations.propose_words import Choice, is_named
+from lakeupsert.phrases import no_folder
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.next_spec import describe_unfit
 from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
@@ -133,7 +134,7 @@ def _add_types(store: ObjectStore, read: SampleReading, choices: SettingChoices)
 
 def _files(store: ObjectStore, root: str) -> list[ObjectInfo]:
     if isinstance(store, LocalStore) and not Path(root).is_dir():
-        raise ConfigurationError("no-landing", f"{root} is not a folder.", next="name the folder of your files")
+        raise ConfigurationError("no-landing", f"{root} {no_folder(Path(root))}.", next="name the folder of your files")
     if next(iter(store.list(f"{HOME}/", limit=1)), None) is not None:
         raise ConfigurationError(
             "already-a-table",

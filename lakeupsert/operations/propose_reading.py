@@ -132,7 +132,7 @@ class _ReadingChoices:
             self.settings["quote"] = Choice(quote, (self._evidence("quote", quote),))
         bare = [name for name, one in found.items() if not one.has_header]
         if bare and len(bare) == len(found):
-            why = "the first records hold numbers or dates, which are no names: name the columns with `columns`"
+            why = "the first records hold numbers or dates, which are not column names: name the columns with `columns`"
             self.settings["header"] = Choice(False, (why,))
             self.warnings.append(f"header is false: {why}")
         elif bare:

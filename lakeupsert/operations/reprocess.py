@@ -404,5 +404,6 @@ def _verify(table: OpenTable, number: int, reports: Sequence[Report], rebuilt: M
             "source-differs",
             f"The landing files of batch {number} have not changed, but are read differently now: {differs} "
             "No partition was changed.",
-            next=f"use the version of lakeupsert that wrote the batch, with the `format` of then; {_WITHOUT_LANDING}",
+            next="use the version of lakeupsert that wrote the batch, with the `format` that the table had then; "
+            f"{_WITHOUT_LANDING}",
         )

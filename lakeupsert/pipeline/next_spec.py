@@ -250,7 +250,7 @@ def _types_without_effect(table: OpenTable, spec: TableSpec, given: Types) -> li
     """A warning for each type in the configuration that the stored type neither holds nor grows to."""
     types = {name: spec.schema.field(name).type for name in given if name in spec.schema.names}
     return [
-        f"column {name!r} is {type_} and stays so: [tables.{table.name}.schema] says {given[name]}, and {type_} does not grow to "
+        f"column {name!r} stays {type_}: [tables.{table.name}.schema] says {given[name]}, and {type_} can't be widened to "
         f"that; rows with values that do not fit {type_} go to quarantine"
         for name, type_ in types.items()
         if not same_values(widen(normalize(given[name]), type_), type_)

@@ -88,7 +88,7 @@ def publish_to(table: OpenTable, name: str | None, *, reset: bool) -> PublishRes
     if name is None:
         raise ConfigurationError(
             "no-such-publisher",
-            "A reset concerns one publisher. Nothing was changed.",
+            "A reset needs the name of one publisher. Nothing was changed.",
             next='name it: `--to delta`, or to="delta"',
         )
     one = publisher(table, name)

@@ -158,8 +158,8 @@ def _explained(name: str) -> Iterator[None]:
         raise DamagedTableError(
             "publisher-failed",
             f"{name}: {type(e).__name__}: {e}. The snapshot is published; readers of {name} see what they saw.",
-            next=f"look at what it names; `lakeupsert publish --to {name} --reset` begins anew. If that does not help, report it "
-            "as a bug of lakeupsert",
+            next=f"fix the cause that the message names, or start over: `lakeupsert publish --to {name} --reset`. If that "
+            "does not help, report it as a bug of lakeupsert",
         ) from e
 
 

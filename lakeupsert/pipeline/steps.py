@@ -155,8 +155,8 @@ def rewrite_step(table: OpenTable, head: Link[Manifest] | None, partition: str, 
     if work.source == "landing" and rebuilt.refused != head.body.quarantine:
         raise RefusedError(
             "work-outdated",
-            f"{partition}: merges refused other rows since its reprocess began than the rows that the reprocess leaves out. The "
-            "partition is unchanged.",
+            f"{partition}: since its reprocess began, merges have refused other rows than those that the reprocess leaves out. "
+            "The partition is unchanged.",
             next="run `lakeupsert reprocess` again",
             partition=partition,
         )

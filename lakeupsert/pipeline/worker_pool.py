@@ -210,7 +210,7 @@ def _died(table: OpenTable, deaths: int) -> TryAgainError:
         what = "a worker process ended before it began to work"
     return TryAgainError(
         "worker-died",
-        f"Table {table.name!r}: {what}. What was committed stands, and all messages are back in the queue.",
+        f"Table {table.name!r}: {what}. Committed work is kept, and all messages are back in the queue.",
         next="run the same command again, with fewer --workers if memory is short; in a script of your own, call it below "
         '`if __name__ == "__main__":`, because every worker imports the script',
     )

@@ -147,7 +147,7 @@ class DeltaPublisher:
     def catch_up(self, newest: Link[Snapshot]) -> str | None:
         """Write a version for each snapshot up to ``newest`` that the log lacks. Returns a warning about the newest version.
 
-        If one in between has expired or can't be shown, the log begins anew with a checkpoint at ``newest``. Raises
+        If one in between has expired or can't be shown, the log starts over with a checkpoint at ``newest``. Raises
         ConfigurationError (``unfit-for-delta``) and DamagedTableError (``foreign-delta-commit``).
         """
         listing = list_log(self.objects.store)
@@ -181,8 +181,8 @@ class DeltaPublisher:
             raise ConfigurationError(
                 "unfit-for-delta",
                 "The Delta log was begun with another `delta_timestamps`. Its statistics of times would mislead readers, so "
-                "nothing was added to the log; readers of lakeupsert are not concerned.",
-                next="run `lakeupsert publish --to delta --reset`, which writes the log anew; or set `delta_timestamps` back",
+                "nothing was added to the log; readers of lakeupsert are not affected.",
+                next="run `lakeupsert publish --to delta --reset`, which rewrites the log; or set `delta_timestamps` back",
             )
 
     def _shows_naive_times(self, spec: TableSpec) -> bool:
@@ -362,7 +362,7 @@ def _diff(
                 "unfit-for-delta",
                 f"{file.name} has other column names than newer files, because columns were renamed or dropped before the table "
                 "had this publisher. Readers of Delta would look for one name in all files. They see the last version from "
-                "before; readers of lakeupsert are not concerned.",
+                "before; readers of lakeupsert are not affected.",
                 next="run `lakeupsert reprocess` over all partitions, which writes all files with one name a column",
             )
         path = _path(file)

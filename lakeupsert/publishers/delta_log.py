@@ -301,8 +301,8 @@ class DeltaLog:
         return DamagedTableError(
             "foreign-delta-commit",
             f"Version {version} of the Delta log {what}: {self.store.uri(commit_name(version))}. Nothing was added to the log; "
-            "readers of lakeupsert are not concerned, and readers of Delta see that version.",
-            next="find out what wrote it; then `lakeupsert publish --to delta --reset` writes the log anew from the published "
+            "readers of lakeupsert are not affected, and readers of Delta see that version.",
+            next="find out what wrote it; then `lakeupsert publish --to delta --reset` rewrites the log from the published "
             "snapshot",
         )
 

@@ -49,7 +49,7 @@ class DeltaSchema:
             raise ConfigurationError(
                 "unfit-for-delta",
                 f"Delta has no type for some columns: {columns}. The Delta log "
-                "was not changed; readers of lakeupsert are not concerned.",
+                "was not changed; readers of lakeupsert are not affected.",
                 next="declare another type in [tables.NAME.schema] of a new table, or remove 'delta' from `publishers`",
             )
         return json.dumps(self._struct(spec.schema, spec.names_written), ensure_ascii=False, separators=(",", ":"))

@@ -99,8 +99,8 @@ class HiveCatalog:
                 raise ConfigurationError(
                     "catalog-refused",
                     f"{self.where}: the metastore refused the new columns: {e.message}. It was not changed.",
-                    next="run `lakeupsert publish --to hive --reset`, which drops the table and makes it anew; meanwhile readers "
-                    "find no table",
+                    next="run `lakeupsert publish --to hive --reset`, which drops the table and creates it again; meanwhile "
+                    "readers find no table",
                 ) from e
 
     def drop(self) -> None:

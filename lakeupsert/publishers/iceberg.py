@@ -257,7 +257,7 @@ class IcebergPublisher:
                 "bad-setting",
                 f"The Iceberg table {self.settings.table!r} has format version {metadata.format_version}, and "
                 f"`format_version` is {self.settings.format_version}. Iceberg has no way back. Nothing was committed to it; "
-                "readers of lakeupsert are not concerned.",
+                "readers of lakeupsert are not affected.",
                 next=f"set format_version = 3 in [tables.NAME.iceberg]; or {RESET}",
             )
         return _Head(table, metadata, snapshot, number)
@@ -468,7 +468,7 @@ class IcebergPublisher:
     def _buckets(self, spec: TableSpec, partition: str, version: int) -> tuple[BucketEntry, ...]:
         """The buckets of a version. Raises ConfigurationError (``unfit-for-iceberg``) if its files lack field ids."""
         buckets = self.version(partition, version).buckets
-        see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not concerned."
+        see = "Readers of Iceberg see the snapshot before; readers of lakeupsert are not affected."
         if any(bucket.data and not bucket.settled for bucket in buckets):
             raise ConfigurationError(
                 UNFIT,

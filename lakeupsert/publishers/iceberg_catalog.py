@@ -31,7 +31,7 @@ from lakeupsert.table.metadata import damaged
 
 ANSWER_SECONDS = 60.0
 """How long a call may take before the catalog counts as unreachable."""
-RESET = "`lakeupsert publish --to iceberg --reset` registers the table anew with the published snapshot"
+RESET = "`lakeupsert publish --to iceberg --reset` registers the table again with the published snapshot"
 _STORE: ContextVar[ObjectStore] = ContextVar("store")
 """Of the table that a call is about. pyiceberg opens `TableIO` by its name, so it can't be given the store."""
 _OPENED: ContextVar[str] = ContextVar("opened", default="")
@@ -213,8 +213,8 @@ def _open(settings: IcebergSettings) -> Catalog:
     if settings.format_version == 3 and not isinstance(catalog, RestCatalog):
         raise ConfigurationError(
             "bad-setting",
-            f"`format_version = 3` needs a REST catalog, and {settings.catalog_name!r} is none: pyiceberg can't write metadata "
-            "of version 3. Readers of Iceberg see what they saw.",
+            f"`format_version = 3` needs a REST catalog, and {settings.catalog_name!r} is not one: pyiceberg can't write "
+            "metadata of version 3. Readers of Iceberg see what they saw.",
             next="set format_version = 2 in [tables.NAME.iceberg], or name a REST catalog",
         )
     return catalog

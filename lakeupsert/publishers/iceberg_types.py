@@ -98,7 +98,7 @@ def lacks_field_ids(spec: TableSpec, file: DataFile) -> bool:
 def _unfit(why: str) -> ConfigurationError:
     return ConfigurationError(
         UNFIT,
-        f"{why} The Iceberg table was not changed; readers of lakeupsert are not concerned.",
+        f"{why} The Iceberg table was not changed; readers of lakeupsert are not affected.",
         next="declare another type in [tables.NAME.schema] of a new table, or remove 'iceberg' from `publishers`",
     )
 

@@ -222,7 +222,7 @@ class SymlinkPublisher:
         if parameters is not None and parameters.get(TABLE) != self._table_id:
             raise RefusedError(
                 "foreign-table",
-                f"{self.catalog.where} was not made by this table's publisher: its parameter `{TABLE}` is "
+                f"{self.catalog.where} was not created by this table's publisher: its parameter `{TABLE}` is "
                 f"{parameters.get(TABLE)!r}, expected {self._table_id!r}. It was not changed.",
                 next=f"choose another `table` in [tables.NAME.{self.catalog.kind}], or drop that one if nobody needs it",
             )
@@ -302,8 +302,8 @@ class SymlinkPublisher:
             raise self._unfit(
                 "columns were dropped or changed their place, and readers would see other columns' values or nulls while the "
                 "partitions are switched one after the other",
-                f"run `lakeupsert publish --to {self.catalog.kind} --reset`, which drops the table and makes it anew; meanwhile "
-                "readers find no table",
+                f"run `lakeupsert publish --to {self.catalog.kind} --reset`, which drops the table and creates it again; "
+                "meanwhile readers find no table",
             )
 
     def _unfit(self, why: str, next: str) -> ConfigurationError:

@@ -253,8 +253,8 @@ def _in_use(target: ObjectStore, output: str) -> ConfigurationError:
         )
     return ConfigurationError(
         "output-exists",
-        f"{output} has objects but no {_SCHEMA}, so it is no complete export. Another export writes it now, or one was stopped, "
-        "or the objects are of another program. This export wrote nothing.",
+        f"{output} has objects but no {_SCHEMA}, so it is not a complete export. Another export is writing it now, or one "
+        "was stopped, or another program wrote the objects. This export wrote nothing.",
         next="use another --output; or delete that folder, if nobody writes it",
     )
 

@@ -113,6 +113,6 @@ def missing(package: str) -> ConfigurationError:
     """The error if the engine is not installed."""
     return ConfigurationError(
         "extra-missing",
-        f"The table is to be read with {package}, which is not installed. Nothing was read.",
+        f"{package} is not installed, so it can't read the table. Nothing was read.",
         next=f"{install(package)}, or read the table with to_arrow",
     )

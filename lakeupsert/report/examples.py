@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from lakeupsert.engine.quarantine import describe_place
 from lakeupsert.errors import LakeupsertError
+from lakeupsert.phrases import describe_place
 from lakeupsert.rows.datafiles import open_object
 from lakeupsert.storage import ObjectStore
 

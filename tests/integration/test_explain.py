@@ -543,7 +543,7 @@ def test_command_tells_people_and_programs_the_same(lake: Lake) -> None:
         (["k=a", "l=0", "d=2020-01-09"], 1, "key-not-found", "there is no partition '2020-01-09'"),
         (["k=z"], 1, "key-not-found", "k=z. Searched: 1 partition, 1 files, up to batch 1"),
         (["k=a", "ll=0"], 2, "not-the-key", "'l'"),
-        (["k=a", "l=0", "v=1"], 2, "not-the-key", "'v' is none of them"),
+        (["k=a", "l=0", "v=1"], 2, "not-the-key", "'v' is not one of them"),
         (["k=a", "l=x"], 2, "unfit-value", "'x' can't be converted to int32, the type of column 'l'"),
         (["k=\udcff", "l=0"], 2, "unfit-value", r"'\udcff' can't be converted to string, the type of column 'k'"),
         (["k=a", "l=0", "--partition", "x"], 2, "not-a-partition", "'x' is not a value of the partition column"),
