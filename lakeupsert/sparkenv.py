@@ -23,6 +23,7 @@ OLDEST_SPARK = (3, 5)
 _JAVAS = (((4, 2), 17, 25), ((4, 0), 17, 21), (OLDEST_SPARK, 8, 17))
 """From which Spark on which Java is the oldest and the newest. Newer ones may fail: Hadoop 3.4 does from 24 on (HADOOP-19212)."""
 JVM_FOLDERS = Path("/usr/lib/jvm")
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,19 @@ def prepare() -> None:
         return
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    _log_errors_only()
     java = find_java(spark)
     os.environ.pop("JAVA_HOME", None)
     if java.home is not None:
         os.environ["JAVA_HOME"] = str(java.home)
+
+
+def _log_errors_only() -> None:
+    """Keep what Spark logs at every start off the screen, unless this machine has log settings of its own."""
+    own = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '')}/conf"
+    options = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    if "log4j" not in options and not (Path(own) / "log4j2.properties").exists():
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}".lstrip()
 
 
 def require_pyspark() -> str | None:

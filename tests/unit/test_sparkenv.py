@@ -14,7 +14,9 @@ from lakeupsert.errors import ConfigurationError
 def _bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without Java, and an environment that a test may change."""
     monkeypatch.setattr(os, "environ", {**os.environ, "PATH": str(tmp_path / "path")})
-    for variable in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "SPARK_REMOTE"):
+    for variable in ("JAVA_HOME", "SPARK_CONF_DIR", "SPARK_HOME", "SPARK_REMOTE", "SPARK_SUBMIT_OPTS"):
+        os.environ.pop(variable, None)
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         os.environ.pop(variable, None)
     monkeypatch.setattr(sparkenv, "JVM_FOLDERS", tmp_path / "jvm")
     monkeypatch.setattr(sparkenv.metadata, "version", lambda package: "4.1.4")
@@ -40,6 +42,16 @@ def test_workers_run_this_interpreter_unless_told_otherwise(tmp_path: Path) -> N
     sparkenv.prepare()
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert os.environ["PYSPARK_DRIVER_PYTHON"] == "/opt/python"
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_log_settings_of_the_machine_win(tmp_path: Path, has_own: bool) -> None:
+    java(tmp_path / "jvm/java-17", "17.0.15")
+    os.environ["SPARK_CONF_DIR"] = str(tmp_path)
+    if has_own:
+        (tmp_path / "log4j2.properties").touch()
+    sparkenv.prepare()
+    assert ("SPARK_SUBMIT_OPTS" in os.environ) != has_own
 
 
 def test_java_home_wins(tmp_path: Path) -> None:
