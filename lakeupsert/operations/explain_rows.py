@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.arrays import Column, Rows
@@ -140,7 +140,7 @@ class RowSearch:
 
     def _read(self, file: DataFile, place: FilePlace) -> Rows:
         """The rows of the key, with the columns that the file has. Those that lost in `append` are there, with `POSITION`."""
-        condition = reduce(and_, [ds.field(name) == self.key[name][0] for name in self.spec.stored_key])
+        condition = reduce(and_, [pc.field(name) == self.key[name][0] for name in self.spec.stored_key])
         if file.deleted and place.source == "appended":
             whole = msgspec.structs.replace(file, deleted=None)
             schema = self.spec.ranked_schema.append(pa.field(POSITION, pa.int64()))
@@ -150,6 +150,8 @@ class RowSearch:
             schema = self.spec.tombstone_schema if isinstance(file, TombstoneFile) else self.spec.base_schema
             found = [r.filter(condition) for r in stream_file(self.table.store, file, schema, spec=self.spec)]
             return pa.concat_tables([schema.empty_table(), *found])
+        import pyarrow.dataset as ds  # see `read.arrow`
+
         part = None if file.at is None else (file.at, file.bytes)
         with open_object(self.table.store, file.name, part, place.partition) as source:
             parquet = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us")  # Spark's, in adopted files

@@ -7,7 +7,6 @@ from functools import cache, partial
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from lakeupsert.errors import ConfigurationError
 from lakeupsert.read.view import View, ViewFile, partition_expression
@@ -198,6 +197,8 @@ def _small(
 
 def _scanned(view: View, file: ViewFile, scan: Scan, values: Mapping[str, pa.Scalar]) -> Iterator[pa.RecordBatch]:
     """The rows of a file by Arrow's scanner, which skips row groups by their statistics and decodes columns in threads."""
+    import pyarrow.dataset as ds  # here, because it imports pandas if that is there: 0.15 s that most commands don't need
+
     store, only = view.objects.store, file.only
     deleted = deleted_positions(store, file.file) if only is None else only
     with open_object(store, file.name, partition=file.partition) as source:

@@ -16,7 +16,6 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 from pyarrow.fs import LocalFileSystem
 
 from lakeupsert.errors import ConfigurationError, DamagedTableError
@@ -224,6 +223,8 @@ def partitions_of(
     if condition is None:
         yield from ordered
         return
+    import pyarrow.dataset as ds  # see `read.arrow`
+
     # The partition columns alone rule partitions out, before any manifest is opened.
     format_, nowhere = ds.ParquetFileFormat(), LocalFileSystem()
     fragments = [
@@ -236,7 +237,7 @@ def partitions_of(
 
 def partition_expression(values: Mapping[str, pa.Scalar]) -> pc.Expression:
     """The condition that partition columns have these values."""
-    return reduce(and_, (ds.field(column) == value for column, value in values.items()))
+    return reduce(and_, (pc.field(column) == value for column, value in values.items()))
 
 
 def latest_has_no_files() -> ConfigurationError:
