@@ -548,7 +548,7 @@ def _hooks(path: str, content: Mapping[str, object], environment: Mapping[str, s
     for name, value in written.items():
         _refuse_secret(path, name, value)
         value = expand(value, f"{path}: {name}", environment, secrets=True)
-        is_address = isinstance(value, str) and urlsplit(value).scheme in ("https", "http") and urlsplit(value).netloc
+        is_address = isinstance(value, str) and _is_web_address(value)
         is_command = isinstance(value, list) and value and all(isinstance(part, str) and part for part in value)
         if not is_address and not is_command:
             raise ConfigurationError(
@@ -559,17 +559,31 @@ def _hooks(path: str, content: Mapping[str, object], environment: Mapping[str, s
     return msgspec.convert(written, Hooks)
 
 
+def _is_web_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("https", "http") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # for example `http://[::1/x`, and a port that is not a number
+        return False
+
+
 def _refuse_secret(path: str, name: str, written: object) -> None:
-    """Refuse an address with a credential in it that is not a variable."""
-    if not isinstance(written, str):
-        return
-    parts = urlsplit(without_references(written))
-    if parts.password or any(_SECRET.match(f"{key}=") for key, _ in parse_qsl(parts.query)):
+    """Refuse addresses, also among the arguments of a command, with a credential in them that is not a variable."""
+    texts = [text for text in (written if isinstance(written, list) else [written]) if isinstance(text, str)]
+    if any(map(_has_credential, re.findall(r"\w+://\S+", without_references(" ".join(texts))))):
         raise ConfigurationError(
             "credential-in-configuration",
             f"{path}: {name} contains a credential, which the file may not.",
             next=f"put it into an environment variable and write ${{VARIABLE}} in {name}",
         )
+
+
+def _has_credential(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # it is no address, which other checks say
+        return False
+    return bool(parts.password) or any(_SECRET.match(f"{key}=") for key, _ in parse_qsl(parts.query))
 
 
 def _with_variables(

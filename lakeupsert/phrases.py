@@ -11,6 +11,9 @@ from urllib.parse import unquote, urlsplit
 _FILE_URL = re.compile(r"file://(/[\w.~%/-]*[\w~%/-])")
 """As `Path.as_uri` writes them: whatever is no letter or digit and not one of these is encoded."""
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys. They come with names of files, partition values and rows."""
+
 
 def count(n: int, noun: str, ending: str = "s") -> str:
     """A number of things: ``1 file``, ``2,000 files``. ``ending``: what more than one of them end in."""
@@ -27,6 +30,11 @@ def describe_place(position: int | None, line: int | None) -> str:
     if line is not None:
         return f", line {line} (byte {position})"
     return "" if position is None else f", place {position}"
+
+
+def without_controls(text: str) -> str:
+    """A text for a terminal, with escapes in place of the characters that a terminal obeys."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def shell_paths(text: str) -> str:

@@ -8,7 +8,10 @@ from lakeupsert.errors import ConfigurationError
 _REFERENCE = re.compile(r"\$(\$\{)|\$\{([^}]*)\}")
 """An escaped `$${`, or a variable."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_NAME = re.compile(r"(?i)secret|token|passw|credential|(access|account|api|private)_?key|(^|_)(pwd|sas)$")
+_SECRET_NAME = re.compile(
+    r"(?i)secret|token|passw|credential|connection_?string|(access|account|api|private|shared|storage)_?key"
+    r"|(^|_)(pass|sas)(_|$)|[a-z0-9]_pwd$"  # PWD alone is the folder of a shell
+)
 
 
 def expand(value: object, where: str, environment: Mapping[str, str], *, secrets: bool = False) -> object:

@@ -30,7 +30,7 @@ from lakeupsert.cli.log import JsonLog, TextLog, is_verbose, wants_json
 from lakeupsert.config import Config, load, names_in
 from lakeupsert.errors import ConfigurationError, LakeupsertError, TryAgainError
 from lakeupsert.events import CommandError, Notice, Sink
-from lakeupsert.phrases import shell_paths
+from lakeupsert.phrases import shell_paths, without_controls
 from lakeupsert.pipeline.stop import Stop
 from lakeupsert.progress import Share
 
@@ -466,7 +466,7 @@ def _print_answer(call: Call, answer: Answer, started_at: str, seconds: float) -
     silent = call.as_json
     try:
         if text:
-            print(text, flush=True)
+            print(without_controls(text) if sys.stdout.isatty() else text, flush=True)
     except BrokenPipeError:
         _redirect_to_null(sys.stdout)
     except OSError as e:
@@ -499,12 +499,16 @@ def _print_problems(answer: Answer) -> None:
 
     console = Console(stderr=True, soft_wrap=True)
     for warning in answer.warnings:
-        console.print(Text.assemble(("Warning: ", "yellow"), shell_paths(warning)))
+        console.print(Text.assemble(("Warning: ", "yellow"), _for_people(warning)))
     if answer.error is not None:
         error = answer.error
-        console.print(Text.assemble(("Error: ", "bold red"), shell_paths(error.message)))
+        console.print(Text.assemble(("Error: ", "bold red"), _for_people(error.message)))
         console.print(Text(str(error.standing or "Committed: no batch")))
-        console.print(Text(f"Next: {shell_paths(error.next)}"))
+        console.print(Text(f"Next: {_for_people(error.next)}"))
+
+
+def _for_people(text: str) -> str:
+    return without_controls(shell_paths(text))
 
 
 def _log_problems(log: Sink, call: Call, answer: Answer) -> None:
@@ -563,7 +567,7 @@ class _StderrLog(logging.Handler):
             self._log(Notice(message=text, logger=record.name, table=table, partition=partition))
             return
         with suppress(OSError):  # a night must not fail because its warnings can't be written
-            print(text, file=sys.stderr)
+            print(without_controls(text), file=sys.stderr)
 
 
 @contextmanager

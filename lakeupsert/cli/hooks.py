@@ -3,6 +3,7 @@
 A hook has `SECONDS` to end. One that fails, or takes longer, is a warning: it changes neither the table nor the exit code.
 """
 
+import base64
 import http.client
 import os
 import signal
@@ -15,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 from urllib.error import HTTPError, URLError
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from lakeupsert import __version__
 from lakeupsert.config import Hook
@@ -53,9 +54,10 @@ def call_hook(name: str, hook: Hook, document: str, folder: Path | None) -> str 
 
 
 def _without_values(text: str, hook: Hook) -> str:
-    """The text with the variables of the hook in place of their values."""
-    for variable in references(hook if isinstance(hook, str) else list(hook)):
-        text = text.replace(os.environ[variable], f"${{{variable}}}")
+    """The text with the variables of the hook in place of their values, longer values first: they may contain others."""
+    values = {os.environ[variable]: variable for variable in references(hook if isinstance(hook, str) else list(hook))}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, f"${{{values[value]}}}")
     return text
 
 
@@ -74,8 +76,8 @@ def _run(arguments: Sequence[str], document: bytes, folder: Path | None) -> None
             process = subprocess.Popen(
                 [program, *arguments[1:]], stdin=given, stdout=said, stderr=said, start_new_session=True
             )
-        except OSError as e:
-            raise HookError(f"{program} can't be started: {e.strerror}") from e
+        except (OSError, ValueError) as e:  # ValueError: a character that no argument may have
+            raise HookError(f"{program} can't be started: {getattr(e, 'strerror', e)}") from e
         try:
             code = process.wait(SECONDS)
         except BaseException as e:  # a signal ends the hook, too
@@ -114,8 +116,10 @@ def _post(address: str, document: bytes) -> None:
     def post() -> None:
         try:
             _send(address, document)
-        except HTTPError as e:
-            failures.append(HookError(f"{parts.hostname} answered {e.code} {e.reason}"))
+        except HTTPError as e:  # its reason is whatever the server says, for example a part of the address
+            failures.append(
+                HookError(f"{parts.hostname} answered {e.code} {http.client.responses.get(e.code, '')}".strip())
+            )
         except URLError as e:
             failures.append(HookError(f"{parts.hostname} can't be reached: {e.reason}"))
         except (OSError, ValueError, http.client.HTTPException) as e:
@@ -136,6 +140,11 @@ def _post(address: str, document: bytes) -> None:
 
 def _send(address: str, document: bytes) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": f"lakeupsert/{__version__}"}
+    parts = urlsplit(address)
+    user, at, server = parts.netloc.rpartition("@")
+    if at:  # urllib would look for a server of that whole name
+        headers["Authorization"] = f"Basic {base64.b64encode(unquote_to_bytes(user)).decode()}"
+    address = parts._replace(netloc=server).geturl()
     request = urllib.request.Request(address, data=document, headers=headers, method="POST")
     with urllib.request.build_opener(_NoRedirect).open(request, timeout=SECONDS):
         pass

@@ -8,6 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from lakeupsert.events import Event
+from lakeupsert.phrases import without_controls
 
 
 class JsonLog:
@@ -33,7 +34,8 @@ class TextLog:
         fields = msgspec.to_builtins(event)
         figures = [f"{name}={value}" for name, value in fields.items() if name not in self.hidden and value is not None]
         with suppress(OSError):  # as above
-            print(event.at[11:19], event.table or "-", fields["event"], *figures, file=sys.stderr, flush=True)
+            line = " ".join([event.at[11:19], event.table or "-", fields["event"], *figures])
+            print(without_controls(line), file=sys.stderr, flush=True)
 
 
 def wants_json(args: Sequence[str]) -> bool:

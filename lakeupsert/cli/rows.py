@@ -11,6 +11,7 @@ import click
 
 from lakeupsert.cli.frame import Function
 from lakeupsert.config import refuse_in_zones
+from lakeupsert.phrases import without_controls
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +83,7 @@ def cell_text(value: object) -> str:
     if isinstance(value, str):
         if moment := _WHOLE_SECONDS.fullmatch(value):
             return moment[1] + moment[2]
-        return value if value.isprintable() else json.dumps(value, ensure_ascii=False)[1:-1]
+        return value if value.isprintable() else without_controls(json.dumps(value, ensure_ascii=False)[1:-1])
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -11,6 +11,7 @@ from lakeupsert import clock
 from lakeupsert.cli import output
 from lakeupsert.cli.frame import Call
 from lakeupsert.errors import ConfigurationError
+from lakeupsert.phrases import without_controls
 from lakeupsert.report.attention import Level, verdict
 from lakeupsert.report.numbers import count
 
@@ -83,7 +84,7 @@ def panel(name: str, status: "Status") -> "Panel":
         grid.add_row("type", Text(command, "bold"))
     for label, text in output.status_facts(status):
         if label != "failed":  # shown below, with the reasons
-            grid.add_row(label, Text(text, _style(label, status)))
+            grid.add_row(label, Text(without_controls(text), _style(label, status)))
     touched = len(status.behind)
     progress = Grid.grid(padding=(0, 1))
     progress.add_row(
@@ -98,7 +99,8 @@ def panel(name: str, status: "Status") -> "Panel":
     grid.add_row("merged", progress)
     shown = list(status.failed.items())[:FAILURES]
     for partition, reason in shown:
-        grid.add_row("failed", Text.assemble((partition, "bold red"), f": {reason.partition(chr(10))[0]}"))
+        why = without_controls(reason.partition("\n")[0])
+        grid.add_row("failed", Text.assemble((without_controls(partition), "bold red"), f": {why}"))
     if len(status.failed) > len(shown):
         grid.add_row("", f"and {len(status.failed) - len(shown):,} more")
     return Panel(grid, title=Text(name), title_align="left")

@@ -104,9 +104,13 @@ def _unfit(why: str) -> ConfigurationError:
 
 
 def _type(type_: pa.DataType) -> IcebergType | None:
-    """None if there is none: for unsigned integers, nanoseconds, float16, times of day and others."""
+    """None if there is none: for unsigned integers, float16, times of day and others.
+
+    Files have timestamps in microseconds by Iceberg's format. Its own readers take milliseconds for these when they skip row
+    groups, so a filter would lose rows.
+    """
     t = pa.types
-    if t.is_timestamp(type_) and type_.unit != "ns":
+    if t.is_timestamp(type_) and type_.unit == "us":
         return TimestampType() if type_.tz is None else TimestamptzType()
     if t.is_decimal(type_) and type_.precision <= 38 and 0 <= type_.scale <= type_.precision:
         return DecimalType(type_.precision, type_.scale)
@@ -151,5 +155,5 @@ def _may_grow(was: pa.DataType, now: pa.DataType) -> bool:
     if t.is_decimal(was) and t.is_decimal(now):
         return bool(was.scale == now.scale and was.precision <= now.precision)
     if t.is_timestamp(was) and t.is_timestamp(now):
-        return (was.tz is None) == (now.tz is None)
+        return bool(was.unit == now.unit) and (was.tz is None) == (now.tz is None)
     return was.equals(now) or (was, now) == (pa.float32(), pa.float64()) or _type(was) == _type(now) is not None

@@ -71,6 +71,8 @@ def _why_arrow(view: View, files: Sequence[ViewFile]) -> str | None:
         return f"the table's path has {''.join(sorted(odd))!r}"
     if any(text.lower() == "null" for file in files for text in partition_texts(file.partition).values()):
         return "a partition is named null, which DuckDB 1.5 takes for no value"
+    if any("%" in folder.partition("=")[0] for file in files for folder in file.partition.split("/")):
+        return "the name of a partition column is escaped in folders, where the engine would look for it as it is"
     return _unfit(view.spec)
 
 

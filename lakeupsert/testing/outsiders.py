@@ -162,6 +162,8 @@ class IcebergOutsider(Outsider):
         "long": pa.decimal256(40, 2),
         "fixed": pa.binary(4),
         "lasting": pa.duration("s"),
+        "seconds": pa.timestamp("s"),
+        "milliseconds": pa.timestamp("ms", "UTC"),
     }
     stops = "foreign-iceberg-commit"
     taken = "iceberg-table-taken"

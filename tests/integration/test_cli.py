@@ -571,6 +571,23 @@ def test_colours_are_for_a_terminal_that_wants_them(lake: Path, no_color: bool) 
     assert ("\x1b[1;31m" in text) is not no_color
 
 
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_terminal_gets_no_controls_out_of_the_data(lake: Path, on_terminal: bool) -> None:
+    """A program that reads a pipe gets paths as they are."""
+    land([("1", "\x9b31m", "2020-01-01", "\x7f\x1b[31m\u202e")], file="\x1b.csv")
+    answer("run", "--host", "local")
+    shown = ""
+    for command in ("files", "status", "head", "query select * from sales"):
+        ours, theirs = pty.openpty() if on_terminal else os.pipe()
+        subprocess.run([*PROGRAM, *command.split(" ", 1)], stdout=theirs, check=True)
+        os.close(theirs)
+        shown += os.read(ours, 100_000).decode()
+        os.close(ours)
+    assert ("\x9b" in shown) is not on_terminal
+    assert "\\x9b31m" in shown
+    assert not {"\x1b", "\x7f", "\u202e"} & set(shown), "head shows rows to people only"
+
+
 # ---------------------------------------------------------------- configuration
 
 

@@ -1,5 +1,6 @@
 """`on_success` and `on_failure`: what is called after a run, with which JSON, and that a hook changes nothing of the run."""
 
+import base64
 import json
 import signal
 import stat
@@ -125,7 +126,7 @@ def test_command_that_fails_is_a_warning(lake: Path, body: str, reason: str) -> 
     assert reason in warning
 
 
-@pytest.mark.parametrize("program", ["./absent.py", "no-such-program", "./landing/a.csv"])
+@pytest.mark.parametrize("program", ["./absent.py", "no-such-program", "./landing/a.csv", "a\0b"])
 def test_command_that_can_not_be_started_is_a_warning(lake: Path, program: str) -> None:
     configure([program])
     done = run()
@@ -183,6 +184,8 @@ class Service(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.status, self.bodies, self.paths = 200, [], []  # type: ignore[var-annotated]
+        self.reason: str | None = None
+        self.authorization: str | None = None
         self.released = threading.Event()
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -196,11 +199,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.server.paths.append(self.path)
+        self.server.authorization = self.headers["Authorization"]
         self.server.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
         if self.server.status == 0:
             self.server.released.wait(60)
             return
-        self.send_response(self.server.status)
+        self.send_response(self.server.status, self.server.reason)
         if self.server.status == 302:
             self.send_header("Location", f"{self.server.address}/elsewhere")
         self.send_header("Content-Length", "0")
@@ -264,8 +268,17 @@ def test_service_that_does_not_answer_is_a_warning(
     assert len(json.loads(run().stdout)["warnings"]) == 1, "nobody listens there"
 
 
+def test_address_may_have_a_user_and_a_password(lake: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORD", "hunter%402")
+    configure(service.address.replace("//", "//me:${WORD}@") + "/in")
+    done = run()
+    assert json.loads(done.stdout)["warnings"] == []
+    assert service.paths == ["/in"]
+    assert service.authorization == "Basic " + base64.b64encode(b"me:hunter@2").decode()
+
+
 def test_secrets_of_an_address_are_in_no_output(lake: Path, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    service.status = 500
+    service.status, service.reason = 500, "no channel hunter2"
     monkeypatch.setenv("PAGER_URL", f"{service.address}/hunter2?token=hunter2")
     monkeypatch.setenv("PAGER_TOKEN", "hunter2")
     configure("${PAGER_URL}", [script("tell.py", "sys.exit(sys.argv[1])"), "${PAGER_TOKEN}"])

@@ -182,15 +182,19 @@ class TypedLake:
 
 @pytest.mark.parametrize(
     ("was", "now"),
-    [(pa.decimal128(6, 2), pa.decimal128(8, 4)), (pa.uint32(), pa.int64())],
-    ids=["scale", "unsigned"],
+    [
+        (pa.decimal128(6, 2), pa.decimal128(8, 4)),
+        (pa.uint32(), pa.int64()),
+        (pa.timestamp("ms"), pa.timestamp("us")),
+    ],
+    ids=["scale", "unsigned", "unit"],
 )
 def test_column_that_grew_as_icebergs_may_not_is_refused(tmp_path: Path, was: pa.DataType, now: pa.DataType) -> None:
     """Engines would read the older file's values wrongly."""
     lake = TypedLake(tmp_path)
-    lake.land(0, {"v": pa.array([1]).cast(was) if pa.types.is_integer(was) else pa.array([Decimal("1.25")], was)})
+    lake.land(0, {"v": pa.array([Decimal("1.25")], was) if pa.types.is_decimal(was) else pa.array([1]).cast(was)})
     lake.table.run(host="local")
-    lake.land(1, {"v": pa.array([1]).cast(now) if pa.types.is_integer(now) else pa.array([Decimal("1.2345")], now)})
+    lake.land(1, {"v": pa.array([Decimal("1.2345")], now) if pa.types.is_decimal(now) else pa.array([1]).cast(now)})
     problem = lake.table.run(host="local").publish.publishers["iceberg"].problem
     assert problem is not None
     assert problem.code == "unfit-for-iceberg"

@@ -170,6 +170,11 @@ def null_text(folder: Path) -> Table:
     return Lake(folder).run(rows(range(4), 1, part=pa.array(["null", "NULL", "a", "a"])))
 
 
+def escaped_name(folder: Path) -> Table:
+    night = FIRST.append_column("store: it's", pa.array(["a", "b"] * 12))
+    return Lake(folder, partition_by=("part", "store: it's")).run(night)
+
+
 def adopted(folder: Path) -> Table:
     lake = Lake(folder)
     (folder / "processed/part=a").mkdir(parents=True)
@@ -188,6 +193,7 @@ ARROW: list[Callable[[Path], Table]] = [
     odd_types,
     pattern,
     null_text,
+    escaped_name,
     adopted,
 ]
 

@@ -650,6 +650,10 @@ def test_variables_in_texts_are_replaced_and_origins_name_them(file: Path) -> No
         ("${}", {}, "unset-variable"),
         ("${DB_PASSWORD}", {"DB_PASSWORD": "hunter2"}, "credential-in-configuration"),
         ("${aws_secret_access_key}", {"aws_secret_access_key": "hunter2"}, "credential-in-configuration"),
+        *(
+            (f"${{{name}}}", {name: "hunter2"}, "credential-in-configuration")
+            for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_KEY", "DB_PASS", "DB_PWD", "LAKE_SAS_URL")
+        ),
         ("https://me:${WORD}@x/y", {"WORD": "hunter2"}, "credential-in-configuration"),
     ],
 )
@@ -722,6 +726,11 @@ def test_hooks_are_kept_as_they_are_written(file: Path) -> None:
     assert found.on_failure == "${PAGER}"
 
 
+def test_folder_of_a_shell_is_no_credential(file: Path) -> None:
+    file.write_text(with_lake('"${PWD}/landing"'))
+    assert load(str(file), {"PWD": "/lake"}).tables["sales"].landing == "/lake/landing"
+
+
 @pytest.mark.parametrize(
     ("hook", "code"),
     [
@@ -734,6 +743,10 @@ def test_hooks_are_kept_as_they_are_written(file: Path) -> None:
         ('["notify", "${NOBODY}"]', "unset-variable"),
         ('"https://me:hunter2@pager.example"', "credential-in-configuration"),
         ('"https://pager.example/?token=hunter2"', "credential-in-configuration"),
+        ('"https://${PAGER}/?token=hunter2"', "credential-in-configuration"),
+        ('["curl", "--url=https://me:hunter2@pager.example"]', "credential-in-configuration"),
+        ('"http://[::1/hunter2"', "bad-setting"),
+        ('"http://pager.example:hunter2/"', "bad-setting"),
     ],
 )
 def test_hooks_that_can_not_be_called_are_refused_without_their_value(file: Path, hook: str, code: str) -> None:
