@@ -49,7 +49,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pause of the SDK instead of three."""
     monkeypatch.setattr(adls.azureaccount, "ATTEMPTS", 2)
-    adls._container.cache_clear()
+    adls._file_system.cache_clear()
 
 
 class TestAdlsStore(ObjectStoreContract):

@@ -1,0 +1,191 @@
+"""A landing zone on any file system of fsspec, for example `sftp://`, `hf://` or `zip://`. It is only read.
+
+Reads     a file of up to 16 MB at once, when it is opened; a larger one by ranges. A replaced file is not noticed before its end
+Changes   known by what the file system says of a file: an etag, hash or checksum; else the time of its change, with its size;
+          else the size alone (`ObjectInfo.is_by_size`)
+Settings  fsspec's own, by environment (`FSSPEC_SFTP_USERNAME`) or files in `~/.config/fsspec`
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from fsspec import AbstractFileSystem
+from fsspec.archive import AbstractArchiveFileSystem
+from fsspec.asyn import AsyncFileSystem
+from fsspec.core import split_protocol, url_to_fs
+from fsspec.implementations.cached import CachingFileSystem
+from fsspec.registry import available_protocols, get_filesystem_class
+
+from lakeupsert.errors import ConfigurationError, LakeupsertError
+from lakeupsert.storage.base import Call, NotFoundError, ObjectInfo, Requests
+from lakeupsert.storage.by_fsspec import failure, info_of
+from lakeupsert.storage.remote import PART_BYTES, UNTOUCHED, RangeReader
+
+
+class FsspecReader:
+    """See `lakeupsert.storage.base.ObjectReader` for what each method promises."""
+
+    pinned = False
+
+    def __init__(self, address: str) -> None:
+        """``address``: a URL of fsspec, also a chained one like `zip://folder::/data/landing.zip`.
+
+        Raises:
+            ConfigurationError: it can't be read safely, or fsspec has no such file system.
+            ImportError: a package is missing; the message is fsspec's advice.
+        """
+        _check(address)
+        self._address = address
+        self.requests = Requests()
+        self._kept: tuple[int, AbstractFileSystem, str] | None = None
+        self._lock = (
+            threading.RLock()
+        )  # most file systems have one connection or one open archive, and handles with a position
+
+    def __reduce__(self) -> tuple[type["FsspecReader"], tuple[str]]:
+        return FsspecReader, (self._address,)
+
+    def __repr__(self) -> str:
+        return f"FsspecReader({self.uri()!r})"
+
+    def uri(self, name: str = "") -> str:
+        inner, *outer = self._address.split("::")
+        scheme, _, path = inner.partition("://")
+        path = "/".join(part for part in (path.rstrip("/"), name) if part)
+        return "::".join([f"{scheme}://{path}", *outer])
+
+    def get(self, name: str, part: tuple[int, int] | None = None) -> bytes:
+        with self.open(name) as file:
+            if part is None:
+                return bytes(file.read())
+            file.seek(part[0])
+            return bytes(file.read(part[1]))
+
+    def head(self, name: str) -> ObjectInfo | None:
+        with suppress(NotFoundError), self._request("head", name) as fs:
+            fs.invalidate_cache()
+            info = fs.info(self._path(name))
+            return info_of(name, info) if info["type"] == "file" else None
+        return None
+
+    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+        self._kept = None  # an open archive would still show the files that it had when it was opened
+        found: dict[str, dict[str, Any]] = {}
+        with suppress(NotFoundError), self._request("list", prefix) as fs:
+            fs.invalidate_cache()
+            found = fs.find(self._path(prefix.rpartition("/")[0]), detail=True, **_strictly(fs))
+        if not found and not prefix:
+            self._check_root()
+        named = sorted((self._name(path), info) for path, info in found.items())
+        return islice((self._sized(name, info) for name, info in named if name.startswith(prefix)), limit)
+
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
+        info = self.head(name)
+        if info is None or etag not in (None, info.etag):
+            raise NotFoundError(name)
+        with self._request("get", name) as fs:
+            file = fs.open(self._path(name), "rb", cache_type="none")
+            # At once: some servers of HTTP know no ranges, and a compressed archive is read from its beginning for each.
+            held = bytes(file.read()) if info.size <= PART_BYTES else b""
+        return pa.PythonFile(RangeReader(partial(self._read, file, name), info.size, held, 0), "r")
+
+    # -- how
+
+    def _read(self, file: BinaryIO, name: str, start: int, end: int) -> bytes:
+        with self._request("get", name):
+            file.seek(start)
+            return bytes(file.read(end - start))
+
+    def _opened(self) -> tuple[AbstractFileSystem, str]:
+        """The file system, and the path of the root in it. Opened once for each process: a fork would share connections."""
+        if self._kept is None or self._kept[0] != os.getpid():
+            self._kept = (os.getpid(), *url_to_fs(self._address))
+        return self._kept[1:]
+
+    def _path(self, name: str) -> str:
+        return "/".join(part for part in (self._opened()[1].rstrip("/"), name) if part)
+
+    def _name(self, path: str) -> str:
+        return path.strip("/").removeprefix(self._opened()[1].strip("/")).lstrip("/")
+
+    def _sized(self, name: str, listed: dict[str, Any]) -> ObjectInfo:
+        """A file of a listing. Some file systems, for example that of HTTP, list names alone."""
+        if listed.get("size") is not None:
+            return info_of(name, listed)
+        with self._request("head", name) as fs:
+            return info_of(name, fs.info(self._path(name)))
+
+    def _check_root(self) -> None:
+        """Raise ConfigurationError if there is no such folder: its listing is empty too."""
+        with self._request("head", "") as fs:
+            if not fs.exists(self._path("")):
+                raise ConfigurationError(
+                    "no-landing",
+                    f"There is no {self.uri()}, or it can't be listed. {UNTOUCHED}",
+                    next="create it, or correct `landing`",
+                )
+
+    @contextmanager
+    def _request(self, call: Call, name: str) -> Iterator[AbstractFileSystem]:
+        """The file system, for one call. fsspec does not show how many requests a call takes."""
+        self.requests.count(call)
+        with self._lock:
+            try:
+                yield self._opened()[0]
+            except FileNotFoundError as e:
+                raise NotFoundError(name) from e
+            except LakeupsertError:
+                raise
+            except Exception as e:  # each file system raises its own classes
+                if self._kept is not None:
+                    self._kept[1].clear_instance_cache()  # it may keep a connection that broke
+                    self._kept = None
+                raise failure(e, call, self.uri(name)) from e
+
+
+def _check(address: str) -> None:
+    """Refuse what would show a secret in messages, read an old copy, or mean another place elsewhere."""
+
+    def refuse(why: str, advice: str) -> ConfigurationError:
+        return ConfigurationError("bad-setting", f"{shown} {why}. Nothing was done.", next=advice)
+
+    links = address.split("::")
+    passwords = [password for link in links if (password := urlsplit(link).password)]
+    shown = address
+    for password in passwords:
+        shown = shown.replace(f":{password}@", ":…@")
+    if passwords:
+        raise refuse(
+            "has a password, which messages and logs would show",
+            "leave it out, and give it to fsspec by environment (FSSPEC_SFTP_PASSWORD) or in ~/.config/fsspec, or use a key",
+        )
+    for link in links:
+        protocol = split_protocol(link)[0] or (link if link in available_protocols() else "file")
+        if protocol not in available_protocols():
+            raise ConfigurationError(
+                "unknown-store",
+                f"fsspec has no file system for {protocol}:// ({shown}). Nothing was done.",
+                next="correct the address, or install the package that has this file system of fsspec",
+            )
+        kind = get_filesystem_class(protocol)
+        if issubclass(kind, CachingFileSystem):
+            raise refuse("goes through a cache, which may give an older file than the one listed", f"leave out {link}")
+        if issubclass(kind, AbstractArchiveFileSystem) and len(links) == 1:
+            raise refuse("does not say where the archive is", f"write it as {protocol}://::/path/archive.{protocol}")
+    if len(links) > 1 and "://" not in links[-1] and not Path(links[-1]).is_absolute():
+        raise refuse("ends in a relative path", "write an absolute path after the last ::")
+
+
+def _strictly(fs: AbstractFileSystem) -> dict[str, str]:
+    """What `find` needs to raise for a folder that can't be listed. fsspec's own would leave it out silently."""
+    is_async = isinstance(fs, AsyncFileSystem)
+    walks = type(fs)._find is AsyncFileSystem._find if is_async else type(fs).find is AbstractFileSystem.find
+    return {"on_error": "raise"} if walks else {}
