@@ -3,7 +3,8 @@
 Library   adlfs, the file system of fsspec: its credentials, event loop, client and puts. What it can't promise (a condition on a
           read, an etag, a listing without cache, each answer to a delete) is asked of its client, `service_client`.
 Commits   `create` is one Put Blob with `If-None-Match: *`: 409 BlobAlreadyExists = the name was taken; no answer, 5xx =
-          unknown. The SDK's retries are off for it, because they would find our own blob and report the race as lost.
+          unknown. The SDK's retries are off for it, and aiohttp's for all, because they would find our own blob and report the
+          race as lost.
 Reads     an open blob is read by ranges with `If-Match`, so a replaced blob is detected, and versions are never mixed
 Names     with a hierarchical namespace, the server lists folders like blobs; they are left out here. It sorts blobs by folder, so
           a complete listing is sorted in memory (one with a limit has the server's order).
@@ -20,10 +21,12 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
+import aiohttp
 import pyarrow as pa
 from adlfs import AzureBlobFileSystem
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob import BlobBlock, BlobProperties
 from azure.storage.blob.aio import BlobClient, BlobServiceClient, ContainerClient, ExponentialRetry
 from fsspec.asyn import sync
@@ -54,7 +57,7 @@ from lakeupsert.storage.remote import (
 
 if TYPE_CHECKING:
     from azure.core.credentials import TokenCredential
-    from azure.core.pipeline.transport import AsyncHttpResponse
+    from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
 
 Result = TypeVar("Result")
 
@@ -399,14 +402,30 @@ class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         self.service_client = BlobServiceClient(
             found.url,
             credential=found.credential,
-            connection_timeout=azureaccount.CONNECTION_SECONDS,
-            read_timeout=azureaccount.READ_SECONDS,
+            transport=_Transport(
+                connection_timeout=azureaccount.CONNECTION_SECONDS, read_timeout=azureaccount.READ_SECONDS
+            ),
             retry_policy=ExponentialRetry(**azureaccount.backoff()),
             raw_request_hook=_count,
             max_single_put_size=MULTIPART_BYTES,
             max_single_get_size=MULTIPART_BYTES,
             max_chunk_get_size=MULTIPART_BYTES,
         )
+
+
+class _Transport(AioHttpTransport):  # type: ignore[misc]
+    """aiohttp as Azure's library uses it, but each request is sent once: aiohttp would repeat a PUT after a lost connection, and
+    a create would then find its own blob."""
+
+    async def send(self, request: "HttpRequest", **options: object) -> "AsyncHttpResponse":
+        return await super().send(request, middlewares=(_send_once,), **options)
+
+
+async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    try:
+        return await send(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as e:
+        raise aiohttp.ClientConnectionError(str(e)) from e  # aiohttp repeats after the other two
 
 
 def file_system(account: str | None, suffix: str | None = None) -> AzureBlobFileSystem:

@@ -43,7 +43,7 @@ _MODIFIED = (
     "created",
 )
 """The backends' names for the time of the last change. Memory's objects are created again."""
-_REFUSAL = re.compile("Forbidden|Authentication|HostKey")
+_REFUSAL = re.compile("Forbidden|[Aa]uthentication|HostKey")
 
 
 class FsspecStore:
@@ -185,9 +185,10 @@ def failure(error: Exception, call: Call, uri: str) -> LakeupsertError:
 def info_of(name: str, info: dict[str, Any]) -> ObjectInfo:  # Any: each backend has its own fields
     """What a backend says of the object ``name``."""
     size, stamp = info["size"], next((info[key] for key in _MODIFIED if info.get(key)), None)
-    by_time = SIZE_ONLY.format(size) if stamp is None else f"{stamp} {size}"
+    modified = _seconds(stamp)
+    by_time = SIZE_ONLY.format(size) if stamp is None else f"{modified or stamp} {size}"
     etag = next((str(info[key]) for key in _ETAG if info.get(key) not in (None, "")), by_time)
-    return ObjectInfo(name, size, etag, _seconds(stamp))
+    return ObjectInfo(name, size, etag, modified)
 
 
 def _seconds(stamp: str | float | datetime | None) -> float:

@@ -8,7 +8,7 @@ Settings  fsspec's own, by environment (`FSSPEC_SFTP_USERNAME`) or files in `~/.
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -28,6 +28,9 @@ from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.storage.base import Call, NotFoundError, ObjectInfo, Requests
 from lakeupsert.storage.by_fsspec import failure, info_of
 from lakeupsert.storage.remote import PART_BYTES, UNTOUCHED, RangeReader
+
+_Info = dict[str, Any]
+"""What a file system says of a file. Any: each has its own fields."""
 
 
 class FsspecReader:
@@ -78,14 +81,14 @@ class FsspecReader:
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
         self._kept = None  # an open archive would still show the files that it had when it was opened
-        found: dict[str, dict[str, Any]] = {}
+        found: Sequence[_Info] = ()
         with suppress(NotFoundError), self._request("list", prefix) as fs:
             fs.invalidate_cache()
-            found = fs.find(self._path(prefix.rpartition("/")[0]), detail=True, **_strictly(fs))
-        if not found and not prefix:
+            found = _find(fs, self._path(prefix.rpartition("/")[0]))
+        named = {name: info for info in found if (name := self._name(info["name"]))}  # "": the root, if it is a file
+        if not named and not prefix:
             self._check_root()
-        named = sorted((self._name(path), info) for path, info in found.items())
-        return islice((self._sized(name, info) for name, info in named if name.startswith(prefix)), limit)
+        return islice((self._sized(name, named[name]) for name in sorted(named) if name.startswith(prefix)), limit)
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         info = self.head(name)
@@ -116,22 +119,23 @@ class FsspecReader:
     def _name(self, path: str) -> str:
         return path.strip("/").removeprefix(self._opened()[1].strip("/")).lstrip("/")
 
-    def _sized(self, name: str, listed: dict[str, Any]) -> ObjectInfo:
-        """A file of a listing. Some file systems, for example that of HTTP, list names alone."""
-        if listed.get("size") is not None:
+    def _sized(self, name: str, listed: _Info) -> ObjectInfo:
+        """A file of a listing. Some file systems, for example that of HTTP, list names alone, and links are not their files."""
+        if listed.get("size") is not None and listed["type"] == "file":
             return info_of(name, listed)
         with self._request("head", name) as fs:
             return info_of(name, fs.info(self._path(name)))
 
     def _check_root(self) -> None:
         """Raise ConfigurationError if there is no such folder: its listing is empty too."""
-        with self._request("head", "") as fs:
-            if not fs.exists(self._path("")):
-                raise ConfigurationError(
-                    "no-landing",
-                    f"There is no {self.uri()}, or it can't be listed. {UNTOUCHED}",
-                    next="create it, or correct `landing`",
-                )
+        with suppress(NotFoundError), self._request("head", "") as fs:
+            if fs.isdir(self._path("")):
+                return
+        raise ConfigurationError(
+            "no-landing",
+            f"There is no folder {self.uri()}, or it can't be listed. {UNTOUCHED}",
+            next="create it, or correct `landing`",
+        )
 
     @contextmanager
     def _request(self, call: Call, name: str) -> Iterator[AbstractFileSystem]:
@@ -184,8 +188,16 @@ def _check(address: str) -> None:
         raise refuse("ends in a relative path", "write an absolute path after the last ::")
 
 
-def _strictly(fs: AbstractFileSystem) -> dict[str, str]:
-    """What `find` needs to raise for a folder that can't be listed. fsspec's own would leave it out silently."""
+def _find(fs: AbstractFileSystem, path: str) -> Sequence[_Info]:
+    """All files below ``path``. The `find` that file systems inherit leaves out folders that it fails to list."""
     is_async = isinstance(fs, AsyncFileSystem)
-    walks = type(fs)._find is AsyncFileSystem._find if is_async else type(fs).find is AbstractFileSystem.find
-    return {"on_error": "raise"} if walks else {}
+    inherited = type(fs)._find is AsyncFileSystem._find if is_async else type(fs).find is AbstractFileSystem.find
+    return [*_walk(fs, path)] if inherited else [*fs.find(path, detail=True).values()]
+
+
+def _walk(fs: AbstractFileSystem, path: str) -> Iterator[_Info]:
+    for info in fs.ls(path, detail=True):
+        if info["type"] != "directory":
+            yield info
+        elif info["name"].rstrip("/") != path.rstrip("/"):
+            yield from _walk(fs, info["name"])
