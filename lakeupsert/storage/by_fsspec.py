@@ -43,7 +43,7 @@ _MODIFIED = (
     "created",
 )
 """The backends' names for the time of the last change. Memory's objects are created again."""
-_REFUSAL = re.compile("Forbidden|[Aa]uthentication|HostKey")
+_REFUSAL = re.compile("Forbidden|[Aa]uthentication|HostKey|Permission ?[Dd]enied")
 
 
 class FsspecStore:

@@ -8,7 +8,7 @@ Settings  fsspec's own, by environment (`FSSPEC_SFTP_USERNAME`) or files in `~/.
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
@@ -20,6 +20,7 @@ import pyarrow as pa
 from fsspec import AbstractFileSystem
 from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.asyn import AsyncFileSystem
+from fsspec.config import conf
 from fsspec.core import split_protocol, url_to_fs
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.registry import available_protocols, get_filesystem_class
@@ -29,6 +30,8 @@ from lakeupsert.storage.base import Call, NotFoundError, ObjectInfo, Requests
 from lakeupsert.storage.by_fsspec import failure, info_of
 from lakeupsert.storage.remote import PART_BYTES, UNTOUCHED, RangeReader
 
+_SSH = ("sftp", "ssh")
+"""For these, sshfs takes every host for the right one, unless it is told to look into ~/.ssh/known_hosts (``()``)."""
 _Info = dict[str, Any]
 """What a file system says of a file. Any: each has its own fields."""
 
@@ -95,10 +98,15 @@ class FsspecReader:
         if info is None or etag not in (None, info.etag):
             raise NotFoundError(name)
         with self._request("get", name) as fs:
-            file = fs.open(self._path(name), "rb", cache_type="none")
+            file = fs.open(self._path(name), "rb")
+            if info.size > PART_BYTES:
+                return pa.PythonFile(_OpenFile(file, partial(self._read, file, name), info.size), "r")
             # At once: some servers of HTTP know no ranges, and a compressed archive is read from its beginning for each.
-            held = bytes(file.read()) if info.size <= PART_BYTES else b""
-        return pa.PythonFile(RangeReader(partial(self._read, file, name), info.size, held, 0), "r")
+            with file:
+                data = file.read()
+        if len(data) != info.size:
+            raise NotFoundError(name)
+        return pa.BufferReader(data)
 
     # -- how
 
@@ -110,7 +118,9 @@ class FsspecReader:
     def _opened(self) -> tuple[AbstractFileSystem, str]:
         """The file system, and the path of the root in it. Opened once for each process: a fork would share connections."""
         if self._kept is None or self._kept[0] != os.getpid():
-            self._kept = (os.getpid(), *url_to_fs(self._address))
+            protocols = [protocol for protocol in _SSH if f"{protocol}://" in self._address]
+            options = {protocol: {"known_hosts": (), **conf.get(protocol, {})} for protocol in protocols}
+            self._kept = (os.getpid(), *url_to_fs(self._address, **options))
         return self._kept[1:]
 
     def _path(self, name: str) -> str:
@@ -155,6 +165,16 @@ class FsspecReader:
                 raise failure(e, call, self.uri(name)) from e
 
 
+class _OpenFile(RangeReader):
+    def __init__(self, file: BinaryIO, read: Callable[[int, int], bytes], size: int) -> None:
+        super().__init__(read, size, b"", 0)
+        self._file = file
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
 def _check(address: str) -> None:
     """Refuse what would show a secret in messages, read an old copy, or mean another place elsewhere."""
 
@@ -179,6 +199,8 @@ def _check(address: str) -> None:
                 f"fsspec has no file system for {protocol}:// ({shown}). Nothing was done.",
                 next="correct the address, or install the package that has this file system of fsspec",
             )
+        if protocol in _SSH:
+            import sshfs  # noqa: F401  fsspec's own accepts the key of every host, whatever it is told
         kind = get_filesystem_class(protocol)
         if issubclass(kind, CachingFileSystem):
             raise refuse("goes through a cache, which may give an older file than the one listed", f"leave out {link}")

@@ -125,12 +125,15 @@ def over_sftp(folder: Path) -> Iterator[Zone]:
 
     root, land, later = filled(folder)
     loop = asyncio.new_event_loop()
-    serve = partial(asyncssh.listen, HOST, 0, server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")])
-    server = loop.run_until_complete(serve(server_factory=Anybody, sftp_factory=True))
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    serve = partial(asyncssh.listen, HOST, 0, server_host_keys=[key], server_factory=Anybody, sftp_factory=True)
+    server = loop.run_until_complete(serve())
+    known = folder / "known_hosts"
+    known.write_text(f"[{HOST}]:{server.get_port()} {key.export_public_key().decode()}")
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     with pytest.MonkeyPatch.context() as settings:  # as fsspec reads them from FSSPEC_SFTP_PASSWORD or ~/.config/fsspec
-        settings.setitem(fsspec.config.conf, "sftp", {"password": "secret"})
+        settings.setitem(fsspec.config.conf, "sftp", {"password": "secret", "known_hosts": str(known)})
         yield Zone(f"sftp://somebody@{HOST}:{server.get_port()}{root}", land, folder, later)
     fsspec.get_filesystem_class("sftp").clear_instance_cache()
     loop.call_soon_threadsafe(server.close)
@@ -276,6 +279,18 @@ def test_server_that_does_not_answer_is_told(tmp_path: Path) -> None:
     assert (error["code"], error["data_changed"]) == ("store-unreachable", False)
 
 
+@pytest.mark.parametrize("settings", [{"password": "secret"}, {"password": "wrong", "known_hosts": None}])
+def test_host_that_is_not_known_and_password_that_is_wrong_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # without ~/.ssh/known_hosts
+    with over_sftp(tmp_path) as zone:
+        zone.land("a.jsonl", lines(("a", 1, "2020-01-01")))
+        monkeypatch.setitem(fsspec.config.conf, "sftp", settings)
+        error = zone.run(code=2)["error"]
+    assert (error["code"], error["data_changed"]) == ("not-permitted", False)
+
+
 @pytest.mark.parametrize(
     ("address", "code", "told"),
     [
@@ -299,11 +314,10 @@ def test_address_that_is_refused(tmp_path: Path, address: str, code: str, told: 
 
 
 @pytest.mark.parametrize(
-    ("protocol", "package", "extra"), [("sftp", "paramiko", "[sftp]"), ("hf", "huggingface_hub", "[hf]")]
+    ("protocol", "package", "extra"), [("sftp", "sshfs", "[sftp]"), ("hf", "huggingface_hub", "[hf]")]
 )
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, protocol: str, package: str, extra: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"fsspec.implementations.{protocol}", raising=False)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
     with pytest.raises(ConfigurationError, match=package) as raised:
         open_landing(f"{protocol}://somebody@host/landing")
