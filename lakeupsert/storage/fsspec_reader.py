@@ -177,37 +177,40 @@ class _OpenFile(RangeReader):
 
 def _check(address: str) -> None:
     """Refuse what would show a secret in messages, read an old copy, or mean another place elsewhere."""
-
-    def refuse(why: str, advice: str) -> ConfigurationError:
-        return ConfigurationError("bad-setting", f"{shown} {why}. Nothing was done.", next=advice)
-
     links = address.split("::")
-    passwords = [password for link in links if (password := urlsplit(link).password)]
-    shown = address
-    for password in passwords:
-        shown = shown.replace(f":{password}@", ":…@")
-    if passwords:
-        raise refuse(
-            "has a password, which messages and logs would show",
-            "leave it out, and give it to fsspec by environment (FSSPEC_SFTP_PASSWORD) or in ~/.config/fsspec, or use a key",
+    if any(urlsplit(link).password for link in links):
+        raise ConfigurationError(
+            "credential-in-configuration",
+            f"The {split_protocol(address)[0]}:// address has a password, which messages and logs would show. Nothing was done.",
+            next="leave it out, and give it to fsspec by environment (FSSPEC_SFTP_PASSWORD) or in ~/.config/fsspec, or use a key",
         )
     for link in links:
-        protocol = split_protocol(link)[0] or (link if link in available_protocols() else "file")
-        if protocol not in available_protocols():
-            raise ConfigurationError(
-                "unknown-store",
-                f"fsspec has no file system for {protocol}:// ({shown}). Nothing was done.",
-                next="correct the address, or install the package that has this file system of fsspec",
-            )
-        if protocol in _SSH:
-            import sshfs  # noqa: F401  fsspec's own accepts the key of every host, whatever it is told
-        kind = get_filesystem_class(protocol)
-        if issubclass(kind, CachingFileSystem):
-            raise refuse("goes through a cache, which may give an older file than the one listed", f"leave out {link}")
-        if issubclass(kind, AbstractArchiveFileSystem) and len(links) == 1:
-            raise refuse("does not say where the archive is", f"write it as {protocol}://::/path/archive.{protocol}")
+        _check_link(address, link, alone=len(links) == 1)
     if len(links) > 1 and "://" not in links[-1] and not Path(links[-1]).is_absolute():
-        raise refuse("ends in a relative path", "write an absolute path after the last ::")
+        raise _bad_address(address, "ends in a relative path", "write an absolute path after the last ::")
+
+
+def _check_link(address: str, link: str, *, alone: bool) -> None:
+    protocol = split_protocol(link)[0] or (link if link in available_protocols() else "file")
+    if protocol not in available_protocols():
+        raise ConfigurationError(
+            "unknown-store",
+            f"fsspec has no file system for {protocol}:// ({address}). Nothing was done.",
+            next="correct the address, or install the package that has this file system of fsspec",
+        )
+    if protocol in _SSH:
+        import sshfs  # noqa: F401  fsspec's own accepts the key of every host, whatever it is told
+    kind = get_filesystem_class(protocol)
+    if issubclass(kind, CachingFileSystem):
+        why = "goes through a cache, which may give an older file than the one that is listed"
+        raise _bad_address(address, why, f"leave out {link}")
+    if issubclass(kind, AbstractArchiveFileSystem) and alone:
+        advice = f"write it as {protocol}://::/path/archive.{protocol}"
+        raise _bad_address(address, "does not say where the archive is", advice)
+
+
+def _bad_address(address: str, why: str, advice: str) -> ConfigurationError:
+    return ConfigurationError("bad-setting", f"{address} {why}. Nothing was done.", next=advice)
 
 
 def _find(fs: AbstractFileSystem, path: str) -> Sequence[_Info]:

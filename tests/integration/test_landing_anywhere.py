@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 import sys
 import threading
 import zipfile
@@ -184,13 +185,13 @@ def test_file_is_read_as_it_was_listed_or_not_at_all(zone: Zone) -> None:
     zone.later()
     zone.land("a.jsonl", b"2")
     zone.later()
-    again = open_landing(zone.address)
+    assert next(reader.list("")).etag != listed.etag
     with pytest.raises(NotFoundError):
-        again.open("a.jsonl", listed.etag)
+        reader.open("a.jsonl", listed.etag)
     with pytest.raises(NotFoundError):
-        again.open("absent.jsonl")
-    assert again.head("absent.jsonl") is None
-    assert again.get("a.jsonl") == b"2"
+        reader.open("absent.jsonl")
+    assert reader.head("absent.jsonl") is None
+    assert pickle.loads(pickle.dumps(reader)).get("a.jsonl") == b"2"
 
 
 def test_large_file_is_read_by_ranges(memory_zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +296,7 @@ def test_host_that_is_not_known_and_password_that_is_wrong_are_told(
     ("address", "code", "told"),
     [
         ("sftp://me:secret@host/landing", "credential-in-configuration", "landing"),
-        ("zip://in::sftp://me:secret@host/x.zip", "bad-setting", "has a password"),
+        ("zip://in::sftp://me:secret@host/x.zip", "credential-in-configuration", "has a password"),
         ("zip:///data/landing.zip", "bad-setting", "zip://::/path/archive.zip"),
         ("zip://in::landing.zip", "bad-setting", "absolute path"),
         ("simplecache::http://host/landing", "bad-setting", "cache"),
