@@ -137,9 +137,18 @@ def over_sftp(folder: Path) -> Iterator[Zone]:
         settings.setitem(fsspec.config.conf, "sftp", {"password": "secret", "known_hosts": str(known)})
         yield Zone(f"sftp://somebody@{HOST}:{server.get_port()}{root}", land, folder, later)
     fsspec.get_filesystem_class("sftp").clear_instance_cache()
-    loop.call_soon_threadsafe(server.close)
+
+    async def close() -> None:
+        server.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    asyncio.run_coroutine_threadsafe(close(), loop).result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
+    loop.close()
 
 
 KINDS = {"memory": in_memory, "zip": in_zip, "http": over_http, "sftp": over_sftp}
