@@ -52,9 +52,8 @@ class FsspecReader:
         self._address = address
         self.requests = Requests()
         self._kept: tuple[int, AbstractFileSystem, str] | None = None
-        self._lock = (
-            threading.RLock()
-        )  # most file systems have one connection or one open archive, and handles with a position
+        # Most file systems have one connection or one open archive, and files with a position.
+        self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[type["FsspecReader"], tuple[str]]:
         return FsspecReader, (self._address,)
@@ -79,7 +78,7 @@ class FsspecReader:
         with suppress(NotFoundError), self._request("head", name) as fs:
             fs.invalidate_cache()
             info = fs.info(self._path(name))
-            return info_of(name, info) if info["type"] == "file" else None
+            return self._info(name, info) if info["type"] == "file" else None
         return None
 
     def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
@@ -91,7 +90,8 @@ class FsspecReader:
         named = {name: info for info in found if (name := self._name(info["name"]))}  # "": the root, if it is a file
         if not named and not prefix:
             self._check_root()
-        return islice((self._sized(name, named[name]) for name in sorted(named) if name.startswith(prefix)), limit)
+        infos = (self._sized(name, named[name]) for name in sorted(named) if name.startswith(prefix))
+        return islice((info for info in infos if info is not None), limit)
 
     def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
         info = self.head(name)
@@ -100,7 +100,7 @@ class FsspecReader:
         with self._request("get", name) as fs:
             file = fs.open(self._path(name), "rb")
             if info.size > PART_BYTES:
-                return pa.PythonFile(_OpenFile(file, partial(self._read, file, name), info.size), "r")
+                return pa.PythonFile(_OpenFile(fs, file, partial(self._read, file, name), info.size), "r")
             # At once: some servers of HTTP know no ranges, and a compressed archive is read from its beginning for each.
             with file:
                 data = file.read()
@@ -129,12 +129,22 @@ class FsspecReader:
     def _name(self, path: str) -> str:
         return path.strip("/").removeprefix(self._opened()[1].strip("/")).lstrip("/")
 
-    def _sized(self, name: str, listed: _Info) -> ObjectInfo:
-        """A file of a listing. Some file systems, for example that of HTTP, list names alone, and links are not their files."""
+    def _sized(self, name: str, listed: _Info) -> ObjectInfo | None:
+        """A file of a listing; None if it is gone. Some file systems list names alone (HTTP), or links instead of their files."""
         if listed.get("size") is not None and listed["type"] == "file":
             return info_of(name, listed)
-        with self._request("head", name) as fs:
-            return info_of(name, fs.info(self._path(name)))
+        with suppress(NotFoundError), self._request("head", name) as fs:
+            return self._info(name, fs.info(self._path(name)))
+        return None
+
+    def _info(self, name: str, info: _Info) -> ObjectInfo:
+        if info.get("size") is None:
+            raise ConfigurationError(
+                "no-landing",
+                f"{self.uri(name)}: the server tells no size, so it can't be read as a landing file. {UNTOUCHED}",
+                next="use a server that tells it (Content-Length), or copy the files to another landing zone",
+            )
+        return info_of(name, info)
 
     def _check_root(self) -> None:
         """Raise ConfigurationError if there is no such folder: its listing is empty too."""
@@ -166,8 +176,9 @@ class FsspecReader:
 
 
 class _OpenFile(RangeReader):
-    def __init__(self, file: BinaryIO, read: Callable[[int, int], bytes], size: int) -> None:
+    def __init__(self, fs: AbstractFileSystem, file: BinaryIO, read: Callable[[int, int], bytes], size: int) -> None:
         super().__init__(read, size, b"", 0)
+        self._fs = fs  # an archive closes with it
         self._file = file
 
     def close(self) -> None:

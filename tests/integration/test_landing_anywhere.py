@@ -23,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from lakeupsert import clock
 from lakeupsert.cli import main
 from lakeupsert.errors import ConfigurationError
-from lakeupsert.storage import NotFoundError, open_landing, open_store
+from lakeupsert.storage import NotFoundError, ObjectReader, open_landing, open_store
 from lakeupsert.storage.fsspec_reader import FsspecReader
 from lakeupsert.testing.servers import HOST
 
@@ -160,12 +160,6 @@ def zone(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Zone]:
         yield zone
 
 
-@pytest.fixture
-def memory_zone(tmp_path: Path) -> Iterator[Zone]:
-    with in_memory(tmp_path) as zone:
-        yield zone
-
-
 def test_nights_take_what_is_new_or_replaced_and_nothing_twice(zone: Zone) -> None:
     zone.land("one/a.jsonl", lines(("a", 1, "2020-01-01"), ("b", 1, "2020-01-02")))
     zone.land("two/b.jsonl", lines(("c", 1, "2020-01-01")))
@@ -203,12 +197,18 @@ def test_file_is_read_as_it_was_listed_or_not_at_all(zone: Zone) -> None:
     assert pickle.loads(pickle.dumps(reader)).get("a.jsonl") == b"2"
 
 
-def test_large_file_is_read_by_ranges(memory_zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["memory", "zip", "sftp"])
+def test_large_file_is_read_by_ranges(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakeupsert.storage.fsspec_reader.PART_BYTES", 10)
-    data = bytes(range(100))
-    memory_zone.land("a.bin", data)
-    reader = open_landing(memory_zone.address)
+    with KINDS[kind](tmp_path) as zone:
+        data = bytes(range(100))
+        zone.land("a.bin", data)
+        reads_ranges(open_landing(zone.address), data)
+
+
+def reads_ranges(reader: ObjectReader, data: bytes) -> None:
     with reader.open("a.bin") as file:
+        assert [found.name for found in reader.list("")] == ["a.bin"]  # an archive is opened again
         assert file.size() == 100
         file.seek(90)
         assert file.read(5) == data[90:95]
@@ -280,6 +280,28 @@ def test_zone_that_is_not_there_is_told(zone: Zone) -> None:
     with pytest.raises(ConfigurationError) as raised:
         list(missing.list(""))
     assert raised.value.code == "no-landing"
+
+
+def test_file_that_vanishes_after_the_listing_is_left_out(tmp_path: Path) -> None:
+    with over_http(tmp_path) as zone:
+        zone.land("a.jsonl", lines(("a", 1, "2020-01-01")))
+        zone.land("b.jsonl", lines(("b", 1, "2020-01-01")))
+        found = open_landing(zone.address).list("")
+        assert next(found).name == "a.jsonl"
+        (tmp_path / "served/b.jsonl").unlink()
+        assert list(found) == []
+
+
+def test_link_is_its_file(tmp_path: Path) -> None:
+    with over_sftp(tmp_path) as zone:
+        zone.land("a.jsonl", lines(("a", 1, "2020-01-01")))
+        outside = tmp_path / "b.jsonl"
+        outside.write_bytes(lines(("b", 1, "2020-01-01")))
+        (tmp_path / "served/b.jsonl").symlink_to(outside)
+        (tmp_path / "served/gone.jsonl").symlink_to(tmp_path / "gone")
+        assert zone.run()["warnings"] == []
+        assert zone.rows() == {("a", 1), ("b", 1)}
+        assert zone.run()["result"]["append"]["batches"] == []
 
 
 def test_server_that_does_not_answer_is_told(tmp_path: Path) -> None:
