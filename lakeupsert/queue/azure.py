@@ -307,7 +307,7 @@ class AzureQueue:
             return ConfigurationError(
                 "bad-credentials",
                 what,
-                next="log in (`az login`), give this machine a managed identity, or correct AZURE_STORAGE_CONNECTION_STRING",
+                next="log in (`az login`), give this machine a managed identity, or correct the AZURE_STORAGE_… variable in use",
             )
         if status == 403:
             return ConfigurationError(

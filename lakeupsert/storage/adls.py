@@ -327,7 +327,7 @@ class AdlsStore:
         return ConfigurationError(
             "bad-credentials",
             f"{operation} of {self.uri(name)} found no valid credentials: {' '.join(reason.split())} {UNTOUCHED}",
-            next="log in (`az login`), give this machine a managed identity, or correct AZURE_STORAGE_CONNECTION_STRING",
+            next="log in (`az login`), give this machine a managed identity, or correct the AZURE_STORAGE_… variable in use",
         )
 
 

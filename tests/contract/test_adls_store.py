@@ -320,6 +320,17 @@ def test_queue_has_the_credentials_that_adlfs_found(monkeypatch: pytest.MonkeyPa
     assert adls.credential("sales") == "a2V5"
 
 
+@pytest.mark.parametrize(
+    ("connection", "code"), [("secret", "bad-setting"), ("AccountName=a;AccountKey=secret!!!", "bad-credentials")]
+)
+def test_connection_string_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, connection: str, code: str) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+    with pytest.raises(ConfigurationError, match="AZURE_STORAGE_") as raised:
+        open_store("az://lake/x").get("a")
+    assert raised.value.code == code
+    assert "secret" not in str(raised.value)
+
+
 def test_nobody_listens(azure: Server, monkeypatch: pytest.MonkeyPatch, impatient: None) -> None:
     given = azure.env["AZURE_STORAGE_CONNECTION_STRING"]
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", given.replace(str(azure.port), str(free_port())))
