@@ -32,7 +32,7 @@ from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import EXPANSION, Footer, bytes_without_rows
 from lakeupsert.rows.digest import Digest
 from lakeupsert.rows.floor import PARTITION, is_among
-from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectReader, ObjectStore
 from lakeupsert.table.spec import FILE, TableSpec
 
 RANGE_BYTES = 64 << 20
@@ -60,7 +60,7 @@ class AppendJob:
         compared: share of the keys, by hash, that are compared between partitions (`settle.count_keys_in_several_partitions`).
     """
 
-    landing: ObjectStore
+    landing: ObjectReader
     store: ObjectStore
     inputs: tuple[LandingInput, ...]
     reading: Reading

@@ -22,7 +22,7 @@ from lakeupsert.landing.files import Survey, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.progress import Share
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import ObjectReader
 
 HELD_BYTES = 256 << 20
 SPILL_FILES = 64
@@ -39,7 +39,7 @@ class Host(Protocol):
 
     def survey(
         self,
-        landing: ObjectStore,
+        landing: ObjectReader,
         inputs: Sequence[LandingInput],
         reading: Reading,
         known: pa.Schema | None,
@@ -69,7 +69,7 @@ class LocalHost:
 
     def survey(
         self,
-        landing: ObjectStore,
+        landing: ObjectReader,
         inputs: Sequence[LandingInput],
         reading: Reading,
         known: pa.Schema | None,

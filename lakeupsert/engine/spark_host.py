@@ -36,7 +36,7 @@ from lakeupsert.landing.files import TYPED, Survey, format_of, survey
 from lakeupsert.landing.formats.blocks import LandingInput
 from lakeupsert.rows.arrays import Rows
 from lakeupsert.rows.datafiles import from_bytes, to_bytes
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import ObjectReader
 
 TASK_BYTES = 64 << 20
 """Landing bytes that a task reads, at most. A single row group or text file is not cut, and may be larger."""
@@ -87,7 +87,7 @@ class SparkHost:
 
     def survey(
         self,
-        landing: ObjectStore,
+        landing: ObjectReader,
         inputs: Sequence[LandingInput],
         reading: Reading,
         known: pa.Schema | None,

@@ -46,7 +46,7 @@ from lakeupsert.rows.arrays import Mask, Rows
 from lakeupsert.rows.columns import find_brought_columns
 from lakeupsert.rows.convert import as_mask, convert
 from lakeupsert.rows.floor import PARTITION
-from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.evolution import describe_separator
 from lakeupsert.table.ledger import Reason
 from lakeupsert.table.spec import DELETE_FLAG, HAS, PLACE, TableSpec
@@ -91,7 +91,7 @@ class CheckedRows:
 
 
 def read_rows(
-    store: ObjectStore, file: LandingInput, reading: Reading, rules: RowRules, sha256: "Hash | None" = None
+    store: ObjectReader, file: LandingInput, reading: Reading, rules: RowRules, sha256: "Hash | None" = None
 ) -> Iterator[CheckedRows]:
     """The rows of a file, block by block. ``sha256`` is updated with the whole file, which is read only once if possible.
 

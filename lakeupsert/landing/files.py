@@ -38,7 +38,7 @@ from lakeupsert.landing.formats.records import ChooseDialect
 from lakeupsert.landing.formats.unpacked import ReadAhead, is_plain, is_utf16, open_text, without_compression
 from lakeupsert.landing.partitions import derived_columns, partition_names, partition_sources
 from lakeupsert.rows.arrays import Rows
-from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.spec import TableSpec
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def format_of(path: str, configured: str) -> str | None:
 
 
 def survey(
-    store: ObjectStore, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
+    store: ObjectReader, file: LandingInput, reading: Reading, known: pa.Schema | None, text_columns: frozenset[str]
 ) -> Survey:
     """Columns and types of a file. A file that can't be read, or changed, is reported in the result and not raised.
 
@@ -288,13 +288,13 @@ def apply_aliases(block: Block, path: str, reading: Reading) -> Block:
 
 
 def first_rows(
-    store: ObjectStore, file: LandingInput, rows: int, size: int, reading: Reading = _DEFAULT_READING
+    store: ObjectReader, file: LandingInput, rows: int, size: int, reading: Reading = _DEFAULT_READING
 ) -> Rows:
     """The rows of `read_beginning`."""
     return read_beginning(store, file, rows, size, reading).rows
 
 
-def read_head(store: ObjectStore, file: LandingInput, size: int) -> bytes:
+def read_head(store: ObjectReader, file: LandingInput, size: int) -> bytes:
     """Up to ``size`` bytes of whole lines at the beginning of a text file, in UTF-8 and without a byte order mark.
 
     Raises UnreadableFileError, and NotFoundError if the file was deleted.
@@ -315,7 +315,7 @@ class Beginning:
 
 
 def read_beginning(
-    store: ObjectStore,
+    store: ObjectReader,
     file: LandingInput,
     rows: int,
     size: int,
@@ -356,7 +356,7 @@ def read_beginning(
     return Beginning(pa.concat_tables(tables), first, whole and wanted > 0)
 
 
-def line_of(store: ObjectStore, example: Example, reading: Reading) -> int | None:
+def line_of(store: ObjectReader, example: Example, reading: Reading) -> int | None:
     """The line of a text file that a value is in, counted from 1; None if the file was deleted or can't be read."""
     file = LandingInput(example.path, 0, "", place=0)
     distance, line = example.place, 1
@@ -379,7 +379,7 @@ def _read_up_to(text: Source, size: int) -> bytes:
     return data
 
 
-def preview(store: ObjectStore, file: LandingInput, reading: Reading, spec: TableSpec, size: int) -> Preview:
+def preview(store: ObjectReader, file: LandingInput, reading: Reading, spec: TableSpec, size: int) -> Preview:
     """Count rows by partition. Of Parquet and ORC the partition columns are read, of other formats about ``size`` bytes at most.
 
     These bytes are spread over the file, or are its beginning if it can only be read from there. Raises NotFoundError if the file
@@ -477,7 +477,7 @@ def hashed_source(source: pa.NativeFile, file: LandingInput, kind: str, sha256: 
     return in_memory
 
 
-def content_hash(store: ObjectStore, path: str, etag: str | None = None) -> str:
+def content_hash(store: ObjectReader, path: str, etag: str | None = None) -> str:
     """SHA-256 of a whole object, in hexadecimal digits.
 
     Raises ChangedFileError if the object was deleted, or may have been replaced since it had ``etag``.
@@ -492,19 +492,19 @@ def content_hash(store: ObjectStore, path: str, etag: str | None = None) -> str:
     return sha256.hexdigest()
 
 
-def hash_object(store: ObjectStore, path: str, etag: str | None, sha256: "Hash") -> None:
-    """Update ``sha256`` with the content of a whole object. Raises NotFoundError as `ObjectStore.open` does."""
+def hash_object(store: ObjectReader, path: str, etag: str | None, sha256: "Hash") -> None:
+    """Update ``sha256`` with the content of a whole object. Raises NotFoundError as `ObjectReader.open` does."""
     with store.open(path, etag) as source:
         while read := source.read(blocks.BLOCK_BYTES):
             sha256.update(read)
 
 
-def _is_unchanged(store: ObjectStore, path: str, etag: str) -> bool:
+def _is_unchanged(store: ObjectReader, path: str, etag: str) -> bool:
     now = store.head(path)
     return now is not None and now.etag == etag
 
 
-def check_unchanged(store: ObjectStore, path: str, etag: str) -> None:
+def check_unchanged(store: ObjectReader, path: str, etag: str) -> None:
     """Raise ChangedFileError if the object was deleted or replaced since it had ``etag``."""
     if not _is_unchanged(store, path, etag):
         raise ChangedFileError(path)

@@ -21,7 +21,7 @@ from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.rows.arrays import Indices, Mask
 from lakeupsert.rows.convert import as_mask, convert, to_json_values
-from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
 
 Item = TypeVar("Item")
 
@@ -148,7 +148,7 @@ def _shorten(value: object) -> object:
     return f"{value[:37]}..." if isinstance(value, str) and len(value) > 40 else value
 
 
-def read_sample(store: ObjectStore, files: Sequence[ObjectInfo], reading: Reading) -> tuple[Sample, list[str]]:
+def read_sample(store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading) -> tuple[Sample, list[str]]:
     """The first rows of ``files``, which `choose_files` chose, and why some of them can't be read."""
     beginnings, failures = [], []
     rows, size = ROWS // len(files), BYTES // len(files)

@@ -80,8 +80,8 @@ def doctor(table: OpenTable) -> list[Finding]:
 
 
 def _permissions(table: OpenTable) -> Iterator[Finding]:
-    for zone, rights in (("landing", os.R_OK | os.X_OK), ("processed", os.R_OK | os.W_OK | os.X_OK)):
-        store = open_store(getattr(table.settings, zone))
+    zones = ("landing", table.landing, os.R_OK | os.X_OK), ("processed", table.store, os.R_OK | os.W_OK | os.X_OK)
+    for zone, store, rights in zones:
         if isinstance(store, LocalStore):
             yield _zone(table.name, zone, Path(store.root), rights)
         else:

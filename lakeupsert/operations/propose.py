@@ -28,7 +28,7 @@ from lakeupsert.operations.propose_words import Choice, is_named
 from lakeupsert.phrases import no_folder
 from lakeupsert.pipeline.discover import is_landing_file
 from lakeupsert.pipeline.next_spec import describe_unfit
-from lakeupsert.storage import LocalStore, ObjectInfo, ObjectStore, open_store
+from lakeupsert.storage import LocalStore, ObjectInfo, ObjectReader, can_commit, open_landing, open_store
 from lakeupsert.table.evolution import create
 from lakeupsert.table.layout import HOME
 from lakeupsert.table.spec import DeleteRule
@@ -73,11 +73,11 @@ def propose(address: str, table: str | None = None) -> Proposal:
         ConfigurationError: it is not a folder, has no files, or is the processed zone of a lakeupsert table.
         RefusedError: none of the sample files can be read.
     """
-    store = open_store(address)
+    store = open_landing(address)
     root = store.root if isinstance(store, LocalStore) else store.uri()
     files = _files(store, root)
     names = [f.name for f in files]
-    folders = _hive_folders(names)
+    folders = _hive_folders(names) if can_commit(address) else None
     read = choose_reading(store, files, with_dates=folders is None)  # a table that exists has its types
     rows, warnings = read.rows, [*read.failures, *read.warnings]
     if not rows.count:
@@ -93,6 +93,8 @@ def propose(address: str, table: str | None = None) -> Proposal:
     choices = SettingChoices(rows, hive, names)
     settings = choices.settings()
     beside = _beside(root, "processed", "landing") if hive else _beside(root, "landing", "processed")
+    if not can_commit(address):
+        beside = str(Path("processed").absolute())
     if not hive and next(open_store(beside).list("", limit=1), None) is not None:
         warnings.append(f"{beside}, which is proposed as the processed zone, is not empty: check it")
     warnings += _add_types(store, read, choices)
@@ -113,7 +115,7 @@ def propose(address: str, table: str | None = None) -> Proposal:
     return proposal if proposal.open else _with_check(proposal, rows)
 
 
-def _add_types(store: ObjectStore, read: SampleReading, choices: SettingChoices) -> list[str]:
+def _add_types(store: ObjectReader, read: SampleReading, choices: SettingChoices) -> list[str]:
     """Give a type to each column that only a few values make text. Returns warnings about these values."""
     key = choices.key.value or []
     warnings = []
@@ -132,7 +134,7 @@ def _add_types(store: ObjectStore, read: SampleReading, choices: SettingChoices)
 # -- the folder
 
 
-def _files(store: ObjectStore, root: str) -> list[ObjectInfo]:
+def _files(store: ObjectReader, root: str) -> list[ObjectInfo]:
     if isinstance(store, LocalStore) and not Path(root).is_dir():
         raise ConfigurationError("no-landing", f"{root} {no_folder(Path(root))}.", next="name the folder of your files")
     if next(iter(store.list(f"{HOME}/", limit=1)), None) is not None:

@@ -28,7 +28,7 @@ from lakeupsert.operations.propose_dates import MOST, choose_formats, formats_th
 from lakeupsert.operations.propose_words import Choice, count, is_named, name_list
 from lakeupsert.rows.arrays import Column, Mask
 from lakeupsert.rows.convert import as_mask, convert
-from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectInfo, ObjectReader
 from lakeupsert.table.evolution import describe_separator
 
 _HEAD_BYTES = 1 << 16
@@ -67,7 +67,7 @@ class _Sniffed:
     has_header: bool
 
 
-def choose_reading(store: ObjectStore, files: Sequence[ObjectInfo], *, with_dates: bool) -> SampleReading:
+def choose_reading(store: ObjectReader, files: Sequence[ObjectInfo], *, with_dates: bool) -> SampleReading:
     """Choose how ``files`` are read, some of which are the sample; formats of dates only ``with_dates``."""
     chosen = choose_files(files)
     choices = _ReadingChoices(store, chosen)
@@ -85,7 +85,7 @@ def choose_reading(store: ObjectStore, files: Sequence[ObjectInfo], *, with_date
     return SampleReading(rows, choices.reading, choices.settings, tuple(choices.warnings), tuple(failures), empty)
 
 
-def _describe_empty(store: ObjectStore, files: Sequence[ObjectInfo], reading: Reading) -> str | None:
+def _describe_empty(store: ObjectReader, files: Sequence[ObjectInfo], reading: Reading) -> str | None:
     """What the first CSV file looks like that has more lines than its header."""
     for file in files:
         lines = _head_of(store, file).splitlines() if format_of(file.name, "auto") == "csv" else []
@@ -101,7 +101,7 @@ def _describe_empty(store: ObjectStore, files: Sequence[ObjectInfo], reading: Re
 class _ReadingChoices:
     """Chooses one setting after another; each choice uses those before it."""
 
-    def __init__(self, store: ObjectStore, files: Sequence[ObjectInfo]) -> None:
+    def __init__(self, store: ObjectReader, files: Sequence[ObjectInfo]) -> None:
         self.settings: dict[str, Choice] = {}
         self.warnings: list[str] = []
         self._sniffed = {}
@@ -206,7 +206,7 @@ class _ReadingChoices:
             self.settings["dates"] = Choice(dates, tuple(evidence))
 
 
-def _sniff_file(store: ObjectStore, file: ObjectInfo) -> _Sniffed | None:
+def _sniff_file(store: ObjectReader, file: ObjectInfo) -> _Sniffed | None:
     """The dialect of a CSV file, also if it names its delimiter itself (`sep=;`); None if it is not known."""
     head = _head_of(store, file)
     dialect, used = choose_dialect(Reading(), head)
@@ -215,7 +215,7 @@ def _sniff_file(store: ObjectStore, file: ObjectInfo) -> _Sniffed | None:
     return _sniff(head) if head.strip() else None
 
 
-def _head_of(store: ObjectStore, file: ObjectInfo) -> bytes:
+def _head_of(store: ObjectReader, file: ObjectInfo) -> bytes:
     try:
         return read_head(store, LandingInput(file.name, file.size, file.etag, place=0), _HEAD_BYTES)
     except (UnreadableFileError, NotFoundError):

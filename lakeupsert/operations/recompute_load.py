@@ -51,7 +51,7 @@ from lakeupsert.rows.arrays import Column, Indices, Rows
 from lakeupsert.rows.convert import decode
 from lakeupsert.rows.datafiles import from_bytes, read_file
 from lakeupsert.rows.floor import Forgetting
-from lakeupsert.storage import NotFoundError, ObjectStore
+from lakeupsert.storage import NotFoundError, ObjectReader
 from lakeupsert.table.layout import partition_scalars
 from lakeupsert.table.ledger import FullExtract, LandingFile, LedgerEntry
 from lakeupsert.table.manifest import DataFile
@@ -436,7 +436,7 @@ def _read_parquet(path: str) -> str:
 
 
 @contextmanager
-def _on_disk(store: ObjectStore, name: str) -> Iterator[str]:
+def _on_disk(store: ObjectReader, name: str) -> Iterator[str]:
     """The path of an object: its own, or (of a remote store) that of a copy, which is deleted after the block."""
     if not is_remote(store.uri(name)):
         yield plain_path(store.uri(name))

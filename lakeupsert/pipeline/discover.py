@@ -17,10 +17,10 @@ from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, RefusedError
 from lakeupsert.landing.files import content_hash
 from lakeupsert.landing.formats.blocks import ChangedFileError, LandingInput
-from lakeupsert.phrases import no_folder
+from lakeupsert.phrases import count, no_folder
 from lakeupsert.pipeline.landing_dates import Skipped, describe_skipped, is_stray, received_on
 from lakeupsert.pipeline.opened import OpenTable
-from lakeupsert.storage import LocalStore, ObjectInfo, open_store
+from lakeupsert.storage import LocalStore, ObjectInfo, open_landing
 from lakeupsert.table.chain import Link
 from lakeupsert.table.ledger import (
     LandingFile,
@@ -76,6 +76,7 @@ class Ground:
         inputs: landing files to take, in the order that ranks their rows.
         seen: landing files that had to be read to find out that an earlier batch took the same content.
         skipped: landing files that have no date by `landing_dates`.
+        by_size: how many landing files are known by nothing but their names and sizes.
     """
 
     batch_id: str
@@ -88,6 +89,7 @@ class Ground:
     inputs: tuple[LandingInput, ...] = ()
     seen: tuple[SeenFile, ...] = ()
     skipped: Skipped | None = None
+    by_size: int = 0
 
     @property
     def spec(self) -> TableSpec | None:
@@ -116,7 +118,13 @@ class Ground:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (str(self.skipped),) if self.skipped else ()
+        found = [str(self.skipped)] if self.skipped else []
+        if self.by_size:
+            found.append(
+                f"the landing zone tells nothing of {count(self.by_size, 'file')} but the size: a file that is replaced by one "
+                "of the same size is not noticed, neither while it is read nor later. Land each change under a new name"
+            )
+        return tuple(found)
 
     def version_of(self, spec: TableSpec) -> int:
         """The version of ``spec`` once this batch is committed: the head's own, or the one after it."""
@@ -173,7 +181,9 @@ def discover(table: OpenTable, request: Request = ALL_NEW, excluded: Collection[
         _refuse_renamed(table, ground.spec, entries, {i.path: i.etag for i in inputs})
     # The stamp is of now: listing and hashing may have taken a while.
     received_at = next_stamp(ground.head.body if ground.head else None)
-    return replace(ground, received_at=received_at, inputs=inputs, seen=seen, skipped=listing.skipped)
+    return replace(
+        ground, received_at=received_at, inputs=inputs, seen=seen, skipped=listing.skipped, by_size=listing.by_size
+    )
 
 
 def new_files(table: OpenTable) -> tuple[LandingInput, ...]:
@@ -251,16 +261,18 @@ def _refuse_unadopted(table: OpenTable) -> None:
 
 @dataclass(frozen=True)
 class _Listing:
-    """Landing files that have a date in the requested range and are not known, and what to say of files that have no date."""
+    """Landing files that have a date in the requested range and are not known, what to say of files that have no date, and how
+    many files are known by nothing but their names and sizes."""
 
     files: tuple[ObjectInfo, ...]
     skipped: Skipped | None
+    by_size: int
 
 
 def _list_landing(
     table: OpenTable, request: Request, known: Mapping[str, list[LandingFile]], is_candidate: Callable[[str], bool]
 ) -> _Listing:
-    landing = open_store(table.settings.landing)
+    landing = open_landing(table.settings.landing)
     if isinstance(landing, LocalStore) and not Path(landing.root).is_dir():
         raise ConfigurationError(
             "no-landing",
@@ -272,11 +284,12 @@ def _list_landing(
     files: list[ObjectInfo] = []
     undated: list[str] = []
     folders: set[str] = set()
-    count = 0
+    listed = by_size = 0
     for found in table.landing.list(""):
         if not is_landing_file(found.name) or not is_candidate(found.name):
             continue
-        count += 1
+        listed += 1
+        by_size += found.is_by_size
         if not is_stray(found.name, pattern, format_):
             folders.add(_folder(found.name))
         day = received_on(found.name, pattern)
@@ -286,7 +299,7 @@ def _list_landing(
             continue
         elif not any((k.size, k.etag) == (found.size, found.etag) for k in known.get(found.name, ())):
             files.append(found)
-    return _Listing(tuple(files), describe_skipped(pattern, format_, undated, count, folders))
+    return _Listing(tuple(files), describe_skipped(pattern, format_, undated, listed, folders), by_size)
 
 
 def _new_files(

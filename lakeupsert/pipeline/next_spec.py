@@ -20,7 +20,7 @@ from lakeupsert.landing.formats.dominant import DominantType, combine
 from lakeupsert.landing.formats.inference import unify, without_nulls
 from lakeupsert.pipeline.opened import OpenTable
 from lakeupsert.rows.convert import texts_like
-from lakeupsert.storage import ObjectStore
+from lakeupsert.storage import ObjectReader
 from lakeupsert.table.evolution import evolve, nearest_name
 from lakeupsert.table.ledger import LedgerEntry
 from lakeupsert.table.spec import TableSpec
@@ -97,7 +97,7 @@ def unfit_files(known: TableSpec, surveys: Sequence[Survey]) -> Iterable[FileFai
                 yield FileFailed(survey.path, changed=False, reason=e.message)
 
 
-def describe_unfit(store: ObjectStore, dominant: DominantType, reading: Reading) -> str:
+def describe_unfit(store: ObjectReader, dominant: DominantType, reading: Reading) -> str:
     """How many values of a column do not fit the type that most of them have, and where the first of these is."""
     unfit = dominant.first_unfit
     assert unfit is not None, "the dominant is clear"

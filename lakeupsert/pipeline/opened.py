@@ -24,9 +24,11 @@ from lakeupsert.queue import QueueStats, WorkQueue, open_queue
 from lakeupsert.storage import (
     LocalStore,
     NotFoundError,
+    ObjectReader,
     ObjectStore,
     StoreUnavailableError,
     UnknownOutcomeError,
+    open_landing,
     open_store,
 )
 from lakeupsert.table import metadata
@@ -96,8 +98,8 @@ class OpenTable:
         return open_store(self.settings.processed)
 
     @cached_property
-    def landing(self) -> ObjectStore:
-        return open_store(self.settings.landing)
+    def landing(self) -> ObjectReader:
+        return open_landing(self.settings.landing)
 
     @cached_property
     def queue(self) -> WorkQueue:

@@ -307,7 +307,7 @@ class AzureQueue:
             return ConfigurationError(
                 "bad-credentials",
                 what,
-                next="log in (`az login`), give this machine a managed identity, or correct AZURE_STORAGE_CONNECTION_STRING",
+                next="log in (`az login`), give this machine a managed identity, or correct the AZURE_STORAGE_… variable in use",
             )
         if status == 403:
             return ConfigurationError(
@@ -326,6 +326,8 @@ def _client(process: int, environment: azureaccount.Environment, account: str, n
     """A client of this process. A connection shared with a parent process would mix their answers."""
     try:
         from azure.storage.queue import ExponentialRetry, QueueClient
+
+        from lakeupsert.storage import adls
     except ModuleNotFoundError as e:
         raise ConfigurationError(
             "extra-missing",
@@ -340,7 +342,7 @@ def _client(process: int, environment: azureaccount.Environment, account: str, n
         with azureaccount.readable():
             return QueueClient.from_connection_string(connection, name, **options)
     url = f"https://{account}.queue.core.windows.net"
-    return QueueClient(url, name, credential=azureaccount.credential(), **options)
+    return QueueClient(url, name, credential=adls.credential(account), **options)
 
 
 def _token(message: "QueueMessage") -> str:

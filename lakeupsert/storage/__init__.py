@@ -1,5 +1,6 @@
-"""Object stores. `open_store` chooses the backend for an address."""
+"""Object stores. `open_store` chooses the backend for an address, `open_landing` also one that can only be read."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -9,6 +10,7 @@ from lakeupsert.phrases import install_extra
 from lakeupsert.storage.base import (
     NotFoundError,
     ObjectInfo,
+    ObjectReader,
     ObjectStore,
     Requests,
     StoreUnavailableError,
@@ -21,10 +23,13 @@ __all__ = [
     "LocalStore",
     "NotFoundError",
     "ObjectInfo",
+    "ObjectReader",
     "ObjectStore",
     "Requests",
     "StoreUnavailableError",
     "UnknownOutcomeError",
+    "can_commit",
+    "open_landing",
     "open_store",
 ]
 
@@ -35,29 +40,78 @@ _BACKENDS = {
 }
 """Module, class and the pip extra that each backend needs."""
 _SCHEMES = {"s3": "s3", "s3a": "s3", "abfss": "adls", "abfs": "adls", "az": "adls", "gs": "fsspec", "memory": "fsspec"}
+_READER_EXTRAS = {"sftp": "sftp", "ssh": "sftp", "hf": "hf"}
+"""The extras of file systems that are only read. Others: fsspec names the package."""
+
+
+def open_landing(address: str) -> ObjectReader:
+    """What is landed at ``address``: any that `open_store` takes, or a URL of fsspec, for example `sftp://` or `zip://`."""
+    scheme = _scheme(address)
+    if can_commit(address) and scheme != "memory":
+        return open_store(address)
+    try:
+        import fsspec  # noqa: F401  an extra
+    except ImportError as e:
+        raise _missing(address, e, _READER_EXTRAS.get(scheme, "fsspec")) from e
+    from lakeupsert.storage.fsspec_reader import FsspecReader
+
+    try:
+        return FsspecReader(address)
+    except ImportError as e:
+        raise _missing(address, e, _READER_EXTRAS.get(scheme)) from e
 
 
 def open_store(address: str) -> ObjectStore:
     """The store whose root is ``address``: a path, ``file://``, ``s3://`` (``s3a``), ``abfss://`` (``abfs``, ``az``), ``gs://``."""
-    scheme = urlsplit(address).scheme if "://" in address else ""
+    scheme = _scheme(address)
     if scheme == "":
         return LocalStore(Path(address).expanduser())
     if scheme == "file":
         return LocalStore(unquote(urlsplit(address).path))
     if scheme not in _SCHEMES:
+        if _is_only_read(scheme):
+            raise ConfigurationError(
+                "landing-only",
+                f"{scheme}:// can only be a landing zone. A commit needs a store that creates an object only if its name is "
+                "free, in one step; with this file system, one writer's commit could replace another's. Nothing was done.",
+                next="use a local path, file://, s3://, abfss:// or gs:// here",
+            )
         raise ConfigurationError(
             "unknown-store",
             f"{scheme}:// addresses are not supported: this version of lakeupsert reads and writes local paths, file://, s3://, "
             "abfss:// and gs://.",
-            next="use a local path or one of these addresses in `landing` and `processed`",
+            next="use a local path or one of these addresses; for a landing zone, also any of fsspec's file systems",
         )
     module, name, extra = _BACKENDS[_SCHEMES[scheme]]
     try:
         store: ObjectStore = getattr(import_module(module), name)(address)
     except ImportError as e:
-        raise ConfigurationError(
-            "extra-missing",
-            f"{address} needs {e.name or e}, which is not installed. Nothing was done.",
-            next=install_extra(extra),
-        ) from e
+        raise _missing(address, e, extra) from e
     return store
+
+
+def can_commit(address: str) -> bool:
+    """Whether the address may be a processed zone. Others may only be landing zones."""
+    return _scheme(address) in ("", "file", *_SCHEMES)
+
+
+def _scheme(address: str) -> str:
+    return urlsplit(address).scheme if "://" in address else ""
+
+
+def _is_only_read(scheme: str) -> bool:
+    try:
+        from fsspec.registry import available_protocols
+    except ImportError:
+        return False
+    return scheme in available_protocols()
+
+
+def _missing(address: str, error: ImportError, extra: str | None) -> ConfigurationError:
+    """The error for a missing package; ``extra``: which one has it. Without, the message is fsspec's and names it."""
+    cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
+    return ConfigurationError(
+        "extra-missing",
+        f"{address} needs {cause.name or cause}, which is not installed. Nothing was done.",
+        next=install_extra(extra) if extra else f"{error}; install it for {sys.executable}",
+    )

@@ -1,7 +1,10 @@
 """A path in a container of Azure Storage (ADLS Gen2, or plain blobs) as an object store. Also supports its emulators.
 
+Library   adlfs, the file system of fsspec: its credentials, event loop, client and puts. What it can't promise (a condition on a
+          read, an etag, a listing without cache, each answer to a delete) is asked of its client, `service_client`.
 Commits   `create` is one Put Blob with `If-None-Match: *`: 409 BlobAlreadyExists = the name was taken; no answer, 5xx =
-          unknown. The SDK's retries are off for it, because they would find our own blob and report the race as lost.
+          unknown. The SDK's retries are off for it, and aiohttp's for all, because they would find our own blob and report the
+          race as lost.
 Reads     an open blob is read by ranges with `If-Match`, so a replaced blob is detected, and versions are never mixed
 Names     with a hierarchical namespace, the server lists folders like blobs; they are left out here. It sorts blobs by folder, so
           a complete listing is sorted in memory (one with a limit has the server's order).
@@ -10,17 +13,23 @@ Settings  account and credentials as in `storage.azureaccount`; encryption, redu
 
 import base64
 import os
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+import aiohttp
 import pyarrow as pa
+from adlfs import AzureBlobFileSystem
 from azure.core import MatchConditions
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
-from azure.storage.blob import BlobBlock, BlobProperties, ContainerClient, ExponentialRetry
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.storage.blob import BlobBlock, BlobProperties
+from azure.storage.blob.aio import BlobClient, BlobServiceClient, ContainerClient, ExponentialRetry
+from fsspec.asyn import sync
 
 from lakeupsert import clock
 from lakeupsert.errors import ConfigurationError, LakeupsertError
@@ -45,6 +54,10 @@ from lakeupsert.storage.remote import (
     Upload,
     unreachable,
 )
+
+if TYPE_CHECKING:
+    from azure.core.credentials import TokenCredential
+    from azure.core.pipeline.transport import AsyncHttpResponse, HttpRequest
 
 Result = TypeVar("Result")
 
@@ -99,7 +112,7 @@ class AdlsStore:
 
     def head(self, name: str) -> ObjectInfo | None:
         try:
-            properties = self._call("head", "get_blob_properties", name)
+            properties = self._run("head", "get_blob_properties", name, self._blob(name).get_blob_properties)
         except NotFoundError:
             return None
         return None if _is_folder(properties) else _info(name, properties)
@@ -131,8 +144,7 @@ class AdlsStore:
         waiting = iter(names)
         while batch := list(islice(waiting, DELETED_AT_ONCE)):
             for attempt in range(ATTEMPTS):
-                blobs = (self._prefix + name for name in batch)
-                answers = self._call("delete", "delete_blobs", None, *blobs, raise_on_any_failure=False)
+                answers = self._delete(batch)
                 failed = {n: a for n, a in zip(batch, answers, strict=True) if a.status_code not in (202, 404)}
                 for name, answer in failed.items():
                     if not azureaccount.is_busy(answer.status_code):
@@ -162,21 +174,38 @@ class AdlsStore:
     # -- how
 
     def _create(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
         try:
-            self._call("create", "upload_blob", name, data, length=len(data), overwrite=False, retry_total=0)
+            self._run(
+                "create", "upload_blob", name, lambda: self._fs._pipe_file(path, data, mode="create", retry_total=0)
+            )
         except _TakenError:
             return False
         except StoreUnavailableError as e:
             raise UnknownOutcomeError(e.message) from e
         return True
 
+    def _put(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        self._run("put", "upload_blob", name, lambda: self._fs._pipe_file(path, data))
+
+    def _delete(self, names: Iterable[str]) -> "Sequence[AsyncHttpResponse]":
+        """Azure's answer for each blob."""
+
+        async def delete() -> "Sequence[AsyncHttpResponse]":
+            blobs = (self._prefix + name for name in names)
+            answers = await self._container.delete_blobs(*blobs, raise_on_any_failure=False)
+            return [answer async for answer in answers]
+
+        return self._run("delete", "delete_blobs", "", delete)
+
     def _list(self, prefix: str, page: int) -> Iterator[ObjectInfo]:
         query = {"name_starts_with": self._prefix + prefix, "include": ["metadata"], "results_per_page": page}
-        pages = self._call("list", "list_blobs", None, **query).by_page()
+        pages = self._container.list_blobs(**query).by_page()
 
-        def next_page() -> list[BlobProperties] | None:
-            blobs = next(pages, None)
-            return None if blobs is None else list(blobs)
+        async def next_page() -> Sequence[BlobProperties] | None:
+            blobs = await anext(pages, None)
+            return None if blobs is None else [blob async for blob in blobs]
 
         # A page may be empty without being the last one.
         while (blobs := self._run("list", "list_blobs", "", next_page)) is not None:
@@ -188,16 +217,16 @@ class AdlsStore:
     def _read(self, name: str, at: int | None, size: int | None, etag: str | None = None) -> Piece:
         """``size`` bytes from ``at`` on (None: the whole blob)."""
         condition = {"etag": f'"{etag}"', "match_condition": MatchConditions.IfNotModified} if etag else {}
+        blob = self._blob(name)
 
-        def read() -> Piece:
-            answer = client.download_blob(offset=at, length=size, **condition)
-            data = answer.readall()
+        async def read() -> Piece:
+            answer = await blob.download_blob(offset=at, length=size, **condition)
+            data = await answer.readall()
             if _is_folder(answer.properties):
                 raise NotFoundError(name)
             whole = int(answer.properties.content_range.rpartition("/")[2])
             return Piece(data, whole, answer.properties.etag.strip('"'))
 
-        client = self._client().get_blob_client(self._prefix + name)
         try:
             return self._run("get", "download_blob", name, read)
         except _TakenError as e:
@@ -205,18 +234,36 @@ class AdlsStore:
         except _RangeError:  # any range of an empty blob, and one behind the end
             return Piece(b"", 0, "")
 
-    def _call(self, kind: Call, operation: str, name: str | None, *arguments: object, **options: object) -> Any:
-        """One operation of the SDK, on the blob ``name`` or the container. Any: each operation has its own result."""
-        client = self._client()
-        if name is not None:
-            client = client.get_blob_client(self._prefix + name)
-        return self._run(kind, operation, name or "", lambda: getattr(client, operation)(*arguments, **options))
+    @property
+    def _fs(self) -> AzureBlobFileSystem:
+        return file_system(self._account, self._suffix)
 
-    def _run(self, kind: Call, operation: str, name: str, call: Callable[[], Result]) -> Result:
-        """The result of ``call``. Raises what `_failure` returns for the SDK's errors."""
+    @property
+    def _container(self) -> ContainerClient:
+        return self._fs.service_client.get_container_client(self.container)
+
+    def _blob(self, name: str) -> BlobClient:
+        return self._fs.service_client.get_blob_client(self.container, self._prefix + name)
+
+    def _path(self, name: str) -> str:
+        """The path of a blob, for adlfs. Raises ValueError if adlfs would take it for that of another blob."""
+        path = f"{self.container}/{self._prefix}{name}"
+        if self._fs.split_path(path) != (self.container, self._prefix + name, None):
+            raise ValueError(f"not an object name: {name!r}")  # adlfs drops line breaks, tabs and `?versionid=`
+        return path
+
+    def _run(self, kind: Call, operation: str, name: str, call: Callable[[], Awaitable[Result]]) -> Result:
+        """The result of ``call`` in adlfs's event loop. Raises what `_failure` returns for the SDK's errors."""
+
+        async def answer() -> tuple[Result]:
+            try:
+                return (await call(),)
+            except FileExistsError as e:  # adlfs's word for every conflict; what Azure said is behind it
+                raise e.__context__ or e from None
+
         before = _counted.set((self.requests, kind))
         try:
-            return call()
+            answered: tuple[Result] | None = sync(self._fs.loop, answer)
         except HttpResponseError as e:
             if e.response is not None:
                 raise self._failure(e, kind, operation, name) from e
@@ -227,9 +274,9 @@ class AdlsStore:
             raise unreachable(self.uri(name), f"{operation} got no answer from Azure Storage: {e}") from e
         finally:
             _counted.reset(before)
-
-    def _client(self) -> ContainerClient:
-        return _container(os.getpid(), azureaccount.environment(), self.container, self._account, self._suffix)
+        if answered is None:  # fsspec's answer for a request that was cancelled, for example while the process ends
+            raise unreachable(self.uri(name), f"{operation} was cancelled")
+        return answered[0]
 
     def _failure(self, error: HttpResponseError, kind: Call, operation: str, name: str) -> Exception:
         """The error by what the operator does next, or one that the caller handles."""
@@ -280,7 +327,7 @@ class AdlsStore:
         return ConfigurationError(
             "bad-credentials",
             f"{operation} of {self.uri(name)} found no valid credentials: {' '.join(reason.split())} {UNTOUCHED}",
-            next="log in (`az login`), give this machine a managed identity, or correct AZURE_STORAGE_CONNECTION_STRING",
+            next="log in (`az login`), give this machine a managed identity, or correct the AZURE_STORAGE_… variable in use",
         )
 
 
@@ -293,18 +340,20 @@ class _Parts:
         self._upload = clock.new_id()[:8]
 
     def put(self, data: bytes) -> None:
-        self._store._call("put", "upload_blob", self._name, data, length=len(data), overwrite=True)
+        self._store._put(self._name, data)
 
     def begin(self) -> None:
         pass
 
     def send(self, number: int, data: bytes) -> str:
         block = base64.b64encode(f"{self._upload}{number:05}".encode()).decode()
-        self._store._call("put", "stage_block", self._name, block, data, length=len(data))
+        blob = self._store._blob(self._name)
+        self._store._run("put", "stage_block", self._name, lambda: blob.stage_block(block, data, len(data)))
         return block
 
     def join(self, parts: list[str], size: int) -> None:
-        self._store._call("put", "commit_block_list", self._name, [BlobBlock(part) for part in parts])
+        blob, blocks = self._store._blob(self._name), [BlobBlock(part) for part in parts]
+        self._store._run("put", "commit_block_list", self._name, lambda: blob.commit_block_list(blocks))
 
     def drop(self) -> None:
         pass
@@ -318,34 +367,100 @@ def _info(name: str, blob: BlobProperties) -> ObjectInfo:
     return ObjectInfo(name, blob.size, blob.etag.strip('"'), blob.last_modified.timestamp())
 
 
-@lru_cache(maxsize=8)
-def _container(
-    process: int, environment: azureaccount.Environment, container: str, account: str | None, suffix: str | None
-) -> ContainerClient:
-    """A client of one container. Thread-safe.
+class _FileSystem(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no types
+    """adlfs for one account, with a client that counts its requests and repeats them within seconds."""
 
-    Kept per process, because a fork would share connections, and per environment, which holds the credentials.
-    """
-    options: dict[str, object] = {
-        "transport": azureaccount.transport(),
-        "retry_policy": ExponentialRetry(**azureaccount.backoff()),
-        "raw_request_hook": _count,
-        "max_single_put_size": MULTIPART_BYTES,
-        "max_single_get_size": MULTIPART_BYTES,
-        "max_chunk_get_size": MULTIPART_BYTES,
-    }
-    if connection := azureaccount.connection_string(account):
+    cachable = False  # fsspec would keep one for each thread
+    service_client: BlobServiceClient
+
+    def __init__(self, account: str | None, suffix: str | None) -> None:
+        self._account = account
+        account = account or azureaccount.account_name()
+        if not account and not self.connection_string:
+            raise ConfigurationError(
+                "bad-setting",
+                "An address names no storage account, and neither does the environment. Nothing was changed.",
+                next="write it as abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/path, or set AZURE_STORAGE_ACCOUNT_NAME",
+            )
+        host = account and f"{account}.blob.{suffix or 'core.windows.net'}"
+        super().__init__(account_name=account, account_host=host, use_listings_cache=False)
+
+    @property
+    def connection_string(self) -> str | None:
+        """adlfs would take that of the environment for every account."""
+        return azureaccount.connection_string(self._account)
+
+    @connection_string.setter
+    def connection_string(self, value: str | None) -> None:
+        pass
+
+    def do_connect(self) -> None:
         with azureaccount.readable():
-            return ContainerClient.from_connection_string(connection, container, **options)
-    account = account or azureaccount.account_name()
-    if not account:
-        raise ConfigurationError(
-            "bad-setting",
-            f"az://{container} names no storage account, and neither does the environment. Nothing was changed.",
-            next=f"write it as abfss://{container}@ACCOUNT.dfs.core.windows.net/path, or set AZURE_STORAGE_ACCOUNT_NAME",
+            super().do_connect()
+        found = self.service_client
+        # adlfs has no way to set these. The address and the credential that it found stay.
+        self.service_client = BlobServiceClient(
+            found.url,
+            credential=found.credential,
+            transport=_Transport(
+                connection_timeout=azureaccount.CONNECTION_SECONDS, read_timeout=azureaccount.READ_SECONDS
+            ),
+            retry_policy=ExponentialRetry(**azureaccount.backoff()),
+            raw_request_hook=_count,
+            max_single_put_size=MULTIPART_BYTES,
+            max_single_get_size=MULTIPART_BYTES,
+            max_chunk_get_size=MULTIPART_BYTES,
         )
-    url = f"https://{account}.blob.{suffix or 'core.windows.net'}"
-    return ContainerClient(url, container, credential=azureaccount.credential(), **options)
+
+
+class _Transport(AioHttpTransport):  # type: ignore[misc]
+    """aiohttp as Azure's library uses it, but each request is sent once: aiohttp would repeat a PUT after a lost connection, and
+    a create would then find its own blob."""
+
+    async def send(self, request: "HttpRequest", **options: object) -> "AsyncHttpResponse":
+        return await super().send(request, middlewares=(_send_once,), **options)
+
+
+async def _send_once(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    try:
+        return await send(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as e:
+        raise aiohttp.ClientConnectionError(str(e)) from e  # aiohttp repeats after the other two
+
+
+def file_system(account: str | None, suffix: str | None = None) -> AzureBlobFileSystem:
+    """adlfs for an account (None: the environment's). Thread-safe. Raises ConfigurationError if no account is named."""
+    return _file_system(os.getpid(), azureaccount.environment(), account, suffix)
+
+
+def credential(account: str) -> "TokenCredential | str | None":
+    """What adlfs found for an account besides a connection string: an identity, a key or a shared access signature."""
+    found = file_system(account)
+    return found.sync_credential or found.account_key or found.sas_token
+
+
+@lru_cache(maxsize=8)
+def _file_system(
+    process: int, environment: azureaccount.Environment, account: str | None, suffix: str | None
+) -> AzureBlobFileSystem:
+    """Kept per process, because a fork would share connections, and per environment, which holds the credentials."""
+    made = _FileSystem(account, suffix)
+    _made.add(made)
+    return made
+
+
+_made: "weakref.WeakSet[_FileSystem]" = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Closing a client at exit is the parent's. The child has no thread for the parent's event loop and would wait for ever."""
+    for made in _made:
+        for reference in weakref.getweakrefs(made):
+            if isinstance(reference.__callback__, weakref.finalize):
+                reference.__callback__.detach()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _count(request: object) -> None:

@@ -1,14 +1,14 @@
 """How to reach an Azure Storage account: its blobs (`storage.adls`) and its queues (`queue.azure`).
 
-With AZURE_STORAGE_CONNECTION_STRING if it is set and belongs to the account (usually an emulator's); otherwise with
-DefaultAzureCredential. An address without an account means the account of the connection string, or AZURE_STORAGE_ACCOUNT_NAME.
+With AZURE_STORAGE_CONNECTION_STRING if it is set and belongs to the account (usually an emulator's); otherwise with what adlfs
+finds: AZURE_STORAGE_ACCOUNT_KEY, AZURE_STORAGE_SAS_TOKEN, or DefaultAzureCredential. An address without an account means the
+account of the connection string, or AZURE_STORAGE_ACCOUNT_NAME.
 """
 
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from lakeupsert.errors import ConfigurationError
@@ -16,7 +16,6 @@ from lakeupsert.errors import ConfigurationError
 if TYPE_CHECKING:
     from azure.core.exceptions import HttpResponseError
     from azure.core.pipeline.transport import RequestsTransport
-    from azure.identity import DefaultAzureCredential
 
 ADDRESS = re.compile(
     r"(abfss?|az)://(?P<container>[^/@]+)(@(?P<account>[a-z0-9]+)\.(dfs|blob)\.(?P<suffix>[^/]+))?(/(?P<path>.*))?"
@@ -25,6 +24,7 @@ CONNECTIONS = 64
 """Connections that a client keeps. More threads than that still work, with connections that are not kept."""
 EMULATOR = "devstoreaccount1"
 """The account name of every emulator."""
+CONNECTION_SECONDS, READ_SECONDS = 5, 30
 ATTEMPTS = 4
 """Attempts of a repeatable request, with the SDK's exponential pauses."""
 
@@ -93,7 +93,9 @@ def transport() -> "RequestsTransport":
     session = requests.Session()
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
-    return RequestsTransport(session=session, session_owner=False, connection_timeout=5, read_timeout=30)
+    return RequestsTransport(
+        session=session, session_owner=False, connection_timeout=CONNECTION_SECONDS, read_timeout=READ_SECONDS
+    )
 
 
 def backoff() -> dict[str, float]:
@@ -125,10 +127,6 @@ def readable() -> Iterator[None]:
         ) from e
 
 
-def credential() -> "DefaultAzureCredential":
-    return _credential(os.getpid(), environment())
-
-
 def _account_of(connection: str) -> str | None:
     fields = {name.lower(): value for name, _, value in (part.partition("=") for part in connection.split(";"))}
     if "usedevelopmentstorage" in fields:
@@ -136,10 +134,3 @@ def _account_of(connection: str) -> str | None:
     endpoint = fields.get("blobendpoint") or fields.get("queueendpoint") or ""
     named = re.match(r"https://([a-z0-9]+)\.", endpoint)  # a shared access signature names the account only there
     return fields.get("accountname") or (named[1] if named else None)
-
-
-@lru_cache(maxsize=4)
-def _credential(process: int, environment: Environment) -> "DefaultAzureCredential":
-    from azure.identity import DefaultAzureCredential  # takes half a second, and an emulator does not need it
-
-    return DefaultAzureCredential()

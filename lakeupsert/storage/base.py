@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from lakeupsert.errors import TryAgainError
 
+SIZE_ONLY = "size {}"
+"""The etag of an object of which its store says nothing else."""
 Call = Literal["get", "head", "list", "put", "create", "delete"]
 CALLS: tuple[Call, ...] = ("get", "head", "list", "put", "create", "delete")
 
@@ -43,6 +45,11 @@ class ObjectInfo:
     size: int
     etag: str
     modified: float = field(compare=False)  # S3's HEAD and LIST round it differently
+
+    @property
+    def is_by_size(self) -> bool:
+        """Whether another object of the same size would have the same etag, because its store says nothing else."""
+        return self.etag == SIZE_ONLY.format(self.size)
 
 
 def parts_of(name: str) -> list[str]:
@@ -91,8 +98,8 @@ class Sink(Protocol):
     def write(self, data: bytes, /) -> object: ...
 
 
-class ObjectStore(Protocol):
-    """An object store below one root. Instances are pickled to other processes."""
+class ObjectReader(Protocol):
+    """Objects below one root, which are only read: a landing zone. Instances are pickled to other processes."""
 
     @property
     def requests(self) -> Requests:
@@ -111,6 +118,20 @@ class ObjectStore(Protocol):
     def head(self, name: str) -> ObjectInfo | None:
         """Size and etag, or None if there is no such object."""
 
+    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
+        """The objects whose names begin with ``prefix``, ordered by name (by code point)."""
+
+    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
+        """A seekable input.
+
+        Raises NotFoundError if there is no such object, or if its etag is not the one given. A `pinned` store also raises it
+        during reads, once the object is replaced.
+        """
+
+
+class ObjectStore(ObjectReader, Protocol):
+    """An object store below one root."""
+
     def create(self, name: str, data: bytes) -> bool:
         """Create the object if the name is free: True for exactly one caller, ever; False if the name was taken.
 
@@ -123,15 +144,5 @@ class ObjectStore(Protocol):
         The object appears, complete and durable, when the block ends without an error. Otherwise it never appears.
         """
 
-    def list(self, prefix: str, *, limit: int | None = None) -> Iterator[ObjectInfo]:
-        """The objects whose names begin with ``prefix``, ordered by name (by code point)."""
-
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects. A missing object is not an error."""
-
-    def open(self, name: str, etag: str | None = None) -> pa.NativeFile:
-        """A seekable input.
-
-        Raises NotFoundError if there is no such object, or if its etag is not the one given. A `pinned` store also raises it
-        during reads, once the object is replaced.
-        """

@@ -1,19 +1,20 @@
 """Other stores through fsspec, if the backend's creates are exclusive: Google Cloud Storage (`gs://`); memory, for tests.
 
 Commits   `create` is fsspec's `pipe_file(mode="create")`. With gcsfs the server decides. Other fsspec backends look first and
-then
-          write, which is not safe; run `doctor`, which races every store, before you use one. A backend may repeat a create by
-          itself and find its own object. So if the stored bytes equal the sent ones, the outcome is unknown, and the caller
+          then write, which is not safe; run `doctor`, which races every store, before you use one. A backend may repeat a create
+          by itself and find its own object. So if the stored bytes equal the sent ones, the outcome is unknown, and the caller
           reads back.
 Reads     by ranges; a replaced object is not noticed
 Settings  credentials and endpoint are the backend's own, for example from `gcloud auth application-default login`
 """
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from lakeupsert.errors import ConfigurationError, LakeupsertError
 from lakeupsert.storage.base import (
+    SIZE_ONLY,
     Call,
     NotFoundError,
     ObjectInfo,
@@ -34,9 +36,14 @@ from lakeupsert.storage.base import (
 )
 from lakeupsert.storage.remote import UNTOUCHED, RangeReader
 
-_MODIFIED = ("mtime", "updated", "LastModified", "last_modified", "created")
-"""The backends' names for the time of the last change."""
-_ETAG = ("etag", "ETag", "generation")
+_ETAG = ("etag", "ETag", "generation", "blob_id", "sha", "hex", "CRC", "Content-MD5")
+"""The backends' names for what changes with the content: an etag, a hash, a checksum."""
+_MODIFIED = (
+    *("mtime", "updated", "LastModified", "last_modified", "Last-Modified", "modified", "modify", "last_write_time"),
+    "created",
+)
+"""The backends' names for the time of the last change. Memory's objects are created again."""
+_REFUSAL = re.compile("Forbidden|[Aa]uthentication|HostKey|Permission ?[Dd]enied")
 
 
 class FsspecStore:
@@ -96,7 +103,8 @@ class FsspecStore:
             files = fs.find(self._prefix + folder, detail=True)
         if not files and self._scheme == "gs":
             self._see_bucket()
-        infos = sorted((self._info(each) for each in files.values()), key=lambda info: info.name)
+        names = (each["name"].lstrip("/").removeprefix(self._prefix) for each in files.values())
+        infos = sorted(map(info_of, names, files.values()), key=lambda info: info.name)
         return islice((info for info in infos if info.name.startswith(prefix)), limit)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -124,7 +132,7 @@ class FsspecStore:
     def _look(self, call: Call, name: str) -> ObjectInfo | None:
         with suppress(NotFoundError), self._request(call, name) as fs:
             info = fs.info(self._prefix + name)
-            return self._info(info) if info["type"] == "file" else None
+            return info_of(name, info) if info["type"] == "file" else None
         return None
 
     def _see_bucket(self) -> None:
@@ -154,26 +162,40 @@ class FsspecStore:
         except (FileExistsError, LakeupsertError):
             raise
         except Exception as e:  # each backend raises its own classes
-            if getattr(e, "code", None) in (401, 403) or isinstance(e, PermissionError) or "Forbidden" in str(e):
-                raise ConfigurationError(
-                    "not-permitted",
-                    f"Not permitted: {call} of {self.uri(name)}: {e}. {UNTOUCHED}",
-                    next="give this identity the right to read, create and list there, or correct its credentials",
-                ) from e
-            raise StoreUnavailableError(
-                "store-unreachable",
-                f"{self.uri(name)}: {call} failed: {type(e).__name__}: {e}. {UNTOUCHED}",
-                next="check the network, the address and the credentials, then run the same command again",
-            ) from e
-
-    def _info(self, info: dict[str, Any]) -> ObjectInfo:  # Any: each backend has its own fields
-        name = info["name"].lstrip("/").removeprefix(self._prefix)
-        modified = next((_seconds(info[key]) for key in _MODIFIED if info.get(key)), 0.0)
-        etag = next((str(info[key]) for key in _ETAG if info.get(key)), str(modified))
-        return ObjectInfo(name, info["size"], etag, modified)
+            raise failure(e, call, self.uri(name)) from e
 
 
-def _seconds(stamp: str | float | datetime) -> float:
+def failure(error: Exception, call: Call, uri: str) -> LakeupsertError:
+    """The error for one of a backend, by what the operator does next."""
+    status = getattr(error, "code", None) or getattr(error, "status", None)
+    said = f"{type(error).__name__}: {error}"
+    if status in (401, 403) or isinstance(error, PermissionError) or _REFUSAL.search(said):
+        return ConfigurationError(
+            "not-permitted",
+            f"Not permitted: {call} of {uri}: {error}. {UNTOUCHED}",
+            next="give this identity the right to read, create and list there, or correct its credentials",
+        )
+    return StoreUnavailableError(
+        "store-unreachable",
+        f"{uri}: {call} failed: {said}. {UNTOUCHED}",
+        next="check the network, the address and the credentials, then run the same command again",
+    )
+
+
+def info_of(name: str, info: dict[str, Any]) -> ObjectInfo:  # Any: each backend has its own fields
+    """What a backend says of the object ``name``."""
+    size, stamp = info["size"], next((info[key] for key in _MODIFIED if info.get(key)), None)
+    modified = _seconds(stamp)
+    by_time = SIZE_ONLY.format(size) if stamp is None else f"{modified or stamp} {size}"
+    etag = next((str(info[key]) for key in _ETAG if info.get(key) not in (None, "")), by_time)
+    return ObjectInfo(name, size, etag, modified)
+
+
+def _seconds(stamp: str | float | datetime | None) -> float:
+    """0 for a time that is not known or not understood."""
     if isinstance(stamp, str):
-        stamp = datetime.fromisoformat(stamp)
-    return stamp.timestamp() if isinstance(stamp, datetime) else float(stamp)
+        for parse in (datetime.fromisoformat, parsedate_to_datetime):
+            with suppress(ValueError):
+                return parse(stamp).timestamp()
+        return 0.0
+    return stamp.timestamp() if isinstance(stamp, datetime) else float(stamp or 0)

@@ -1,6 +1,9 @@
 """Azure Storage keeps the object store's contract on Azurite, and what only Azure can do wrong is told apart."""
 
-from collections.abc import Callable
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from lakeupsert.storage import (
 )
 from lakeupsert.storage.azureaccount import EMULATOR
 from lakeupsert.testing.contracts import ObjectStoreContract
+from lakeupsert.testing.proxy import FaultProxy, Rule, fault_proxy, refuse
 from lakeupsert.testing.servers import Server, free_port
 
 VERBS: dict[str, Callable[[ObjectStore], Any]] = {
@@ -49,7 +53,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """One pause of the SDK instead of three."""
     monkeypatch.setattr(adls.azureaccount, "ATTEMPTS", 2)
-    adls._container.cache_clear()
+    adls._file_system.cache_clear()
 
 
 class TestAdlsStore(ObjectStoreContract):
@@ -154,6 +158,14 @@ class TestAdlsStore(ObjectStoreContract):
             assert pq.ParquetFile(file, pre_buffer=True).read(columns=["c1", "c3"]).num_rows == 200_000
         assert store.requests.as_dict()["get"] <= 1 + 1 + 4
 
+    @pytest.mark.parametrize("name", ["a?versionid=1", "a\nb", "a\tb", "a?b#c"])
+    def test_name_that_adlfs_takes_for_another_is_refused(self, store: ObjectStore, name: str) -> None:
+        with pytest.raises(ValueError, match="not an object name"):
+            store.create(name, b"x")
+        with pytest.raises(ValueError, match="not an object name"):
+            write(store, name, b"x")
+        assert list(store.list("")) == []
+
     def test_missing_container_is_named(self, store: ObjectStore) -> None:
         absent = open_store(f"az://{self.container}-absent/lake")
         for verb in ("get", "open", "list", "write"):  # of a batch of deletes each says that its blob is not there
@@ -175,6 +187,150 @@ class TestAdlsStore(ObjectStoreContract):
             assert "correct its credentials" in raised.value.next
 
 
+# -- what adlfs must not hide
+
+
+@pytest.fixture
+def proxy(azurite: Server) -> Iterator[FaultProxy]:
+    with fault_proxy(azurite) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through_proxy(proxy: FaultProxy, new_place: Callable[[Server], str]) -> ObjectStore:
+    return open_store(f"{new_place(proxy.server)}/lake")
+
+
+def test_create_without_an_answer_is_sent_once_and_never_guessed(through_proxy: ObjectStore, proxy: FaultProxy) -> None:
+    store = through_proxy
+    store.create("first", b"")  # brings the proof of conditions
+    for theirs in (None, b"theirs"):
+        name = f"a-{theirs is None}"
+        if theirs is not None:
+            write(store, name, theirs)
+        proxy.log.clear()
+        proxy.rules = (Rule("lose", "PUT", f"lake/{name}"),)
+        with pytest.raises(UnknownOutcomeError):
+            store.create(name, b"mine")
+        proxy.rules = ()
+        assert [event.acts for event in proxy.log if name in event.path] == [("lose",)]
+        assert store.get(name) == (theirs or b"mine")
+
+
+def test_every_request_is_counted_as_it_is_sent(through_proxy: ObjectStore, proxy: FaultProxy) -> None:
+    """Also a repeated one. aiohttp would repeat some by itself, unseen."""
+    store = through_proxy
+    write(store, "a", b"x")
+    calls: dict[str, Callable[[], object]] = {"get": lambda: store.get("a"), "put": lambda: write(store, "a", b"y")}
+    for kind, call in calls.items():
+        before = store.requests.as_dict()[kind]
+        proxy.log.clear()
+        proxy.rules = (Rule("lose", kind.upper(), "lake/a", times=1),)
+        call()
+        assert store.requests.as_dict()[kind] - before == len(proxy.log) == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("BlobAlreadyExists", False),
+        ("ContainerBeingDeleted", UnknownOutcomeError),
+        ("ResourceTypeMismatch", ConfigurationError),
+    ],
+)
+def test_conflict_is_told_by_azures_own_code(
+    through_proxy: ObjectStore, proxy: FaultProxy, code: str, outcome: Any
+) -> None:
+    """adlfs makes FileExistsError of each. A caller that handles an error of its own must not replace what is behind it."""
+    store = through_proxy
+    store.create("first", b"")
+    proxy.rules = (refuse(409, code, "PUT", "lake/a"),)
+    try:
+        raise KeyError("of the caller")
+    except KeyError:
+        if outcome is False:
+            assert store.create("a", b"x") is False
+        else:
+            with pytest.raises(outcome, match=code):
+                store.create("a", b"x")
+
+
+def test_request_that_is_cancelled_is_no_answer(azure: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec's `sync` returns None for it."""
+
+    async def cancelled(*given: object, **more: object) -> None:
+        raise asyncio.CancelledError
+
+    store = open_store("az://lake/x")
+    monkeypatch.setattr(adls._FileSystem, "_pipe_file", cancelled)
+    with pytest.raises(UnknownOutcomeError, match="cancelled"):
+        store.create("a", b"x")
+    with pytest.raises(StoreUnavailableError, match="cancelled"):
+        write(store, "a", b"x")
+
+
+FORKED = """
+import os, sys
+from lakeupsert.storage import open_store
+store = open_store(sys.argv[1])
+assert store.create("parent", b"1")
+pid = os.fork()
+if pid:
+    _, status = os.waitpid(pid, 0)
+    assert store.get("child") == b"2"
+    sys.exit(os.waitstatus_to_exitcode(status))
+assert store.get("parent") == b"1"
+assert store.create("child", b"2")
+assert not store.create("parent", b"2")
+"""
+
+
+def test_forked_child_has_a_client_of_its_own_and_ends(azure: Server, new_place: Callable[[Server], str]) -> None:
+    """Both end as programs do, with what is to be done at exit: adlfs would wait there for a thread that a fork does not copy."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, f"{new_place(azure)}/lake"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- accounts and credentials
+
+
+@pytest.fixture
+def no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_connection_string_of_another_account_is_not_used(azure: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    mine, other = adls.file_system(None), adls.file_system("other", "core.chinacloudapi.cn")
+    assert mine.service_client.url.startswith(azure.url)
+    assert other.service_client.url == "https://other.blob.core.chinacloudapi.cn/"
+    assert other.service_client.credential.account_name == "other"
+
+
+@pytest.mark.usefixtures("no_connection")
+def test_queue_has_the_credentials_that_adlfs_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(adls.credential("sales")).__name__ == "DefaultAzureCredential"
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=2")
+    assert adls.credential("sales") == "?sv=1&sig=2"
+    assert adls.file_system("sales").service_client.url.endswith("?sv=1&sig=2")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    assert adls.credential("sales") == "a2V5"
+
+
+@pytest.mark.parametrize(
+    ("connection", "code"), [("secret", "bad-setting"), ("AccountName=a;AccountKey=secret!!!", "bad-credentials")]
+)
+def test_connection_string_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch, connection: str, code: str) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+    with pytest.raises(ConfigurationError, match="AZURE_STORAGE_") as raised:
+        open_store("az://lake/x").get("a")
+    assert raised.value.code == code
+    assert "secret" not in str(raised.value)
+
+
 def test_nobody_listens(azure: Server, monkeypatch: pytest.MonkeyPatch, impatient: None) -> None:
     given = azure.env["AZURE_STORAGE_CONNECTION_STRING"]
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", given.replace(str(azure.port), str(free_port())))
@@ -193,10 +349,7 @@ def test_address_without_a_container_is_refused(address: str) -> None:
         open_store(address)
 
 
-def test_address_without_an_account_is_refused_where_the_environment_names_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("AZURE_STORAGE_CONNECTION_STRING", "AZURE_STORAGE_ACCOUNT_NAME"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.usefixtures("no_connection")
+def test_address_without_an_account_is_refused_where_the_environment_names_none() -> None:
     with pytest.raises(ConfigurationError, match="names no storage account"):
         open_store("az://lake/x").get("a")

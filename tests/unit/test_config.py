@@ -336,7 +336,11 @@ def test_configuration_at_an_address_takes_no_relative_path(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("address", "code"),
-    [("hdfs://lake/lakeupsert.toml", "unknown-store"), ("file:///no/lakeupsert.toml", "no-configuration")],
+    [
+        ("nope://lake/lakeupsert.toml", "unknown-store"),
+        ("hdfs://lake/lakeupsert.toml", "landing-only"),
+        ("file:///no/lakeupsert.toml", "no-configuration"),
+    ],
 )
 def test_configuration_at_an_address_where_none_is_read_is_refused(address: str, code: str) -> None:
     with pytest.raises(ConfigurationError, match=address.partition(":")[0]) as raised:
