@@ -25,6 +25,7 @@ from lakeupsert.events import BatchCommit
 from lakeupsert.pipeline.discover import Ground
 from lakeupsert.pipeline.key_places import settle_keys
 from lakeupsert.pipeline.opened import OpenTable
+from lakeupsert.pipeline.retypes import enter, is_waiting
 from lakeupsert.queue import Message
 from lakeupsert.table.chain import LOST, Link, Lost, Outcome
 from lakeupsert.table.ledger import LedgerEntry
@@ -66,6 +67,10 @@ def commit_batch(
     ``files`` are all objects that the batch wrote. They are deleted after a lost race, and only then. ``host``: where a key index
     is rebuilt.
     """
+    if ground.head and ground.spec_head and is_waiting(table, ground.spec_head, ground.head):
+        enter(table, ground.spec_head.number)
+        table.discard(files)
+        return LOST
     if job.spec.key_scope == "table":
         settled = settle_keys(table, host, job.spec, ground.head, entry, progress)
         if settled is None:
