@@ -349,7 +349,9 @@ class LandedRows:
         before, after = (self._type(pa.field("value", type_)) or "" for type_ in change)
         if change not in self._functions:
             self._functions[change] = f"lakeupsert_retype_{len(self._functions)}"
-            self._db.create_function(self._functions[change], convert_all, [before], after, type="arrow")
+            self._db.create_function(
+                self._functions[change], convert_all, [before], after, type="arrow", null_handling="special"
+            )
         return f"{self._functions[change]}(TRY_CAST({value} AS {before}))"
 
     def _landed(self, source: _Source, name: str, types: dict[str, str]) -> str:
