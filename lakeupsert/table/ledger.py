@@ -239,6 +239,8 @@ def check_entry(old: LedgerEntry | None, new: LedgerEntry) -> None:
         wrong.append("it touches and restores different partitions")
     if new.kind == "schema" and new.touched:
         wrong.append(f"kind schema touches {len(new.touched)} partitions")
+    if new.kind in ("schema", "restore") and new.quarantined.keys() - {"retyped"}:
+        wrong.append(f"kind {new.kind} refuses rows: {', '.join(new.quarantined)}")
     if (new.kind == "fence") != (new.fence is not None):
         wrong.append(f"kind {new.kind} with fence {new.fence}")
     if new.replayed and (new.kind != "batch" or new.files):
