@@ -146,7 +146,7 @@ def test_retype_is_shown_once_no_file_is_older(stage: Stage, other: Outsider) ->
     assert night(lake, 5).problem is None
     assert_exact(lake, other)
     lake.table.restore(1, dry=False)
-    found = night(lake, 6)
+    (found,) = lake.table.run(host="local").publish.publishers.values()
     assert found.problem is not None, "old files are shown again"
     lake.table.compact(full=True)
     assert_exact(lake, other)
